@@ -1,0 +1,67 @@
+# Everything a contributor or a user types. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Options for the one command that installs torch, for example the index of another build of it.
+TORCH_ARGS ?=
+# Options for pytest: make test ARGS="-k verify"
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Several processes share the cores: idle threads must sleep, not spin.
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM ?= false
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve bench models test test-slow test-gpu lint types format
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## create the virtual environment and install Consort into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 13) else \
+		f"Consort needs Python 3.11 or 3.12, and {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(TORCH_ARGS) -c constraints.txt torch
+	$(BIN)/python -m pip install -e '.[dev]' -c constraints.txt
+	@touch $@
+
+demo: install ## serve the bundled models, ask them something, and show what speculation saved
+	$(BIN)/consort demo
+
+serve: install ## serve with the default configuration
+	$(BIN)/consort serve
+
+bench: install ## measure speculative against plain decoding
+	$(BIN)/python -m benchmarks
+
+models: install ## train the bundled pair of models
+	$(BIN)/python -m training
+
+# Tests never reach for the model hub.
+test test-slow test-gpu: export HF_HUB_OFFLINE ?= 1
+
+test: install ## run the quick tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: install ## run the tests that are slow or start a Ray cluster
+	$(BIN)/python -m pytest -m '(slow or cluster) and not gpu' $(ARGS)
+
+test-gpu: install ## run the tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+lint: types ## check formatting, lint and types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+types: install ## check types
+	$(BIN)/mypy
+
+format: install ## format, and fix what the linter can fix
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix

@@ -1,0 +1,209 @@
+"""The coordinator: admits requests, places them, moves drafts and verdicts, streams commits, survives deaths.
+
+It owns the truth about a request (prompt, parameters, committed tokens). Replicas only continue what it tells them,
+so any of them can be replaced at any time. It computes nothing on tensors and knows nothing of HTTP.
+"""
+
+import queue
+import time
+from collections.abc import Callable, Iterable
+
+from actors.link import CoordinatorLink, Outbox, ReplicaAddress
+from actors.messages import Cancel, Commit, Drafting, Failed, Message, Offer, Report
+from actors.placement import Placement
+from actors.request import ActiveRequest, Delta, Request
+from decoding.errors import ConsortError, OverloadedError, UnavailableError
+
+_TICK_S = 0.5  # how often deaths and time-outs are looked for
+
+
+class Coordinator:
+    """One coordinator. `submit`, `cancel` and `set_replicas` may be called from any thread; `turn` is its loop."""
+
+    def __init__(
+        self,
+        link: CoordinatorLink,
+        *,
+        max_requests: int = 256,
+        max_silence_s: float = 20.0,
+        max_unplaced_s: float = 120.0,
+    ) -> None:
+        """
+        max_requests: how many requests may be in progress or waiting; more are refused.
+        max_silence_s: a replica with work that is silent for so long is given up, and its requests placed anew.
+        max_unplaced_s: how long a request waits for a target replica before it fails.
+        """
+        self._link = link
+        self._outbox = Outbox(link)
+        self._max_requests = max_requests
+        self._max_silence_s = max_silence_s
+        self._max_unplaced_s = max_unplaced_s
+        self._placement = Placement()
+        self._active: dict[int, ActiveRequest] = {}
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ticked_at_s = 0.0
+        self._in_progress = 0  # requests submitted and not ended; the limit is soft by a race of a few
+
+    # From any thread
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        """Begin a request; `sink` gets its deltas, in order, in the coordinator's thread, and must not block.
+
+        Raises:
+            OverloadedError: `max_requests` are in progress.
+        """
+        if self._in_progress >= self._max_requests:
+            raise OverloadedError(f"{self._max_requests} requests are in progress already.")
+        self._in_progress += 1
+        self._call(lambda: self._begin(request, sink))
+
+    def cancel(self, request_id: int) -> None:
+        """End a request without another delta; unknown and ended ids are ignored."""
+        self._call(lambda: self._end(request_id))
+
+    def set_replicas(self, addresses: Iterable[ReplicaAddress]) -> None:
+        """Work with exactly these replicas from now on. Requests on any that is missing are placed anew."""
+        wanted = {address.name: address for address in addresses}
+        self._call(lambda: self._set_replicas(wanted))
+
+    def models(self) -> set[str]:
+        """The models that have a live replica."""
+        return self._placement.models()
+
+    def _call(self, function: Callable[[], None]) -> None:
+        self._calls.put(function)
+        self._link.wake()
+
+    # In the loop's thread
+
+    def turn(self) -> None:
+        """Handle what has arrived, in messages and in calls; look for deaths and time-outs now and then."""
+        for peer, message in self._link.receive(_TICK_S):
+            self._handle(peer, message)
+        while not self._calls.empty():
+            self._calls.get()()
+        now_s = time.monotonic()
+        if now_s - self._ticked_at_s >= _TICK_S:
+            self._ticked_at_s = now_s
+            self._give_up_silent(now_s)
+            self._place_waiting(now_s)
+        self._outbox.flush()
+
+    def _handle(self, peer: str, message: Message) -> None:
+        self._placement.heard(peer, time.monotonic(), message if isinstance(message, Report) else None)
+        match message:
+            case Offer(request_id):
+                active = self._active.get(request_id)
+                if active is not None and active.drafter == peer and active.target is not None:
+                    self._outbox.put(active.target, message)
+            case Commit(request_id):
+                active = self._active.get(request_id)
+                if active is not None and active.target == peer:
+                    self._commit(active, message)
+                else:
+                    self._outbox.put(peer, Cancel(request_id))  # it was placed elsewhere, or has ended
+            case Failed(request_id, error):
+                if request_id in self._active:
+                    self._fail(request_id, UnavailableError(error))
+            case Report():
+                pass
+            case _:
+                raise TypeError(f"a coordinator takes no {type(message).__name__}")
+
+    def _commit(self, active: ActiveRequest, message: Commit) -> None:
+        """Move the verdict to the drafter and the new text to the client."""
+        if message.base < len(active.tokens):
+            return  # a duplicate
+        if message.base > len(active.tokens):
+            self._unplace(active)  # something was lost on the way: start again from what is committed
+            self._place(active)
+            return
+        delta = active.commit(message)
+        if delta.finish is not None:
+            self._end(message.request_id)
+        elif active.drafter is not None:
+            self._outbox.put(active.drafter, message)
+        active.sink(delta)
+
+    def _begin(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        active = ActiveRequest(request, sink, time.monotonic())
+        self._active[request.request_id] = active
+        self._place(active)
+
+    def _end(self, request_id: int) -> None:
+        active = self._active.pop(request_id, None)
+        if active is not None:
+            self._in_progress -= 1
+            self._unplace(active)
+
+    def _fail(self, request_id: int, error: ConsortError) -> None:
+        active = self._active[request_id]
+        self._end(request_id)
+        active.sink(Delta("", (), active.statistics, error=error))
+
+    def _place(self, active: ActiveRequest) -> None:
+        """Give the request a target and, if it wants one, a drafter, which begin to prefill at the same time."""
+        request_id, endpoint = active.request.request_id, active.request.endpoint
+        active.target = self._placement.assign(endpoint.target, request_id)
+        if active.target is None:
+            return
+        if active.wants_drafter and endpoint.drafter is not None:
+            active.drafter = self._placement.assign(endpoint.drafter, request_id)
+        for name in (active.target, active.drafter):
+            if name is not None:
+                self._outbox.put(name, active.admit())
+
+    def _unplace(self, active: ActiveRequest) -> None:
+        """Take the request off its replicas."""
+        request_id = active.request.request_id
+        for name in (active.target, active.drafter):
+            if name is not None:
+                self._outbox.put(name, Cancel(request_id))
+                self._placement.release(name, request_id)
+        active.target = active.drafter = None
+        active.unplaced_since_s = time.monotonic()
+
+    def _attach_drafter(self, active: ActiveRequest) -> None:
+        """Give a placed request that has none a drafter, if there is one."""
+        endpoint, request_id = active.request.endpoint, active.request.request_id
+        if active.target is None or active.drafter is not None or endpoint.drafter is None or not active.wants_drafter:
+            return
+        active.drafter = self._placement.assign(endpoint.drafter, request_id)
+        if active.drafter is not None:
+            self._outbox.put(active.drafter, active.admit())
+            self._outbox.put(active.target, Drafting(request_id, endpoint.draft_length))
+
+    def _set_replicas(self, wanted: dict[str, ReplicaAddress]) -> None:
+        for name in self._placement.names() - set(wanted):
+            self._lose(name)
+        for name in set(wanted) - self._placement.names():
+            self._link.connect(wanted[name])
+            self._placement.add(wanted[name], time.monotonic())
+        self._place_waiting(time.monotonic())
+
+    def _lose(self, name: str) -> None:
+        """A replica is gone. Rows go on without a drafter; requests without a target are placed anew."""
+        self._link.disconnect(name)
+        for request_id in self._placement.remove(name):
+            active = self._active[request_id]
+            if active.target == name:
+                self._unplace(active)
+            else:
+                active.drafter = None
+                if active.target is not None:
+                    self._outbox.put(active.target, Drafting(request_id, 0))
+
+    def _give_up_silent(self, now_s: float) -> None:
+        for name in self._placement.silent(now_s, self._max_silence_s):
+            self._lose(name)
+
+    def _place_waiting(self, now_s: float) -> None:
+        """Place what has no target, attach drafters where one is missing, and fail what has waited too long."""
+        for request_id, active in list(self._active.items()):
+            if active.target is None:
+                self._place(active)
+            else:
+                self._attach_drafter(active)
+            if active.target is None and now_s - active.unplaced_since_s > self._max_unplaced_s:
+                model = active.request.endpoint.target
+                self._fail(request_id, UnavailableError(f"no replica of model {model!r} came up in time"))

@@ -1,0 +1,128 @@
+"""The drafter loop: run ahead of the verdicts, up to a bounded lookahead, and offer what is new.
+
+It samples with the target's noise and parameters on its own distribution, so that its tokens tend to be the target's.
+It knows nothing of verification: commits tell it what the text became.
+"""
+
+import time
+
+from actors.link import Link, Outbox
+from actors.loop import LoopTimes
+from actors.messages import Admit, Cancel, Commit, Message, Offer
+from actors.rows import Row, RowTable, choose_prefill
+from actors.runner import Runner
+from decoding.sampling import SamplingBatch, sample
+
+_REPORT_PERIOD_S = 1.0
+_CATCH_UP = 8  # rows with at most this many pending tokens go into the batched step, others are prefilled
+
+
+class DrafterRow(Row):
+    """A request on the drafter: its tokens are the committed ones, then its own draft."""
+
+    def __init__(self, peer: str, admit: Admit, max_length: int) -> None:
+        super().__init__(peer, admit)
+        self.committed = len(self.tokens)
+        self.lookahead = 2 * self.draft_length + 1  # a draft under verification, its bonus token, and the next draft
+        self.end = min(self.prompt_length + self.params.max_tokens, max_length)  # no draft beyond
+
+    @property
+    def drafted(self) -> list[int]:
+        return self.tokens[self.committed :]
+
+    def wants_tokens(self) -> bool:
+        return (
+            len(self.tokens) < min(self.committed + self.lookahead, self.end)
+            and self.tokens[-1] not in self.params.eos_token_ids
+        )
+
+    def commit(self, base: int, tokens: list[int]) -> None:
+        """Follow the verdict: keep the draft as far as it agrees, and go on from the target's own token."""
+        missed = tokens[self.committed - base :]
+        drafted = self.drafted
+        agreed = 0
+        while agreed < len(missed) and agreed < len(drafted) and missed[agreed] == drafted[agreed]:
+            agreed += 1
+        if agreed < len(missed):
+            self.tokens[self.committed + agreed :] = missed[agreed:]
+            self.cached = min(self.cached, self.committed + agreed)
+        self.committed += len(missed)
+
+
+class Drafter:
+    """One replica of a drafter model."""
+
+    def __init__(self, runner: Runner, link: Link, *, prefill_chunk: int = 256) -> None:
+        """prefill_chunk: prompt tokens processed between two steps of the running rows."""
+        self.times = LoopTimes()
+        self._runner = runner
+        self._link = link
+        self._outbox = Outbox(link)
+        self._prefill_chunk = prefill_chunk
+        self._rows: RowTable[DrafterRow] = RowTable(runner.cache)
+        self._reported_at_s = 0.0
+
+    def turn(self) -> None:
+        """Receive; prefill one chunk of the new rows; extend every other row's draft by one token; offer."""
+        self._receive()
+        wanting = [row for row in self._rows if row.wants_tokens()]
+        behind = [row for row in wanting if row.pending > _CATCH_UP]
+        if behind:
+            self.times.prefill_s += self._extend(choose_prefill(behind, self._prefill_chunk), self._prefill_chunk)
+        running = [row for row in wanting if row.pending <= _CATCH_UP]
+        if running:
+            self.times.steps += 1
+            self.times.step_s += self._extend(running, _CATCH_UP)
+        self._report()
+        self._outbox.flush()
+
+    def _extend(self, rows: list[DrafterRow], chunk: int) -> float:
+        """Run each row's pending tokens, at most `chunk`; rows that are up to date then get one more draft token.
+
+        Returns the seconds it took.
+        """
+        began_s = time.perf_counter()
+        inputs = [row.next_input(chunk) for row in rows]
+        logits = self._runner.forward(inputs, last_only=True)  # [B, V]
+        batch = SamplingBatch.build([(row.params, len(row.tokens)) for row in rows], logits.device)
+        for row, run, token in zip(rows, inputs, sample(logits, batch).tolist(), strict=True):
+            row.cached += len(run.tokens)
+            if row.pending == 0:
+                row.tokens.append(token)
+                peer, request_id = row.key
+                self._outbox.put(peer, Offer(request_id, row.committed, row.drafted))
+        return time.perf_counter() - began_s
+
+    def _receive(self) -> None:
+        """Handle what has arrived; wait for more only while no row wants tokens."""
+        busy = any(row.wants_tokens() for row in self._rows)
+        began_s = time.perf_counter()
+        envelopes = self._link.receive(0.0 if busy else _REPORT_PERIOD_S)
+        waited_s = time.perf_counter() - began_s
+        if len(self._rows):
+            self.times.waited_s += waited_s
+        else:
+            self.times.idle_s += waited_s
+        for peer, message in envelopes:
+            self._handle(peer, message)
+
+    def _handle(self, peer: str, message: Message) -> None:
+        match message:
+            case Commit(request_id, base, tokens):
+                row = self._rows.get((peer, request_id))
+                if row is not None and base <= row.committed:
+                    row.commit(base, tokens)
+            case Admit():
+                if len(message.tokens) < self._runner.max_length:
+                    self._rows.add(DrafterRow(peer, message, self._runner.max_length))
+            case Cancel(request_id):
+                self._rows.remove((peer, request_id))
+            case _:
+                raise TypeError(f"a drafter takes no {type(message).__name__}")
+
+    def _report(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._reported_at_s >= _REPORT_PERIOD_S:
+            self._reported_at_s = now_s
+            for peer in self._rows.peers():
+                self._outbox.put(peer, self._rows.report())

@@ -1,0 +1,59 @@
+"""A whole Consort in one process, without Ray or HTTP: target, drafter and coordinator threads on local links.
+
+For libraries, tests, benchmarks, and a drafter that shares its target's GPU.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+
+from actors import client
+from actors.coordinator import Coordinator
+from actors.drafter import Drafter
+from actors.link import LocalExchange, LocalLink, ReplicaAddress
+from actors.loop import LoopThread
+from actors.replica import Role, make_loop
+from actors.request import Delta, Request
+from actors.runner import Runner
+from actors.target import Target
+
+
+class Engine:
+    """Start with `with Engine({...}) as engine:`; the threads end with the block."""
+
+    def __init__(
+        self,
+        replicas: Mapping[str, tuple[Role, Runner]],
+        *,
+        prefill_chunk: int = 256,
+        wrap_link: Callable[[LocalLink], LocalLink] = lambda link: link,
+    ) -> None:
+        """replicas: by the name of their model. wrap_link: lets tests put a faulty link under the coordinator."""
+        exchange = LocalExchange()
+        link = wrap_link(exchange.join("coordinator"))
+        self.coordinator = Coordinator(link)
+        self.loops: dict[str, Target | Drafter] = {}
+        self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
+        for name, (role, runner) in replicas.items():
+            replica_link = exchange.join(name)
+            self.loops[name] = make_loop(role, runner, replica_link, prefill_chunk=prefill_chunk)
+            self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake))
+        self.coordinator.set_replicas(ReplicaAddress(name, name) for name in replicas)
+
+    def __enter__(self) -> "Engine":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for thread in self._threads:
+            thread.stop()
+
+    def stream(self, request: Request) -> Iterator[Delta]:
+        """`actors.client.stream` on this engine's coordinator."""
+        return client.stream(self.coordinator, request)
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Delta]]:
+        """`actors.client.generate` on this engine's coordinator."""
+        return client.generate(self.coordinator, requests)

@@ -1,0 +1,116 @@
+"""Links: how a loop sends messages to its peers and receives theirs. One-way, batched, never blocking the sender.
+
+Two implementations share this interface: `LocalLink` here (queues in one process: tests, and a drafter that shares
+the target's process) and `actors.zmq_link` (between processes and hosts). A link is used by one loop thread, except
+`wake`, which any thread may call.
+"""
+
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.messages import Message
+
+Envelope = tuple[str, Message]  # who sent it, what
+
+
+class Link(Protocol):
+    """One party's end. Names of peers are strings; a message to a peer that is gone is dropped."""
+
+    name: str
+
+    def send(self, peer: str, messages: Sequence[Message]) -> None:
+        """Deliver messages to a peer, in order, without waiting."""
+
+    def receive(self, timeout_s: float) -> list[Envelope]:
+        """All messages that have arrived; waits up to `timeout_s` for the first. [] after the time-out."""
+
+    def wake(self) -> None:
+        """Make `receive` return at once, now or the next time; any thread may call it."""
+
+    def close(self) -> None:
+        """Release sockets. Messages sent to this party from now on are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAddress:
+    """A replica, and where it listens. Local links find each other by name and leave `uri` and `public_key` empty."""
+
+    name: str  # unique among replicas, also across restarts
+    model: str  # the configured model that it runs
+    uri: str = ""  # tcp://host:port
+    public_key: bytes = b""  # CURVE, Z85
+
+
+class CoordinatorLink(Link, Protocol):
+    """A coordinator's end, which opens and closes connections as replicas come and go."""
+
+    def connect(self, address: ReplicaAddress) -> None:
+        """Make the replica reachable under its name."""
+
+    def disconnect(self, peer: str) -> None:
+        """Forget the replica; messages to it are dropped from now on."""
+
+
+class LocalExchange:
+    """The meeting point of the local links of one process."""
+
+    def __init__(self) -> None:
+        self.inboxes: dict[str, queue.SimpleQueue[Envelope | None]] = {}
+
+    def join(self, name: str) -> "LocalLink":
+        return LocalLink(name, self)
+
+
+class LocalLink:
+    """A link over in-process queues. `None` in a queue is a wake-up call."""
+
+    def __init__(self, name: str, exchange: LocalExchange) -> None:
+        self.name = name
+        self._exchange = exchange
+        self._inbox: queue.SimpleQueue[Envelope | None] = queue.SimpleQueue()
+        exchange.inboxes[name] = self._inbox
+
+    def send(self, peer: str, messages: Sequence[Message]) -> None:
+        inbox = self._exchange.inboxes.get(peer)
+        if inbox is not None:
+            for message in messages:
+                inbox.put((self.name, message))
+
+    def receive(self, timeout_s: float) -> list[Envelope]:
+        envelopes: list[Envelope | None] = []
+        try:
+            envelopes.append(self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait())
+            while True:
+                envelopes.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return [envelope for envelope in envelopes if envelope is not None]
+
+    def wake(self) -> None:
+        self._inbox.put(None)
+
+    def connect(self, address: ReplicaAddress) -> None:
+        """Nothing to do: the exchange knows all names."""
+
+    def disconnect(self, peer: str) -> None:
+        """Nothing to do: a peer that closed its link is no longer in the exchange."""
+
+    def close(self) -> None:
+        self._exchange.inboxes.pop(self.name, None)
+
+
+class Outbox:
+    """Collects the messages of one turn of a loop, and sends each peer its share as one batch."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._messages: dict[str, list[Message]] = {}
+
+    def put(self, peer: str, message: Message) -> None:
+        self._messages.setdefault(peer, []).append(message)
+
+    def flush(self) -> None:
+        for peer, messages in self._messages.items():
+            self._link.send(peer, messages)
+        self._messages.clear()

@@ -1,0 +1,63 @@
+"""A loop in a thread of its own, with a heartbeat that a health check can read."""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from decoding.errors import UnavailableError
+
+
+@dataclass(slots=True)
+class LoopTimes:
+    """Where a model loop's time went since it started, in seconds, and how many steps it took."""
+
+    steps: int = 0
+    step_s: float = 0.0  # in batched steps, sampling included
+    prefill_s: float = 0.0  # in prompt chunks
+    waited_s: float = 0.0  # for drafts (a target) or verdicts (a drafter), with requests in hand
+    idle_s: float = 0.0  # without requests
+
+
+class LoopThread:
+    """Calls `turn` again and again until `stop`; an exception ends the loop and is what `check` raises."""
+
+    def __init__(self, name: str, turn: Callable[[], None], wake: Callable[[], None]) -> None:
+        """wake: makes a waiting `turn` return early."""
+        self._turn, self._wake = turn, wake
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._last_turn_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._last_turn_s = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop after its current turn and wait for that."""
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+
+    def check(self, *, max_silence_s: float = 60.0) -> None:
+        """The health check.
+
+        Raises:
+            UnavailableError: the loop has ended, or its current turn has taken longer than `max_silence_s`.
+        """
+        silence_s = time.monotonic() - self._last_turn_s
+        if self._error is not None:
+            raise UnavailableError(f"{self._thread.name}: the loop ended with {self._error!r}") from self._error
+        if silence_s > max_silence_s:
+            raise UnavailableError(f"{self._thread.name}: the loop has been stuck for {silence_s:.0f} s")
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+                self._last_turn_s = time.monotonic()
+        except BaseException as error:
+            self._error = error
+            traceback.print_exc()

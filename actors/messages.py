@@ -1,0 +1,75 @@
+"""Everything that crosses a link: frozen, typed, token ids only. All one-way; none has an answer.
+
+    coordinator -> target, drafter:   Admit, Cancel
+    coordinator -> target:            Offer (forwarded), Drafting
+    coordinator -> drafter:           Commit (forwarded)
+    drafter -> coordinator:           Offer, Report
+    target -> coordinator:            Commit, Failed, Report
+
+`request_id` is a random 63-bit integer, unique among all coordinators.
+"""
+
+import msgspec
+
+from decoding.params import SamplingParams
+from decoding.stopping import FinishReason
+
+
+class Admit(msgspec.Struct, frozen=True, tag=True):
+    """Take up a request. `tokens` are its prompt and all committed tokens, so fail-over is one more Admit."""
+
+    request_id: int
+    tokens: list[int]
+    prompt_length: int
+    params: SamplingParams
+    draft_length: int  # most draft tokens to verify per step; 0: no drafter, never wait for drafts
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Forget a request and free its slot; unknown ids are ignored."""
+
+    request_id: int
+
+
+class Drafting(msgspec.Struct, frozen=True, tag=True):
+    """A drafter was attached to the request (draft_length > 0) or taken from it (0)."""
+
+    request_id: int
+    draft_length: int
+
+
+class Offer(msgspec.Struct, frozen=True, tag=True):
+    """A proposed continuation: `tokens` from absolute position `base` on. A hint, checked by the target's trie."""
+
+    request_id: int
+    base: int
+    tokens: list[int]
+
+
+class Commit(msgspec.Struct, frozen=True, tag=True):
+    """Tokens that became part of the text: `tokens` from absolute position `base` on, in one target step."""
+
+    request_id: int
+    base: int
+    tokens: list[int]
+    drafted: int  # draft tokens verified in this step
+    accepted: int  # of these, how many the target also chose
+    finish: FinishReason | None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The replica could not go on with this request, through no fault of the request."""
+
+    request_id: int
+    error: str
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life from a replica's loop, with its load."""
+
+    active: int  # requests that hold a slot
+    waiting: int  # requests that wait for one
+    slots: int
+
+
+Message = Admit | Cancel | Drafting | Offer | Commit | Failed | Report

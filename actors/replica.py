@@ -1,0 +1,51 @@
+"""A model, its link and its loop: what one actor holds, whichever process it lives in."""
+
+import secrets
+from typing import Literal
+
+from actors.drafter import Drafter
+from actors.link import Link
+from actors.loading import ModelSpec, load_model
+from actors.loop import LoopThread, LoopTimes
+from actors.runner import Runner
+from actors.target import Target
+from actors.zmq_link import ReplicaZmqLink
+
+Role = Literal["target", "drafter"]
+
+
+def load_runner(spec: ModelSpec) -> Runner:
+    """The model of `spec` over its KV slots."""
+    return Runner(load_model(spec), slots=spec.slots, max_length=spec.max_length, max_query=max(spec.prefill_chunk, 64))
+
+
+def make_loop(role: Role, runner: Runner, link: Link, *, prefill_chunk: int) -> Target | Drafter:
+    """The loop of that role over a runner and a link."""
+    loop = Target if role == "target" else Drafter
+    return loop(runner, link, prefill_chunk=prefill_chunk)
+
+
+class Replica:
+    """A replica that other processes reach over ZeroMQ."""
+
+    def __init__(self, role: Role, spec: ModelSpec, host: str) -> None:
+        """host: the address to listen on. Loads the model and starts the loop; raises ConfigError if it can't."""
+        runner = load_runner(spec)
+        self._link = ReplicaZmqLink(f"{spec.name}-{secrets.token_hex(4)}", spec.name, host)
+        self.address = self._link.address
+        self._loop = make_loop(role, runner, self._link, prefill_chunk=spec.prefill_chunk)
+        self._thread = LoopThread(self.address.name, self._loop.turn, self._link.wake)
+        self._thread.start()
+
+    @property
+    def times(self) -> LoopTimes:
+        """Where the loop's time went so far."""
+        return self._loop.times
+
+    def check(self) -> None:
+        """The health check: raises UnavailableError if the loop has ended or is stuck."""
+        self._thread.check()
+
+    def stop(self) -> None:
+        self._thread.stop()
+        self._link.close()

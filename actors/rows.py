@@ -1,0 +1,93 @@
+"""Rows: the requests that a model replica works on, each in a KV slot, and those that wait for one."""
+
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+from actors.messages import Admit, Report
+from actors.runner import RowInput
+from actors.slots import SlotCache
+
+RowKey = tuple[str, int]  # the coordinator that admitted the request, request_id
+
+
+class Row:
+    """What every row has: its tokens, and how many of them its KV slot holds. Each loop adds its own state."""
+
+    def __init__(self, peer: str, admit: Admit) -> None:
+        self.key: RowKey = (peer, admit.request_id)
+        self.params = admit.params
+        self.prompt_length = admit.prompt_length
+        self.draft_length = admit.draft_length
+        self.tokens = list(admit.tokens)
+        self.cached = 0
+        self.slot = -1
+
+    @property
+    def pending(self) -> int:
+        """How many tokens are known but not yet in the cache."""
+        return len(self.tokens) - self.cached
+
+    def next_input(self, limit: int) -> RowInput:
+        """The next pending tokens, at most `limit`."""
+        return RowInput(self.slot, self.cached, self.tokens[self.cached : self.cached + limit])
+
+
+R = TypeVar("R", bound=Row)
+
+
+class RowTable(Generic[R]):
+    """Rows by key, in order of admission; those beyond the number of slots wait in line."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        self._cache = cache
+        self._active: dict[RowKey, R] = {}
+        self._waiting: dict[RowKey, R] = {}
+
+    def __iter__(self) -> Iterator[R]:
+        """The rows that hold a slot."""
+        return iter(self._active.values())
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def get(self, key: RowKey) -> R | None:
+        return self._active.get(key) or self._waiting.get(key)
+
+    def add(self, row: R) -> None:
+        """Give the row a slot, now or when one is free. A row of the same key is replaced."""
+        self.remove(row.key)
+        self._waiting[row.key] = row
+        self._fill_slots()
+
+    def remove(self, key: RowKey) -> None:
+        """Forget the row and free its slot; unknown keys are ignored."""
+        self._waiting.pop(key, None)
+        row = self._active.pop(key, None)
+        if row is not None:
+            self._cache.give_back(row.slot)
+            self._fill_slots()
+
+    def peers(self) -> set[str]:
+        """The coordinators whose requests are here."""
+        return {peer for peer, _ in (*self._active, *self._waiting)}
+
+    def report(self) -> Report:
+        return Report(active=len(self._active), waiting=len(self._waiting), slots=self._cache.slots)
+
+    def _fill_slots(self) -> None:
+        while self._waiting and self._cache.free:
+            row = self._waiting.pop(next(iter(self._waiting)))
+            row.slot = self._cache.take()
+            self._active[row.key] = row
+
+
+def choose_prefill(rows: Iterable[R], budget: int) -> list[R]:
+    """The first rows whose next chunks fit together into `budget` tokens, padding included; at least one."""
+    chosen: list[R] = []
+    width = 0
+    for row in rows:
+        width = max(width, min(row.pending, budget))
+        if chosen and width * (len(chosen) + 1) > budget:
+            break
+        chosen.append(row)
+    return chosen

@@ -1,0 +1,78 @@
+"""Runs any decoder-only Hugging Face causal LM over KV slots, on ragged batches, through the model's own `forward`.
+
+It knows nothing of requests, drafts or sampling: rows of token ids go in at given positions, logits come out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from actors.slots import SlotCache, SlotWindow, select_rows
+
+_PAD = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowInput:
+    """New tokens of one row: they are written at positions start, start + 1, … of the row's slot."""
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+
+
+class Runner:
+    """A model with a cache of `slots` rows, each of `max_length` tokens."""
+
+    def __init__(self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int) -> None:
+        """max_query: the most tokens that one call brings per row, Q; padding may write that far past a row's end."""
+        self.model = model.eval().requires_grad_(False)
+        self.device = model.device
+        self.max_length = max_length
+        self.cache = SlotCache(
+            layers=model.config.get_text_config().num_hidden_layers, slots=slots, capacity=max_length + max_query
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+        """One batched forward over ragged rows, padded on the right to the longest, Q.
+
+        A row's query token j attends to positions 0 … start + j of its slot, which earlier calls (or this one) wrote.
+
+        Returns:
+            [B, Q, V] logits, meaningless where a row is padded; with `last_only` [B, V], after each row's last token.
+        """
+        lengths = [len(row.tokens) for row in rows]
+        width = max(lengths)
+        padded = [[*row.tokens, *[_PAD] * (width - len(row.tokens))] for row in rows]
+        tokens = torch.tensor(padded, dtype=torch.int64, device=self.device)  # [B, Q]
+        starts = torch.tensor([row.start for row in rows], dtype=torch.int64, device=self.device)
+        slots = torch.tensor([row.slot for row in rows], dtype=torch.int64, device=self.device)
+        positions = starts[:, None] + torch.arange(width, device=self.device)  # [B, Q]
+        kv_length = max(row.start for row in rows) + width
+        written = (slots[:, None] * self.cache.capacity + positions).flatten()
+        window = SlotWindow(select_rows([row.slot for row in rows], self.device), written, kv_length)
+        self.cache.look_at(window)
+        visible = torch.arange(kv_length, device=self.device) <= positions[:, :, None]  # [B, Q, kv_length]
+        same_end = min(lengths) == width
+        logits: Tensor = self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=visible[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1 if last_only and same_end else 0,
+        ).logits
+        if not last_only:
+            return logits
+        if same_end:
+            return logits[:, -1]
+        ends = torch.tensor(lengths, device=self.device) - 1
+        return logits[torch.arange(len(rows), device=self.device), ends]

@@ -1,0 +1,141 @@
+"""Links between processes and hosts: ZeroMQ over TCP, CURVE-encrypted, msgspec-encoded; never pickle.
+
+Each replica binds one ROUTER; each coordinator connects one DEALER per replica. A replica makes its CURVE key pair at
+start; its public key, handed out over Ray's control plane, is what lets a coordinator in.
+"""
+
+import math
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from actors.link import Envelope, ReplicaAddress
+from actors.messages import Message
+
+_QUEUED_BATCHES = 100_000  # per peer; a peer that lags further behind loses messages
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[Message])
+
+
+class _Wakeup:
+    """A self-addressed socket pair with which any thread interrupts a poll."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str) -> None:
+        self.receiver = context.socket(zmq.PULL)
+        self.receiver.bind(f"inproc://wake-{name}")
+        self._sender = context.socket(zmq.PUSH)
+        self._sender.connect(f"inproc://wake-{name}")
+        self._lock = threading.Lock()
+
+    def set(self) -> None:
+        with self._lock:
+            if not self._sender.closed:
+                self._sender.send(b"")
+
+    def clear(self) -> None:
+        while self.receiver.poll(0):
+            self.receiver.recv()
+
+    def close(self) -> None:
+        with self._lock:
+            self._sender.close(0)
+        self.receiver.close(0)
+
+
+class ReplicaZmqLink:
+    """A replica's end: listens on `host` at a free port; peers are the coordinators that wrote to it."""
+
+    def __init__(self, name: str, model: str, host: str) -> None:
+        self.name = name
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        public_key, secret_key = zmq.curve_keypair()
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = secret_key
+        self._socket.set_hwm(_QUEUED_BATCHES)
+        self._socket.router_handover = True
+        port = self._socket.bind_to_random_port(f"tcp://{host}")
+        self.address = ReplicaAddress(name, model, f"tcp://{host}:{port}", public_key)
+        self._wakeup = _Wakeup(context, name)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wakeup.receiver, zmq.POLLIN)
+
+    def send(self, peer: str, messages: Sequence[Message]) -> None:
+        try:
+            self._socket.send_multipart([peer.encode(), _encoder.encode(messages)], zmq.NOBLOCK)
+        except zmq.Again:
+            return  # the peer stopped reading long ago; it will be re-admitted elsewhere
+
+    def receive(self, timeout_s: float) -> list[Envelope]:
+        self._poller.poll(math.ceil(timeout_s * 1e3))
+        self._wakeup.clear()
+        envelopes: list[Envelope] = []
+        while self._socket.poll(0):
+            peer, body = self._socket.recv_multipart()
+            envelopes.extend((peer.decode(), message) for message in _decoder.decode(body))
+        return envelopes
+
+    def wake(self) -> None:
+        self._wakeup.set()
+
+    def close(self) -> None:
+        self._socket.close(0)
+        self._wakeup.close()
+
+
+class CoordinatorZmqLink:
+    """A coordinator's end: one connection per replica, opened and closed as replicas come and go."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._public_key, self._secret_key = zmq.curve_keypair()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._wakeup = _Wakeup(self._context, name)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wakeup.receiver, zmq.POLLIN)
+
+    def connect(self, address: ReplicaAddress) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        socket.routing_id = self.name.encode()
+        socket.curve_publickey, socket.curve_secretkey = self._public_key, self._secret_key
+        socket.curve_serverkey = address.public_key
+        socket.set_hwm(_QUEUED_BATCHES)
+        socket.connect(address.uri)
+        self._sockets[address.name] = socket
+        self._poller.register(socket, zmq.POLLIN)
+
+    def disconnect(self, peer: str) -> None:
+        socket = self._sockets.pop(peer, None)
+        if socket is not None:
+            self._poller.unregister(socket)
+            socket.close(0)
+
+    def send(self, peer: str, messages: Sequence[Message]) -> None:
+        socket = self._sockets.get(peer)
+        if socket is None:
+            return
+        try:
+            socket.send(_encoder.encode(messages), zmq.NOBLOCK)
+        except zmq.Again:
+            return  # the replica is gone or stuck; its silence will be noticed
+
+    def receive(self, timeout_s: float) -> list[Envelope]:
+        self._poller.poll(math.ceil(timeout_s * 1e3))
+        self._wakeup.clear()
+        envelopes: list[Envelope] = []
+        for peer, socket in self._sockets.items():
+            while socket.poll(0):
+                envelopes.extend((peer, message) for message in _decoder.decode(socket.recv()))
+        return envelopes
+
+    def wake(self) -> None:
+        self._wakeup.set()
+
+    def close(self) -> None:
+        for peer in list(self._sockets):
+            self.disconnect(peer)
+        self._wakeup.close()

@@ -1,0 +1,41 @@
+"""Every error that Consort raises on purpose.
+
+ConsortError
+├── InvalidRequestError     the caller's request can't be served as it is; names the field (HTTP 400)
+│   └── UnknownModelError   no endpoint of that name (HTTP 404)
+├── ConfigError             the configuration can't work; names the key and the fix
+├── OverloadedError         the bounded queue is full; try again later (HTTP 429)
+└── UnavailableError        no replica could serve the request in time (HTTP 503)
+"""
+
+
+class ConsortError(Exception):
+    """Base of all errors below."""
+
+
+class InvalidRequestError(ConsortError, ValueError):
+    """A request that can't be served as it is. `field` names what to change (None: the request as a whole)."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnknownModelError(InvalidRequestError):
+    """The request names an endpoint that is not configured."""
+
+
+class ConfigError(ConsortError, ValueError):
+    """A configuration that can't work."""
+
+
+class OverloadedError(ConsortError):
+    """The queue is full. `retry_after_s` is when it is worth trying again, in seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(ConsortError):
+    """No replica could serve the request in time."""

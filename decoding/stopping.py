@@ -1,0 +1,58 @@
+"""When a text ends: EOS and length on token ids (the target's side), stop strings on text (the coordinator's)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from decoding.params import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+
+
+def cut_at_stop(tokens: Sequence[int], generated: int, params: SamplingParams) -> tuple[list[int], FinishReason | None]:
+    """The part of a step's tokens that belongs to the text, and why the text ends there, if it does.
+
+    Args:
+        tokens: what the step would commit.
+        generated: how many output tokens were committed before.
+        params: EOS ids (the EOS token itself is committed, its text is not shown) and the length limit.
+    """
+    kept: list[int] = []
+    for token in tokens:
+        kept.append(token)
+        if token in params.eos_token_ids:
+            return kept, "stop"
+        if generated + len(kept) >= params.max_tokens:
+            return kept, "length"
+    return kept, None
+
+
+class StopStrings:
+    """Finds the first stop string in text that arrives in pieces, and holds back what could still become one."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(stop)
+        self._held = ""
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """Text that is safe to show, and whether a stop string was found (the text ends right before it)."""
+        self._held += text
+        found = [at for at in (self._held.find(s) for s in self._stop) if at >= 0]
+        if found:
+            safe, self._held = self._held[: min(found)], ""
+            return safe, True
+        keep = self._partial_match()
+        safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return safe, False
+
+    def flush(self) -> str:
+        """The text that was held back, at the end of a stream in which no stop string came."""
+        held, self._held = self._held, ""
+        return held
+
+    def _partial_match(self) -> int:
+        """Length of the longest end of the held text that is the beginning of a stop string."""
+        longest = max((len(s) for s in self._stop), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(s.startswith(self._held[-length:]) for s in self._stop):
+                return length
+        return 0

@@ -1,0 +1,20 @@
+"""What every test shares: the environment. It is set before torch, Ray or transformers is first imported."""
+
+import os
+import secrets
+
+for name, value in {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray listens on every interface, so a test's cluster keeps token authentication, with its own token.
+    # Left to itself, ray.init() writes one to ~/.ray, which switches later `ray start` commands to tokens.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}.items():
+    os.environ.setdefault(name, value)
+
+import torch  # noqa: E402
+
+torch.set_num_threads(2)

@@ -1,0 +1,1 @@
+"""Trains the bundled models. Knows nothing of decoding, serving or actors."""

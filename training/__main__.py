@@ -1,0 +1,197 @@
+"""Command line: `python -m training` retrains every bundled model; its commands run one part each."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import torch
+
+from training.acceptance import measure
+from training.checkpoint import bfloat16_copy, build, load, save
+from training.corpus import Document, read_corpus
+from training.distill import distill
+from training.heldout import read_prompts, write_prompts
+from training.inflate import inflate
+from training.pretrain import held_out_loss, pretrain
+from training.recipes import RECIPES, Name
+from training.stream import Stream, encode
+from training.tokenizer import load_tokenizer, train_tokenizer
+
+FOLDER = click.Path(path_type=Path)
+models_option = click.option(
+    "--models", type=FOLDER, default=Path("models"), show_default=True, help="Where they lie."
+)
+minutes_option = click.option("--minutes", type=float, required=True, help="Training time.")
+threads_option = click.option("--threads", type=int, default=3, show_default=True)
+
+
+@click.group(invoke_without_command=True)
+@models_option
+@click.option("--target-minutes", type=float, default=33, show_default=True)
+@click.option("--drafter-minutes", type=float, default=22, show_default=True)
+@click.option("--member-minutes", type=float, default=60, show_default=True)
+@click.option("--distill-minutes", type=float, default=46, show_default=True)
+@click.pass_context
+def main(
+    context: click.Context,
+    models: Path,
+    target_minutes: float,
+    drafter_minutes: float,
+    member_minutes: float,
+    distill_minutes: float,
+) -> None:
+    """Train the bundled models. Without a command: all of them, on four cores."""
+    if context.invoked_subcommand is not None:
+        return
+    _run("heldout", "--models", models)
+    target = _start("pretrain", "target", "--models", models, "--minutes", target_minutes, "--threads", 3)
+    _run("pretrain", "drafter", "--models", models, "--minutes", drafter_minutes, "--threads", 1)
+    member = _start("pretrain", "member", "--models", models, "--minutes", member_minutes, "--threads", 1)
+    _finish(target)
+    _run("distill", "--models", models, "--minutes", distill_minutes, "--threads", 3)
+    _finish(member)
+    _run("accept", "--models", models)
+
+
+@main.command("heldout")
+@models_option
+def heldout_command(models: Path) -> None:
+    """Write the held-out prompts."""
+    documents = read_corpus()
+    models.mkdir(parents=True, exist_ok=True)
+    write_prompts(documents, train_tokenizer(_tokenizer_texts(documents)), models / "heldout.jsonl", seed=0)
+
+
+@main.command("pretrain")
+@click.argument("name", type=click.Choice(list(RECIPES)))
+@models_option
+@minutes_option
+@threads_option
+def pretrain_command(name: Name, models: Path, minutes: float, threads: int) -> None:
+    """Train one model on the corpus."""
+    torch.set_num_threads(threads)
+    recipe = RECIPES[name]
+    documents = read_corpus()
+    tokenizer = train_tokenizer(_tokenizer_texts(documents))
+    model = build(
+        tokenizer,
+        hidden=recipe.hidden,
+        layers=recipe.layers,
+        intermediate=recipe.intermediate,
+        kv_heads=recipe.kv_heads,
+        seed=recipe.seed,
+    )
+    seen = [document for document in documents if not document.held_out]
+    stream = Stream(encode(seen, tokenizer, seed=recipe.seed), recipe.mix, seed=recipe.seed)
+    report = _reporter(name)
+    pretrain(
+        model,
+        stream,
+        minutes=minutes,
+        save=lambda: save(bfloat16_copy(model, tokenizer), tokenizer, models / name),
+        report=report,
+    )
+    held_out = [document for document in documents if document.held_out]
+    for kind, pieces in encode(held_out, tokenizer, seed=0).items():
+        report(f"held-out {kind} loss {held_out_loss(model, pieces):.4f}")
+
+
+@main.command("distill")
+@models_option
+@minutes_option
+@threads_option
+def distill_command(models: Path, minutes: float, threads: int) -> None:
+    """Go on with the drafter in MODELS, learning from the target in MODELS."""
+    torch.set_num_threads(threads)
+    tokenizer = load_tokenizer(models / "target")
+    drafter, target = load(models / "drafter"), load(models / "target")
+    seen = [document for document in read_corpus() if not document.held_out]
+    recipe = RECIPES["drafter"]
+    seed = recipe.seed + 1
+    distill(
+        drafter,
+        target,
+        Stream(encode(seen, tokenizer, seed=seed), recipe.mix, seed=seed),
+        minutes=minutes,
+        seed=seed,
+        save=lambda: save(bfloat16_copy(drafter, tokenizer), tokenizer, models / "drafter"),
+        report=_reporter("distill"),
+    )
+
+
+@main.command("accept")
+@models_option
+@click.option("--temperature", type=float, multiple=True, default=(0.0, 0.7, 1.0), show_default=True)
+@click.option("--new-tokens", type=int, default=96, show_default=True)
+@click.option("--prompts", type=int, default=320, show_default=True)
+@threads_option
+def accept_command(
+    models: Path, temperature: tuple[float, ...], new_tokens: int, prompts: int, threads: int
+) -> None:
+    """Print, as JSON, how much of the drafter's text the target accepts after held-out prompts."""
+    torch.set_num_threads(threads)
+    tokenizer = load_tokenizer(models / "target")
+    tokens = [tokenizer(prompt)["input_ids"] for prompt in read_prompts(models / "heldout.jsonl")[:prompts]]
+    drafter, target = load(models / "drafter"), load(models / "target")
+    for each in temperature:
+        click.echo(
+            json.dumps(asdict(measure(target, drafter, tokens, temperature=each, new_tokens=new_tokens)))
+        )
+
+
+@main.command("inflate")
+@click.option("--source", type=FOLDER, default=Path("models/target"), show_default=True)
+@click.option("--output", type=FOLDER, required=True, help="A new or empty folder.")
+@click.option("--hidden", type=int, default=1024, show_default=True)
+@click.option("--layers", type=int, default=24, show_default=True)
+@click.option("--intermediate", type=int, default=2816, show_default=True)
+@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
+@click.option("--force", is_flag=True, help="Replace the output folder.")
+def inflate_command(
+    source: Path, output: Path, hidden: int, layers: int, intermediate: int, dtype: str, force: bool
+) -> None:
+    """Write a larger checkpoint that computes the same function."""
+    if not (source / "config.json").is_file():
+        raise click.ClickException(f"--source {source} is not a model folder: expected a config.json in it")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())) and not force:
+        raise click.ClickException(f"--output {output} is not an empty folder; --force replaces it")
+    model = load(source, getattr(torch, dtype))
+    try:
+        grown = inflate(model, hidden=hidden, layers=layers, intermediate=intermediate)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save(grown, load_tokenizer(source), output)
+    click.echo(f"{output}: {grown.num_parameters():,} parameters, {dtype}")
+
+
+def _tokenizer_texts(documents: list[Document]) -> list[str]:
+    kinds = ("library", "topics")
+    return [document.text for document in documents if document.kind in kinds and not document.held_out]
+
+
+def _reporter(name: str) -> Callable[[str], None]:
+    start = time.monotonic()
+    return lambda line: click.echo(f"{time.monotonic() - start:7.1f}s {name} {line}")
+
+
+def _start(*arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "training", *map(str, arguments)])
+
+
+def _finish(process: subprocess.Popen[bytes]) -> None:
+    if process.wait():
+        raise click.ClickException(f"a part of the training ended with status {process.returncode}")
+
+
+def _run(*arguments: object) -> None:
+    _finish(_start(*arguments))
+
+
+if __name__ == "__main__":
+    main()
