@@ -55,11 +55,12 @@ test-slow: install ## run the tests that are slow or start a Ray cluster
 test-gpu: install ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
-lint: types ## check formatting, lint and types
+lint: install ## check formatting, lint and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/mypy
 
-types: install ## check types
+types: install ## check types alone
 	$(BIN)/mypy
 
 format: install ## format, and fix what the linter can fix

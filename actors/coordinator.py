@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from actors.link import CoordinatorLink, Outbox, ReplicaAddress
-from actors.messages import Cancel, Commit, Drafting, Failed, Message, Offer, Report
+from actors.messages import Alive, Cancel, Commit, Drafting, Failed, Message, Offer, Report
 from actors.placement import Placement
 from actors.request import ActiveRequest, Delta, Request
 from decoding.errors import ConsortError, OverloadedError, UnavailableError
@@ -87,6 +87,8 @@ class Coordinator:
             self._ticked_at_s = now_s
             self._give_up_silent(now_s)
             self._place_waiting(now_s)
+            for name in self._placement.busy():
+                self._outbox.put(name, Alive())
         self._outbox.flush()
 
     def _handle(self, peer: str, message: Message) -> None:

@@ -6,14 +6,14 @@ It knows nothing of verification: commits tell it what the text became.
 
 import time
 
-from actors.link import Link, Outbox
+from actors.link import Link
 from actors.loop import LoopTimes
-from actors.messages import Admit, Cancel, Commit, Message, Offer
+from actors.messages import Admit, Commit, Message, Offer, Report
+from actors.reception import REPORT_PERIOD_S, Reception
 from actors.rows import Row, RowTable, choose_prefill
 from actors.runner import Runner
 from decoding.sampling import SamplingBatch, sample
 
-_REPORT_PERIOD_S = 1.0
 _CATCH_UP = 8  # rows with at most this many pending tokens go into the batched step, others are prefilled
 
 
@@ -56,15 +56,19 @@ class Drafter:
         """prefill_chunk: prompt tokens processed between two steps of the running rows."""
         self.times = LoopTimes()
         self._runner = runner
-        self._link = link
-        self._outbox = Outbox(link)
         self._prefill_chunk = prefill_chunk
         self._rows: RowTable[DrafterRow] = RowTable(runner.cache)
-        self._reported_at_s = 0.0
+        self._reception = Reception(link, self._rows, self.times)
+
+    def load(self) -> Report:
+        """The load at this moment; any thread may ask."""
+        return self._rows.report()
 
     def turn(self) -> None:
         """Receive; prefill one chunk of the new rows; extend every other row's draft by one token; offer."""
-        self._receive()
+        busy = any(row.wants_tokens() for row in self._rows)
+        for peer, message in self._reception.receive(0.0 if busy else REPORT_PERIOD_S):
+            self._handle(peer, message)
         wanting = [row for row in self._rows if row.wants_tokens()]
         behind = [row for row in wanting if row.pending > _CATCH_UP]
         if behind:
@@ -73,8 +77,7 @@ class Drafter:
         if running:
             self.times.steps += 1
             self.times.step_s += self._extend(running, _CATCH_UP)
-        self._report()
-        self._outbox.flush()
+        self._reception.close_turn()
 
     def _extend(self, rows: list[DrafterRow], chunk: int) -> float:
         """Run each row's pending tokens, at most `chunk`; rows that are up to date then get one more draft token.
@@ -90,21 +93,8 @@ class Drafter:
             if row.pending == 0:
                 row.tokens.append(token)
                 peer, request_id = row.key
-                self._outbox.put(peer, Offer(request_id, row.committed, row.drafted))
+                self._reception.put(peer, Offer(request_id, row.committed, row.drafted))
         return time.perf_counter() - began_s
-
-    def _receive(self) -> None:
-        """Handle what has arrived; wait for more only while no row wants tokens."""
-        busy = any(row.wants_tokens() for row in self._rows)
-        began_s = time.perf_counter()
-        envelopes = self._link.receive(0.0 if busy else _REPORT_PERIOD_S)
-        waited_s = time.perf_counter() - began_s
-        if len(self._rows):
-            self.times.waited_s += waited_s
-        else:
-            self.times.idle_s += waited_s
-        for peer, message in envelopes:
-            self._handle(peer, message)
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
@@ -115,14 +105,5 @@ class Drafter:
             case Admit():
                 if len(message.tokens) < self._runner.max_length:
                     self._rows.add(DrafterRow(peer, message, self._runner.max_length))
-            case Cancel(request_id):
-                self._rows.remove((peer, request_id))
             case _:
                 raise TypeError(f"a drafter takes no {type(message).__name__}")
-
-    def _report(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._reported_at_s >= _REPORT_PERIOD_S:
-            self._reported_at_s = now_s
-            for peer in self._rows.peers():
-                self._outbox.put(peer, self._rows.report())

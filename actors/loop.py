@@ -4,7 +4,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from decoding.errors import UnavailableError
 
@@ -18,6 +18,19 @@ class LoopTimes:
     prefill_s: float = 0.0  # in prompt chunks
     waited_s: float = 0.0  # for drafts (a target) or verdicts (a drafter), with requests in hand
     idle_s: float = 0.0  # without requests
+
+    def note_wait(self, seconds: float, *, with_requests: bool) -> None:
+        """Count time without computing."""
+        if with_requests:
+            self.waited_s += seconds
+        else:
+            self.idle_s += seconds
+
+    def __sub__(self, earlier: "LoopTimes") -> "LoopTimes":
+        return LoopTimes(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+
+    def __add__(self, other: "LoopTimes") -> "LoopTimes":
+        return LoopTimes(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class LoopThread:

@@ -1,6 +1,6 @@
 """Everything that crosses a link: frozen, typed, token ids only. All one-way; none has an answer.
 
-    coordinator -> target, drafter:   Admit, Cancel
+    coordinator -> target, drafter:   Admit, Cancel, Alive
     coordinator -> target:            Offer (forwarded), Drafting
     coordinator -> drafter:           Commit (forwarded)
     drafter -> coordinator:           Offer, Report
@@ -64,6 +64,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """A coordinator's sign of life; a replica forgets the requests of one that has died."""
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
     """A sign of life from a replica's loop, with its load."""
 
@@ -72,4 +76,4 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     slots: int
 
 
-Message = Admit | Cancel | Drafting | Offer | Commit | Failed | Report
+Message = Admit | Cancel | Drafting | Offer | Commit | Failed | Alive | Report

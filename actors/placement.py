@@ -30,6 +30,10 @@ class Placement:
         """The models that have at least one replica."""
         return {replica.model for replica in self._replicas.values()}
 
+    def busy(self) -> list[str]:
+        """The replicas that work on requests of this coordinator."""
+        return [name for name, replica in self._replicas.items() if replica.request_ids]
+
     def add(self, address: ReplicaAddress, now_s: float) -> None:
         self._replicas[address.name] = _Replica(address.model, now_s)
 

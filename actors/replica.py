@@ -7,6 +7,7 @@ from actors.drafter import Drafter
 from actors.link import Link
 from actors.loading import ModelSpec, load_model
 from actors.loop import LoopThread, LoopTimes
+from actors.messages import Report
 from actors.runner import Runner
 from actors.target import Target
 from actors.zmq_link import ReplicaZmqLink
@@ -42,9 +43,13 @@ class Replica:
         """Where the loop's time went so far."""
         return self._loop.times
 
-    def check(self) -> None:
-        """The health check: raises UnavailableError if the loop has ended or is stuck."""
-        self._thread.check()
+    def check(self, *, max_silence_s: float = 60.0) -> None:
+        """The health check: raises UnavailableError if the loop has ended, or is stuck for longer than this."""
+        self._thread.check(max_silence_s=max_silence_s)
+
+    def report(self) -> Report:
+        """The load at this moment."""
+        return self._loop._rows.report()
 
     def stop(self) -> None:
         self._thread.stop()

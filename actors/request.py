@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from actors.messages import Admit, Commit
 from decoding.detokenizer import Detokenizer
@@ -43,6 +43,9 @@ class Statistics:
     drafted: int = 0
     accepted: int = 0
     committed: int = 0
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        return Statistics(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def acceptance_rate(self) -> float:

@@ -67,6 +67,11 @@ class RowTable(Generic[R]):
             self._cache.give_back(row.slot)
             self._fill_slots()
 
+    def remove_peer(self, peer: str) -> None:
+        """Forget all rows of a coordinator."""
+        for key in [key for key in (*self._active, *self._waiting) if key[0] == peer]:
+            self.remove(key)
+
     def peers(self) -> set[str]:
         """The coordinators whose requests are here."""
         return {peer for peer, _ in (*self._active, *self._waiting)}

@@ -9,85 +9,54 @@ import time
 import torch
 from torch import Tensor
 
-from actors.link import Link, Outbox
+from actors.draft_planner import DraftPlanner
+from actors.link import Link
 from actors.loop import LoopTimes
-from actors.messages import Admit, Cancel, Commit, Drafting, Failed, Message, Offer
-from actors.rows import Row, RowTable, choose_prefill
+from actors.messages import Admit, Commit, Drafting, Failed, Message, Offer, Report
+from actors.reception import REPORT_PERIOD_S, Reception
+from actors.rows import RowTable, choose_prefill
 from actors.runner import RowInput, Runner
-from decoding.drafts import DraftTrie
+from actors.target_row import TargetRow
 from decoding.sampling import SamplingBatch, sample
 from decoding.stopping import cut_at_stop
 from decoding.verify import accepted_lengths
-
-_REPORT_PERIOD_S = 1.0
-_PATIENCE = 1.5  # how many usual draft latencies to wait for a draft
-_SMOOTHING = 0.1  # weight of the newest value in running means
-
-
-class TargetRow(Row):
-    """A request on the target: its draft trie, and until when it is worth waiting for a draft."""
-
-    def __init__(self, peer: str, admit: Admit) -> None:
-        super().__init__(peer, admit)
-        self.trie = DraftTrie(self.tokens)
-        self.expects_drafts = self.draft_length > 0
-        self.incomplete_since_s: float | None = None  # when its draft began to be awaited
-        self.deadline_s = 0.0
-
-    @property
-    def prefilling(self) -> bool:
-        return self.pending > 1
-
-    @property
-    def generated(self) -> int:
-        return len(self.tokens) - self.prompt_length
-
-    @property
-    def usable_draft_length(self) -> int:
-        """The draft length, or less where the request's end is near: the last token needs no draft."""
-        return min(self.draft_length, self.params.max_tokens - self.generated - 1)
-
-    def draft(self) -> list[int]:
-        return self.trie.longest_path(self.usable_draft_length)
-
-    def ready(self, now_s: float) -> bool:
-        return not self.expects_drafts or now_s >= self.deadline_s or self.has_full_draft()
-
-    def has_full_draft(self) -> bool:
-        return len(self.draft()) >= self.usable_draft_length
 
 
 class Target:
     """One replica of a target model."""
 
-    def __init__(self, runner: Runner, link: Link, *, prefill_chunk: int = 256) -> None:
-        """prefill_chunk: prompt tokens processed between two steps of the running rows."""
+    def __init__(self, runner: Runner, link: Link, *, prefill_chunk: int = 256, adaptive: bool = True) -> None:
+        """
+        prefill_chunk: prompt tokens processed between two steps of the running rows.
+        adaptive: verify as many draft tokens as pay; otherwise always as many as the request allows.
+        """
         self.times = LoopTimes()
         self._runner = runner
-        self._link = link
-        self._outbox = Outbox(link)
         self._prefill_chunk = prefill_chunk
         self._rows: RowTable[TargetRow] = RowTable(runner.cache)
-        self._mean_step_s = 0.0
-        self._mean_draft_latency_s: float | None = None  # from a commit to the full draft that follows it
-        self._reported_at_s = 0.0
+        self._reception = Reception(link, self._rows, self.times)
+        self._planner = DraftPlanner(runner, adaptive=adaptive)
+
+    def load(self) -> Report:
+        """The load at this moment; any thread may ask."""
+        return self._rows.report()
 
     def turn(self) -> None:
         """Receive; prefill one chunk of the new rows; take one step with the running ones, once they are ready."""
-        self._receive()
+        for peer, message in self._reception.receive(self._timeout_s()):
+            self._handle(peer, message)
         prefilling = [row for row in self._rows if row.prefilling]
         if prefilling:
             self._prefill(choose_prefill(prefilling, self._prefill_chunk))
         running = [row for row in self._rows if not row.prefilling]
-        if running and self._wait_s(running) == 0:
+        if running and _wait_s(running) == 0:
             self._step(running)
-        self._report()
-        self._outbox.flush()
+        self._reception.close_turn()
 
     def _step(self, rows: list[TargetRow]) -> None:
         """One batched forward over every row's last token and its draft; each row commits one token or more."""
         began_s = time.perf_counter()
-        drafts = [row.draft() for row in rows]
+        drafts = self._planner.choose(rows)
         logits = self._runner.forward(
             [RowInput(row.slot, row.cached, [row.tokens[-1], *draft]) for row, draft in zip(rows, drafts, strict=True)]
         )
@@ -96,12 +65,11 @@ class Target:
         now_s = time.perf_counter()
         self.times.steps += 1
         self.times.step_s += now_s - began_s
-        self._mean_step_s = _running_mean(self._mean_step_s or None, now_s - began_s)
+        self._planner.note_step(len(rows) + sum(map(len, drafts)), now_s - began_s)
         for row, draft, tokens, count in zip(rows, drafts, sampled.tolist(), accepted, strict=True):
-            row.expects_drafts &= bool(
-                draft
-            )  # a drafter that missed its chance is waited for again after its next offer
-            self._commit(row, tokens[: count + 1], drafted=len(draft), now_s=now_s)
+            row.acceptance.note(drafted=len(draft), accepted=count)
+            self._commit(row, tokens[: count + 1], drafted=len(draft))
+        self._planner.plan(rows, now_s)
 
     def _prefill(self, rows: list[TargetRow]) -> None:
         """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token."""
@@ -115,60 +83,35 @@ class Target:
         for row, chunk, token in zip(rows, chunks, sampled, strict=True):
             row.cached += len(chunk.tokens)
             if row.pending == 0:
-                row.cached -= 1  # as in a step: the cache lacks the last token but one, then _commit counts it
-                self._commit(row, [token], drafted=0, now_s=now_s)
+                row.cached -= 1  # as in a step, where the cache lacks the last token: _commit counts it
+                self._commit(row, [token], drafted=0)
+        self._planner.plan([row for row in rows if not row.prefilling], now_s)
 
-    def _commit(self, row: TargetRow, tokens: list[int], *, drafted: int, now_s: float) -> None:
+    def _commit(self, row: TargetRow, tokens: list[int], *, drafted: int) -> None:
         """Append a step's accepted tokens and the target's own last one, and tell the coordinator."""
         peer, request_id = row.key
         kept, finish = cut_at_stop(tokens, row.generated, row.params)
         accepted = min(len(tokens) - 1, len(kept))
-        self._outbox.put(peer, Commit(request_id, len(row.tokens), kept, drafted, accepted, finish))
-        if finish is not None:
-            self._rows.remove(row.key)
-            return
+        self._reception.put(peer, Commit(request_id, len(row.tokens), kept, drafted, accepted, finish))
         row.cached += len(tokens)
         row.trie.commit(kept)
-        row.incomplete_since_s = None if row.has_full_draft() else now_s
-        row.deadline_s = now_s + self._patience_s()
+        if finish is not None:
+            self._rows.remove(row.key)
 
-    def _patience_s(self) -> float:
-        """How long a row waits for its draft: what drafts usually take, but never longer than a step."""
-        if self._mean_draft_latency_s is None:
-            return self._mean_step_s
-        return min(_PATIENCE * self._mean_draft_latency_s, self._mean_step_s)
-
-    def _wait_s(self, rows: list[TargetRow]) -> float:
-        """Until when the rows are worth waiting for, in seconds from now; 0: take the step."""
-        now_s = time.perf_counter()
-        return max(0.0 if row.ready(now_s) else row.deadline_s - now_s for row in rows)
-
-    def _receive(self) -> None:
-        """Handle what has arrived; wait for more only while there is nothing to compute."""
+    def _timeout_s(self) -> float:
+        """How long to wait for messages: not at all while there is something to compute."""
         if any(row.prefilling for row in self._rows):
-            timeout_s = 0.0
-        elif len(self._rows):
-            timeout_s = self._wait_s(list(self._rows))
-        else:
-            timeout_s = _REPORT_PERIOD_S
-        began_s = time.perf_counter()
-        envelopes = self._link.receive(timeout_s)
-        waited_s = time.perf_counter() - began_s
-        if len(self._rows):
-            self.times.waited_s += waited_s
-        else:
-            self.times.idle_s += waited_s
-        for peer, message in envelopes:
-            self._handle(peer, message)
+            return 0.0
+        return _wait_s(list(self._rows)) if len(self._rows) else REPORT_PERIOD_S
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
             case Offer(request_id, base, tokens):
-                self._offer(self._rows.get((peer, request_id)), base, tokens)
+                row = self._rows.get((peer, request_id))
+                if row is not None and row.trie.offer(base, tokens):
+                    self._planner.note_offer(row, time.perf_counter())
             case Admit():
                 self._admit(peer, message)
-            case Cancel(request_id):
-                self._rows.remove((peer, request_id))
             case Drafting(request_id, draft_length):
                 row = self._rows.get((peer, request_id))
                 if row is not None:
@@ -183,23 +126,13 @@ class Target:
             self._rows.add(TargetRow(peer, message))
         else:
             error = f"the request needs {needed} positions, but the target has {self._runner.max_length}"
-            self._outbox.put(peer, Failed(message.request_id, error))
+            self._reception.put(peer, Failed(message.request_id, error))
 
-    def _offer(self, row: TargetRow | None, base: int, tokens: list[int]) -> None:
-        if row is None or not row.trie.offer(base, tokens):
-            return
-        row.expects_drafts = row.draft_length > 0
-        if row.incomplete_since_s is not None and row.has_full_draft():
-            latency_s = time.perf_counter() - row.incomplete_since_s
-            self._mean_draft_latency_s = _running_mean(self._mean_draft_latency_s, latency_s)
-            row.incomplete_since_s = None
 
-    def _report(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._reported_at_s >= _REPORT_PERIOD_S:
-            self._reported_at_s = now_s
-            for peer in self._rows.peers():
-                self._outbox.put(peer, self._rows.report())
+def _wait_s(rows: list[TargetRow]) -> float:
+    """How much longer the rows are worth waiting for, in seconds; 0: take the step."""
+    now_s = time.perf_counter()
+    return max(row.wait_s(now_s) for row in rows)
 
 
 def _sample_after_drafts(rows: list[TargetRow], logits: Tensor) -> Tensor:
@@ -215,7 +148,3 @@ def _pad(drafts: list[list[int]], width: int) -> tuple[Tensor, Tensor]:
     padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
     tokens = torch.tensor(padded, dtype=torch.int64).view(len(drafts), width)
     return tokens, torch.tensor([len(draft) for draft in drafts])
-
-
-def _running_mean(mean: float | None, value: float) -> float:
-    return value if mean is None else mean + _SMOOTHING * (value - mean)

@@ -1,0 +1,1 @@
+"""Benchmarks: Consort beside its peers, in one interleaved run on the same machine."""

@@ -24,13 +24,13 @@ def top_k(logits: Tensor, values: Tensor) -> Tensor:
 
 
 def top_p(logits: Tensor, values: Tensor) -> Tensor:
-    """Keep the smallest set of most probable tokens whose probabilities reach p. values: [N], 1 is off.
+    """Keep the smallest set of most probable tokens whose probabilities reach p. values: [N] float64, 1 is off.
 
     Nucleus sampling, Holtzman et al., arXiv 1904.09751, section 3.1. The most probable token always stays.
     """
     ascending, order = logits.sort(dim=-1)  # [N, V]
     below = ascending.softmax(dim=-1).cumsum(dim=-1)
-    drop_sorted = below <= (1 - values)[:, None]
+    drop_sorted = below <= (1 - values).to(below.dtype)[:, None]  # 1 − p in float64 first, as transformers has it
     drop_sorted[:, -1] = False
     drop_sorted &= (values < 1)[:, None]
     drop = torch.zeros_like(drop_sorted).scatter(-1, order, drop_sorted)

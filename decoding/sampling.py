@@ -22,7 +22,7 @@ class SamplingBatch:
     sampled: Tensor  # [S] int64, their indices in 0…N−1
     temperature: Tensor  # [S] float32
     top_k: Tensor  # [S] int64, 0 is off
-    top_p: Tensor  # [S] float32, 1 is off
+    top_p: Tensor  # [S] float64, 1 is off
     keys: Tensor  # [S, 2] int32, noise keys
     uses_top_k: bool
     uses_top_p: bool
@@ -39,7 +39,7 @@ class SamplingBatch:
             sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
             temperature=torch.tensor([p.temperature for p, _ in chosen], dtype=torch.float32, device=device),
             top_k=torch.tensor([p.top_k for p, _ in chosen], dtype=torch.int64, device=device),
-            top_p=torch.tensor([p.top_p for p, _ in chosen], dtype=torch.float32, device=device),
+            top_p=torch.tensor([p.top_p for p, _ in chosen], dtype=torch.float64, device=device),
             keys=torch.tensor(keys, dtype=torch.int32, device=device).reshape(-1, 2),
             uses_top_k=any(p.top_k > 0 for p, _ in chosen),
             uses_top_p=any(p.top_p < 1 for p, _ in chosen),

@@ -36,9 +36,10 @@ class StopStrings:
     def add(self, text: str) -> tuple[str, bool]:
         """Text that is safe to show, and whether a stop string was found (the text ends right before it)."""
         self._held += text
-        found = [at for at in (self._held.find(s) for s in self._stop) if at >= 0]
+        found = [(at + len(s), at) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
-            safe, self._held = self._held[: min(found)], ""
+            _, at = min(found)  # the first to be complete, so that the size of the pieces doesn't matter
+            safe, self._held = self._held[:at], ""
             return safe, True
         keep = self._partial_match()
         safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

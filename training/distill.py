@@ -83,7 +83,7 @@ def distill(
         (0.25 * corpus_loss + 0.75 * own_loss).backward()
         optimizer.step()
         step += 1
-        if step % 5 == 0:
+        if step % 20 == 0:
             losses = f"corpus {corpus_loss.item():.4f} own {own_loss.item():.4f}"
             report(f"step {step} elapsed {optimizer.elapsed:.3f} {losses} agreement {agreement:.3f}")
         if step % STEPS_PER_BATCH == 0:

@@ -1,0 +1,65 @@
+"""Decides how many draft tokens a target's rows verify, and how long they wait for them, from measured times."""
+
+from collections.abc import Sequence
+
+from actors.runner import Runner
+from actors.step_cost import measure_step_cost
+from actors.target_row import TargetRow
+from decoding.draft_length import choose_draft_lengths
+
+_PATIENCE = 1.5  # how many usual draft latencies to wait for a draft
+_SMOOTHING = 0.1  # weight of the newest value in running means
+
+
+class DraftPlanner:
+    """One target's planner."""
+
+    def __init__(self, runner: Runner, *, adaptive: bool) -> None:
+        """adaptive: as many draft tokens as pay; otherwise always as many as the request allows."""
+        self._adaptive = adaptive
+        self._step_cost_s = measure_step_cost(runner)
+        self._mean_step_s = self._step_cost_s(1)
+        self._draft_token_s: float | None = None  # from a commit to the draft it needs next, per draft token
+
+    def choose(self, rows: Sequence[TargetRow]) -> list[list[int]]:
+        """Of the drafts that are there, as much as pays in this step."""
+        drafts = [row.draft() for row in rows]
+        for row, draft in zip(rows, drafts, strict=True):
+            row.expects_drafts &= bool(draft)  # a drafter that missed its chance is waited for again once it offers
+        lengths = self._lengths(rows, [len(draft) for draft in drafts], latency_s=0.0)
+        return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
+
+    def plan(self, rows: Sequence[TargetRow], now_s: float) -> None:
+        """Decide, after a commit, what draft each row waits for, and until when; never longer than a step."""
+        limits = [row.usable_draft_length if row.expects_drafts else 0 for row in rows]
+        lengths = self._lengths(rows, limits, latency_s=self._draft_token_s or 0.0)
+        for row, length in zip(rows, lengths, strict=True):
+            row.wanted_draft_length = length
+            row.incomplete_since_s = None if row.has_wanted_draft() else now_s
+            row.deadline_s = now_s + self._patience_s(length)
+
+    def note_step(self, tokens: int, seconds: float) -> None:
+        """Learn from a step that verified so many tokens in all."""
+        self._step_cost_s.note(tokens, seconds)
+        self._mean_step_s += _SMOOTHING * (seconds - self._mean_step_s)
+
+    def note_offer(self, row: TargetRow, now_s: float) -> None:
+        """Learn from an offer that fitted, if it completed what the row was waiting for."""
+        row.expects_drafts = row.draft_length > 0
+        if row.incomplete_since_s is None or not row.has_wanted_draft():
+            return
+        latency_s = (now_s - row.incomplete_since_s) / max(1, row.wanted_draft_length)
+        row.incomplete_since_s = None
+        if self._draft_token_s is None:
+            self._draft_token_s = latency_s
+        self._draft_token_s += _SMOOTHING * (latency_s - self._draft_token_s)
+
+    def _lengths(self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float) -> list[int]:
+        if not self._adaptive or not rows:
+            return limits
+        return choose_draft_lengths([row.acceptance.value for row in rows], limits, self._step_cost_s, latency_s)
+
+    def _patience_s(self, draft_length: int) -> float:
+        if self._draft_token_s is None:
+            return self._mean_step_s
+        return min(_PATIENCE * draft_length * self._draft_token_s, self._mean_step_s)

@@ -1,0 +1,54 @@
+"""What every model loop does with its messages: wait, account for the wait, answer for its rows, report."""
+
+import time
+from typing import Generic
+
+from actors.link import Envelope, Link, Outbox
+from actors.loop import LoopTimes
+from actors.messages import Alive, Cancel, Message
+from actors.rows import R, RowTable
+
+REPORT_PERIOD_S = 1.0
+_MAX_SILENCE_S = 30.0
+
+
+class Reception(Generic[R]):
+    """A loop's link, seen from its rows."""
+
+    def __init__(self, link: Link, rows: RowTable[R], times: LoopTimes) -> None:
+        self._link = link
+        self._outbox = Outbox(link)
+        self._rows = rows
+        self._times = times
+        self._heard_at_s: dict[str, float] = {}  # by coordinator
+        self._reported_at_s = 0.0
+
+    def receive(self, timeout_s: float) -> list[Envelope]:
+        """What has arrived and is the loop's own business; waits up to `timeout_s` for it."""
+        began_s = time.perf_counter()
+        envelopes = self._link.receive(timeout_s)
+        self._times.note_wait(time.perf_counter() - began_s, with_requests=len(self._rows) > 0)
+        return [envelope for envelope in envelopes if not self._handle(*envelope)]
+
+    def put(self, peer: str, message: Message) -> None:
+        """Send a message at the end of this turn."""
+        self._outbox.put(peer, message)
+
+    def close_turn(self) -> None:
+        """Send what was put; now and then, report, and forget the rows of coordinators that fell silent."""
+        now_s = time.monotonic()
+        if now_s - self._reported_at_s >= REPORT_PERIOD_S:
+            self._reported_at_s = now_s
+            for peer in self._rows.peers():
+                if now_s - self._heard_at_s[peer] > _MAX_SILENCE_S:
+                    self._rows.remove_peer(peer)
+                else:
+                    self._outbox.put(peer, self._rows.report())
+        self._outbox.flush()
+
+    def _handle(self, peer: str, message: Message) -> bool:
+        """Note the sign of life; True if that, or a row's removal, was all that there is to do."""
+        self._heard_at_s[peer] = time.monotonic()
+        if isinstance(message, Cancel):
+            self._rows.remove((peer, message.request_id))
+        return isinstance(message, Cancel | Alive)

@@ -1,0 +1,46 @@
+"""Replicas in processes of their own, as Ray would place them, but without Ray."""
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+from types import TracebackType
+
+from actors.link import ReplicaAddress
+from actors.loading import ModelSpec
+from actors.loop import LoopTimes
+from actors.replica import Replica, Role
+
+
+class ReplicaProcess:
+    """One replica in a child process, which ends with the `with` block."""
+
+    def __init__(self, role: Role, spec: ModelSpec) -> None:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # children inherit it; idle threads must not spin
+        context = multiprocessing.get_context("spawn")
+        self._connection, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(role, spec, child_end), daemon=True)
+
+    def __enter__(self) -> "ReplicaProcess":
+        self._process.start()
+        self.address: ReplicaAddress = self._connection.recv()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.join()
+
+    def times(self) -> LoopTimes:
+        """Where the replica's time went since it started."""
+        self._connection.send("times")
+        times: LoopTimes = self._connection.recv()
+        return times
+
+
+def _serve(role: Role, spec: ModelSpec, connection: Connection) -> None:
+    replica = Replica(role, spec, "127.0.0.1")
+    connection.send(replica.address)
+    while True:
+        connection.recv()
+        connection.send(replica.times)

@@ -1,0 +1,189 @@
+"""The Serve application: one deployment per model, and the coordinator's, which answers HTTP.
+
+The only place where Serve's decorators are applied. Torch and transformers are imported in the replicas, so that the
+process that builds the application starts at once.
+"""
+
+import asyncio
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+
+from decoding.errors import UnavailableError
+from deployments.config import ModelConfig, ServerConfig, load_config, parse_config
+from deployments.strict import StrictModel
+
+if TYPE_CHECKING:
+    from actors.link import ReplicaAddress
+    from actors.messages import Report
+    from actors.replica import Role
+
+APP_NAME = "consort"
+COORDINATOR = "Coordinator"
+
+_SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
+_ASK_TIMEOUT_S = 3.0
+_MAX_SILENCE_S = 20.0  # a replica whose loop is stuck for so long gets no requests until it turns again
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A replica as an operator sees it."""
+
+    name: str
+    pid: int
+    report: "Report"
+
+
+class ModelReplica:
+    """A replica of a model: loads it, and keeps its loop running."""
+
+    def __init__(self, name: str, role: "Role", config: ModelConfig) -> None:
+        from actors.replica import Replica
+
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        self._replica = Replica(role, config.spec(name), ray.util.get_node_ip_address())
+
+    def address(self) -> "ReplicaAddress":
+        """Where coordinators reach it; raises UnavailableError while its loop is stuck."""
+        self._replica.check(max_silence_s=_MAX_SILENCE_S)
+        return self._replica.address
+
+    def status(self) -> ReplicaStatus:
+        """Its process and its load."""
+        return ReplicaStatus(self._replica.address.name, os.getpid(), self._replica.report())
+
+    def check_health(self) -> None:
+        """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
+        self._replica.check()
+
+
+class CoordinatorIngress:
+    """The coordinator and the HTTP interface, in one process, so that events are sent where commits arrive."""
+
+    async def __init__(self, config: ServerConfig, handles: dict[str, DeploymentHandle]) -> None:
+        """handles: of every model's deployment, by model."""
+        from actors.coordinator import Coordinator
+        from actors.loop import LoopThread
+        from actors.zmq_link import CoordinatorZmqLink
+        from deployments.discovery import Discovery
+        from deployments.endpoints import load_endpoints
+        from deployments.service import Service
+
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        limit = config.http.max_requests
+        endpoints = load_endpoints(config)
+        link = CoordinatorZmqLink(f"coordinator-{secrets.token_hex(4)}")
+        coordinator = Coordinator(link, max_requests=limit)
+        self._service = Service(endpoints, coordinator, max_requests=limit)
+        self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
+        self._thread.start()
+        ask = {model: partial(_addresses, handle) for model, handle in handles.items()}
+        self._discovering = asyncio.create_task(Discovery(ask, coordinator.set_replicas).run())
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        from deployments.routes import make_api
+
+        return make_api(self._service)
+
+    def check_health(self) -> None:
+        """Serve's health check; raises if the coordinator's loop or the discovery of replicas has ended."""
+        self._thread.check()
+        if self._discovering.done():
+            self._discovering.result()
+
+
+class BuildArgs(StrictModel):
+    """Arguments of the application in a Serve configuration file: a YAML file's path, or its content."""
+
+    config: str | dict[str, Any] | None = None
+
+    def load(self) -> ServerConfig:
+        """Raises ConfigError if the configuration can't work."""
+        match self.config:
+            case None:
+                return load_config()
+            case str(path):
+                return load_config(Path(path))
+            case data:
+                return parse_config(data, folder=Path.cwd())
+
+
+def build(args: BuildArgs) -> serve.Application:
+    """The application for `serve run deployments.app:build config=...` and serve.yaml."""
+    return build_application(args.load())
+
+
+def build_application(config: ServerConfig) -> serve.Application:
+    """One deployment per model, and the coordinator's over them."""
+    models = {
+        name: _model_deployment(name, role, config.models[name]) for name, role in config.roles().items()
+    }
+    coordinator = serve.deployment(serve.ingress()(CoordinatorIngress)).options(
+        name=COORDINATOR, ray_actor_options={"num_cpus": 0, "runtime_env": _runtime_env(threads=1)}, **_options()
+    )
+    return coordinator.bind(config, models)
+
+
+def deployment_name(model: str, role: "Role") -> str:
+    """What Serve calls a model's deployment."""
+    return f"{role.capitalize()}-{model}"
+
+
+def _model_deployment(name: str, role: "Role", config: ModelConfig) -> serve.Application:
+    actor_options = {
+        "num_cpus": config.num_cpus,
+        "num_gpus": config.num_gpus,
+        "resources": config.resources,
+        "runtime_env": _runtime_env(config.threads),
+    }
+    deployment = serve.deployment(ModelReplica).options(
+        name=deployment_name(name, role),
+        num_replicas=config.replicas,
+        ray_actor_options=actor_options,
+        max_constructor_retry_count=2,
+        **_options(),
+    )
+    return deployment.bind(name, role, config)
+
+
+def _options() -> dict[str, Any]:
+    """Serve's options that all deployments share. Limits are ours, so Serve's own must never come first."""
+    return {
+        "max_ongoing_requests": 10_000,
+        "health_check_period_s": 2,
+        "health_check_timeout_s": 30,
+        "graceful_shutdown_wait_loop_s": 1,
+        "graceful_shutdown_timeout_s": 10,
+        "logging_config": LoggingConfig(enable_access_log=False),
+    }
+
+
+def _runtime_env(threads: int | None) -> dict[str, Any]:
+    """Idle threads sleep instead of spinning, since models share cores; tokenizers need no threads of their own."""
+    variables = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    if threads is not None:
+        variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return {"env_vars": variables}
+
+
+async def _addresses(handle: DeploymentHandle) -> list["ReplicaAddress"]:
+    """What the replicas that are up answer; raises as `deployments.discovery.Ask` says."""
+    from actors.link import ReplicaAddress
+
+    try:
+        answers = await handle.broadcast("address").results_async(timeout_s=_ASK_TIMEOUT_S, return_exceptions=True)
+    except DeploymentUnavailableError as error:
+        raise UnavailableError(str(error)) from error
+    return [answer for answer in answers if isinstance(answer, ReplicaAddress)]

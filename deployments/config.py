@@ -1,0 +1,164 @@
+"""The configuration of a server: models, endpoints and HTTP, from YAML. Knows nothing of Ray or of loaded models."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from decoding.errors import ConfigError
+from deployments.strict import StrictModel, nearest, problem_of
+
+if TYPE_CHECKING:
+    from actors.loading import ModelSpec
+    from actors.replica import Role
+
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_CONFIG = Path(__file__).with_name("default.yaml")
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", max_length=200)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ModelConfig(StrictModel):
+    """A model to load, and what each of its replicas gets."""
+
+    path: Annotated[str, Field(min_length=1)] = Field(
+        description="A folder, relative to the configuration's own folder, or an id on the Hugging Face Hub."
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of the weights; auto: as stored."
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+        "auto", description="auto (a GPU where the replica has one, else the CPU), cpu or cuda."
+    )
+    slots: Count = Field(16, description="Requests that run at once on a replica; further ones wait for a slot.")
+    max_length: Count = Field(1024, description="Tokens per slot: prompt and answer together.")
+    prefill_chunk: Count = Field(256, description="Prompt tokens processed between two steps of running requests.")
+    threads: Count | None = Field(None, description="CPU threads of a replica; by default all cores.")
+    replicas: Count = Field(1, description="How many copies of the model to run.")
+    num_cpus: Annotated[float, Field(ge=0)] = Field(
+        0, description="CPUs that Ray sets aside for a replica; 0 lets it run beside anything."
+    )
+    num_gpus: Annotated[float, Field(ge=0)] = Field(0, description="GPUs, or the share of one, for a replica.")
+    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict, description="Amounts of custom Ray resources that a replica needs, for placement."
+    )
+
+    def spec(self, name: str) -> "ModelSpec":
+        """What to load, with the path as this machine knows it."""
+        from actors.loading import ModelSpec  # imports torch, which only replicas need
+
+        return ModelSpec(
+            name=name,
+            path=locate(self.path),
+            revision=self.revision,
+            dtype=self.dtype,
+            device=self.device,
+            slots=self.slots,
+            max_length=self.max_length,
+            prefill_chunk=self.prefill_chunk,
+            threads=self.threads,
+        )
+
+
+class EndpointConfig(StrictModel):
+    """A name that clients ask for, and the models that answer."""
+
+    target: str = Field(description="The model whose text is served.")
+    drafter: str | None = Field(None, description="The model that drafts for the target; null: plain decoding.")
+    draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
+        4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
+    )
+
+
+class HttpConfig(StrictModel):
+    """Where to listen, and how much to take on."""
+
+    host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address to listen on.")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="Port to listen on.")
+    max_requests: Count = Field(
+        256, description="Prompts in progress or waiting at once; requests beyond are refused with 429."
+    )
+
+
+class ServerConfig(StrictModel):
+    """Everything that `consort serve` needs to know."""
+
+    models: dict[Name, ModelConfig] = Field(min_length=1, description="Models by name.")
+    endpoints: dict[Name, EndpointConfig] = Field(min_length=1, description="What clients can ask for, by name.")
+    http: HttpConfig = Field(default_factory=HttpConfig, description="The HTTP interface.")
+
+    def roles(self) -> dict[str, "Role"]:
+        """Each model's role, which follows from its use."""
+        roles: dict[str, "Role"] = {endpoint.target: "target" for endpoint in self.endpoints.values()}
+        drafters = {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}
+        return roles | dict.fromkeys(drafters, "drafter")
+
+
+def parse_config(data: object, *, folder: Path) -> ServerConfig:
+    """The configuration in a parsed YAML document. folder: what relative model paths are relative to.
+
+    Raises:
+        ConfigError: a key is unknown, a value is wrong, or the parts don't fit together; names the key.
+    """
+    try:
+        config = ServerConfig.model_validate(data)
+    except ValidationError as error:
+        path, problem = problem_of(error)
+        raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
+    _check_roles(config)
+    for model in config.models.values():
+        model.path = _anchor(model.path, folder)
+    return config
+
+
+def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
+    """The configuration in a YAML file; by default, the one that serves the bundled models.
+
+    Raises:
+        ConfigError: the file can't be read, or what `parse_config` raises.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"can't read {path}: {error}") from error
+    try:
+        return parse_config(data, folder=path.resolve().parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def locate(path: str) -> str:
+    """A model's folder on this machine, or the path as it is if it is a Hub id or absolute.
+
+    Folders inside the checkout are configured relative to it, because other nodes have their own copy of it.
+    """
+    return str(ROOT / path) if (ROOT / path).is_dir() else path
+
+
+def _anchor(path: str, folder: Path) -> str:
+    """A path that no longer depends on the configuration's folder or on the working directory."""
+    for found in (folder / path, Path(path)):
+        if found.is_dir():
+            absolute = found.resolve()
+            return str(absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute)
+    return path
+
+
+def _check_roles(config: ServerConfig) -> None:
+    targets = {name: endpoint.target for name, endpoint in config.endpoints.items()}
+    drafters = {name: endpoint.drafter for name, endpoint in config.endpoints.items() if endpoint.drafter is not None}
+    for role, uses in (("target", targets), ("drafter", drafters)):
+        for endpoint, model in uses.items():
+            if model not in config.models:
+                suggestion = nearest(model, config.models)
+                raise ConfigError(f"endpoints.{endpoint}.{role}: there is no model {model!r}; {suggestion}")
+    both = set(targets.values()) & set(drafters.values())
+    if both:
+        name = min(both)
+        raise ConfigError(f"models.{name}: used as target and as drafter; configure it twice, under two names")
+    unused = set(config.models) - set(targets.values()) - set(drafters.values())
+    if unused:
+        raise ConfigError(f"models.{min(unused)}: no endpoint uses it; remove it or name it in an endpoint")

@@ -1,0 +1,47 @@
+"""Finds the replicas that are up, again and again, and tells the coordinator. Knows Serve only as functions to ask."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from actors.link import ReplicaAddress
+from decoding.errors import UnavailableError
+
+Ask = Callable[[], Awaitable[Sequence[ReplicaAddress]]]
+
+_PERIOD_S = 1.0
+_STARTING_PERIOD_S = 0.2  # while the model has no replica
+_logger = logging.getLogger(__name__)
+
+
+class Discovery:
+    """Asks every model's deployment for the addresses of its live replicas."""
+
+    def __init__(self, ask: Mapping[str, Ask], found: Callable[[list[ReplicaAddress]], None]) -> None:
+        """
+        ask: by model. May raise UnavailableError if there is no replica, and TimeoutError if one is too slow to
+            answer: then the last known ones stay.
+        found: gets the addresses of all models' replicas after every look.
+        """
+        self._ask = ask
+        self._found = found
+        self._known: dict[str, list[ReplicaAddress]] = {model: [] for model in ask}
+
+    async def run(self) -> None:
+        """Follow all models for ever, each by itself, so that one which is starting holds up no other."""
+        await asyncio.gather(*(self._follow(model) for model in self._ask))
+
+    async def _follow(self, model: str) -> None:
+        while True:
+            await self.look(model)
+            await asyncio.sleep(_PERIOD_S if self._known[model] else _STARTING_PERIOD_S)
+
+    async def look(self, model: str) -> None:
+        """Ask one model's deployment once."""
+        try:
+            self._known[model] = list(await self._ask[model]())
+        except UnavailableError:
+            self._known[model] = []
+        except TimeoutError:
+            _logger.warning("replicas of %s are slow to answer", model)
+        self._found([address for addresses in self._known.values() for address in addresses])

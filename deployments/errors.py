@@ -1,0 +1,98 @@
+"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} under the right status."""
+
+import logging
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from decoding.errors import ConsortError, InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
+from deployments.strict import first_problem
+
+_logger = logging.getLogger(__name__)
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, and the field to change (`param`), if it is one."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not 2xx."""
+
+    error: ErrorDetail
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status that tells a client what it can do about the error."""
+    match error:
+        case UnknownModelError():
+            return HTTPStatus.NOT_FOUND
+        case InvalidRequestError():
+            return HTTPStatus.BAD_REQUEST
+        case OverloadedError():
+            return HTTPStatus.TOO_MANY_REQUESTS
+        case UnavailableError():
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        case _:
+            return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def body_of(error: Exception) -> ErrorBody:
+    """The body for the error. What is not ours to explain is an internal error without details."""
+    field = error.field if isinstance(error, InvalidRequestError) else None
+    match error:
+        case UnknownModelError():
+            return _body(str(error), "invalid_request_error", field, "model_not_found")
+        case InvalidRequestError():
+            return _body(str(error), "invalid_request_error", field)
+        case OverloadedError():
+            return _body(str(error), "rate_limit_error", code="rate_limit_exceeded")
+        case UnavailableError():
+            return _body(str(error), "server_error", code="unavailable")
+        case _:
+            return _body("Internal error; the server's log has more.", "server_error", code="internal_error")
+
+
+def install_error_handlers(api: FastAPI) -> None:
+    """Give every error of the application the shape above."""
+    api.add_exception_handler(ConsortError, _on_error)
+    api.add_exception_handler(Exception, _on_error)
+    api.add_exception_handler(RequestValidationError, _on_invalid_body)
+    api.add_exception_handler(HTTPException, _on_http_error)
+
+
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    status = status_of(error)
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, OverloadedError) else None
+    return JSONResponse(body_of(error).model_dump(), status, headers)
+
+
+async def _on_invalid_body(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    path, problem = first_problem(error.errors())
+    field = path.removeprefix("body").removeprefix(".")
+    message = f"{field or 'The body'}: {problem}"
+    return JSONResponse(_body(message, "invalid_request_error", field or None).model_dump(), HTTPStatus.BAD_REQUEST)
+
+
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    body = _body(message, "invalid_request_error", code=HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
+    return JSONResponse(body.model_dump(), error.status_code, error.headers)
+
+
+def _body(message: str, kind: str, field: str | None = None, code: str | None = None) -> ErrorBody:
+    """Lone surrogates that a client sent can't be sent back."""
+    message, param = (text and text.encode(errors="replace").decode() for text in (message, field))
+    return ErrorBody(error=ErrorDetail(message=message or "", type=kind, param=param, code=code))

@@ -1,0 +1,84 @@
+"""Between HTTP and the coordinator: prepares requests off the event loop, and hands out deltas as they are committed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from actors.coordinator import Coordinator
+from actors.request import Delta, Request
+from decoding.errors import InvalidRequestError, UnknownModelError
+from deployments.endpoints import ServedEndpoint
+from deployments.schema import GenerationRequest
+from deployments.strict import nearest
+
+DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
+
+
+class Service:
+    """What the HTTP routes call. One event loop uses it."""
+
+    def __init__(self, endpoints: Mapping[str, ServedEndpoint], coordinator: Coordinator, *, max_requests: int) -> None:
+        """max_requests: the most prompts that one HTTP request may bring."""
+        self.endpoints = endpoints
+        self._coordinator = coordinator
+        self._max_requests = max_requests
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
+
+    def ready_models(self) -> set[str]:
+        """Configured models that have a live replica."""
+        return self._coordinator.models()
+
+    def endpoint(self, name: str) -> ServedEndpoint:
+        """The endpoint that clients call so; raises UnknownModelError if there is none."""
+        if name not in self.endpoints:
+            suggestion = nearest(name, self.endpoints)
+            raise UnknownModelError(f"model: there is no model {name!r}; {suggestion}", field="model")
+        return self.endpoints[name]
+
+    async def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
+        """One request for each prompt.
+
+        Raises:
+            InvalidRequestError: the body can't be served as it is.
+        """
+        endpoint = self.endpoint(body.model)
+        prepare = partial(endpoint.prepare, body, seed=seed)
+        requests = await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
+        if len(requests) > self._max_requests:
+            reason = f"prompt: has {len(requests)} prompts, but at most {self._max_requests} are taken at once"
+            raise InvalidRequestError(reason, field="prompt")
+        return requests
+
+    async def run(self, requests: Sequence[Request]) -> AsyncIterator[DeltaBatch]:
+        """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.
+
+        Raises:
+            ConsortError: a request was refused, or failed; the others are cancelled.
+        """
+        deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        running = dict(enumerate(requests))
+        try:
+            self._submit(requests, deltas)
+            while running:
+                batch = [await deltas.get()]
+                while not deltas.empty():
+                    batch.append(deltas.get_nowait())
+                for index, delta in batch:
+                    if delta.error is not None:
+                        raise delta.error
+                    if delta.finish is not None:
+                        del running[index]
+                yield batch
+        finally:
+            for request in running.values():
+                self._coordinator.cancel(request.request_id)
+
+    def _submit(self, requests: Sequence[Request], deltas: asyncio.Queue[tuple[int, Delta]]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def sink(index: int, delta: Delta) -> None:
+            loop.call_soon_threadsafe(deltas.put_nowait, (index, delta))
+
+        for index, request in enumerate(requests):
+            self._coordinator.submit(request, partial(sink, index))

@@ -1,0 +1,63 @@
+"""Text in pieces is the text as a whole, however its tokens arrive."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoding.detokenizer import Detokenizer
+from tests.support.byte_level import byte_level_tokenizer
+from tests.support.properties import repeatable
+
+INCOMPLETE = "\ufffd"
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("👩‍👍🏽🇮🇱é́漢ש \ufffd"), max_size=25)
+
+
+def decode(tokens: list[int]) -> str:
+    return str(byte_level_tokenizer().decode(tokens))
+
+
+def split(data: st.DataObject, tokens: list[int]) -> list[list[int]]:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=len(tokens))))
+    return [tokens[a:b] for a, b in zip([0, *cuts], [*cuts, len(tokens)], strict=True)]
+
+
+@repeatable
+@given(st.data(), UNICODE, UNICODE)
+def test_any_split_of_any_text(data: st.DataObject, prompt: str, text: str) -> None:
+    context = byte_level_tokenizer().encode(prompt).ids
+    tokens = byte_level_tokenizer().encode(text).ids
+    detokenizer = Detokenizer(decode, context=context[-5:])
+    pieces = [detokenizer.add(part) for part in split(data, tokens)]
+    assert "".join(pieces) + detokenizer.flush() == text
+    assert INCOMPLETE in text or not any(INCOMPLETE in piece for piece in pieces)
+    assert detokenizer.flush() == ""
+
+
+@repeatable
+@given(st.data(), st.lists(st.integers(0, 319), max_size=30))
+def test_any_tokens_even_if_they_are_no_text(data: st.DataObject, tokens: list[int]) -> None:
+    tokens = [token for token in tokens if token < byte_level_tokenizer().get_vocab_size()]
+    detokenizer = Detokenizer(decode)
+    pieces = [detokenizer.add(part) for part in split(data, tokens)]
+    assert not any(piece.endswith(INCOMPLETE) for piece in pieces)
+    assert "".join(pieces) + detokenizer.flush() == decode(tokens)
+
+
+def test_a_character_in_four_tokens_is_shown_with_the_last() -> None:
+    tokens = byte_level_tokenizer().encode("𐍈").ids
+    assert len(tokens) == 4
+    detokenizer = Detokenizer(decode)
+    assert [detokenizer.add([token]) for token in tokens] == ["", "", "", "𐍈"]
+
+
+def test_only_a_short_window_is_decoded() -> None:
+    longest = 0
+
+    def watched(tokens: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return decode(tokens)
+
+    detokenizer = Detokenizer(watched, context=[1] * 5)
+    for token in byte_level_tokenizer().encode("漢字 the cat sat " * 50).ids:
+        detokenizer.add([token])
+    assert longest <= 12

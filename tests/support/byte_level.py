@@ -1,0 +1,19 @@
+"""A tiny byte-level BPE tokenizer: every byte is a token, frequent pairs are too, characters are split across tokens."""
+
+from functools import cache
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+_CORPUS = ["the cat sat on the mat, the end.", "naïve café — 漢字 漢語 👩‍👩‍👧 👍🏽 🇮🇱 שלום שלום é é", "def f(x):\n    return x\n"]
+
+
+@cache
+def byte_level_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    return tokenizer
