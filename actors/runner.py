@@ -64,7 +64,7 @@ class Runner:
         same_end = min(lengths) == width
         logits: Tensor = self.model(
             input_ids=tokens,
-            position_ids=positions,
+            position_ids=positions.clamp(max=self.max_length - 1),  # padding may lie beyond what the model knows
             attention_mask=visible[:, None],
             past_key_values=self.cache,
             use_cache=True,

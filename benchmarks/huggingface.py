@@ -12,6 +12,7 @@ class HuggingFace:
     def __init__(self, target: PreTrainedModel, drafter: PreTrainedModel | None, draft_length: int | None) -> None:
         """draft_length: γ, constant and without a confidence threshold; None: the defaults of `generate`."""
         self._target, self._drafter = target, drafter
+        target.generation_config = GenerationConfig(pad_token_id=0)  # no EOS: every answer has the same length
         if drafter is None:
             self.name = "HF generate"
         else:
@@ -29,7 +30,6 @@ class HuggingFace:
     def run(self, workload: Workload) -> list[list[int]]:
         config = GenerationConfig(
             max_new_tokens=workload.new_tokens,
-            min_new_tokens=workload.new_tokens,
             do_sample=workload.temperature > 0,
             temperature=workload.temperature or None,
             top_k=0 if workload.temperature else None,

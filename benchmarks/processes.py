@@ -5,6 +5,8 @@ import os
 from multiprocessing.connection import Connection
 from types import TracebackType
 
+from transformers.utils.logging import disable_progress_bar
+
 from actors.link import ReplicaAddress
 from actors.loading import ModelSpec
 from actors.loop import LoopTimes
@@ -28,7 +30,7 @@ class ReplicaProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
+        self._connection.send("stop")
         self._process.join()
 
     def times(self) -> LoopTimes:
@@ -39,8 +41,9 @@ class ReplicaProcess:
 
 
 def _serve(role: Role, spec: ModelSpec, connection: Connection) -> None:
+    disable_progress_bar()
     replica = Replica(role, spec, "127.0.0.1")
     connection.send(replica.address)
-    while True:
-        connection.recv()
+    while connection.recv() == "times":
         connection.send(replica.times)
+    replica.stop()

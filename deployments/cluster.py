@@ -2,18 +2,25 @@
 
 import logging
 import os
+import re
 import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from decoding.errors import ConfigError, ConsortError, UnavailableError
+from decoding.errors import ConfigError, UnavailableError
 from deployments.config import ROOT, ServerConfig
 
-State = Literal["waiting", "loading", "ready", "failed"]
+if TYPE_CHECKING:
+    from ray.serve.schema import DeploymentStatusOverview
+
+State = Literal["waiting", "loading", "ready"]
+
+_POLL_S = 0.2
+_OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
 LOCAL_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -100,20 +107,32 @@ def _wait_until_ready(watch: Callable[[list[Progress]], None]) -> None:
     from deployments.app import APP_NAME
 
     while True:
-        application = serve.status().applications[APP_NAME]
-        progress = [_progress(name, overview) for name, overview in application.deployments.items()]
+        status = serve.status().applications[APP_NAME]
+        progress = [_progress(name, overview) for name, overview in status.deployments.items()]
         watch(progress)
-        print(application)
-        if all(one.state == "ready" for one in progress) and progress:
+        for name, overview in status.deployments.items():
+            reason = failure(overview.message)
+            if reason is not None or overview.status == "DEPLOY_FAILED":
+                raise ConfigError(f"{name} could not start: {reason or overview.message}")
+        if status.status == "RUNNING":
             return
-        time.sleep(0.2)
+        time.sleep(_POLL_S)
 
 
-def _progress(name, overview) -> Progress:
-    states = {str(s.value): n for s, n in overview.replica_states.items()}
-    print(name, states, overview.message[-200:])
-    ready = states.get("RUNNING", 0)
-    return Progress(name, "ready" if overview.status.value == "HEALTHY" else "loading", ready, 1)
+def _progress(name: str, overview: "DeploymentStatusOverview") -> Progress:
+    replicas = {str(state): count for state, count in overview.replica_states.items()}
+    state: State = "waiting"
+    if overview.status == "HEALTHY":
+        state = "ready"
+    elif replicas.get("STARTING"):
+        state = "loading"
+    return Progress(name, state, replicas.get("RUNNING", 0), sum(replicas.values()))
+
+
+def failure(message: str) -> str | None:
+    """Our own error's text in the traceback that Serve reports for a replica which could not start, if there is one."""
+    found = _OUR_ERROR.findall(message)
+    return found[-1].strip() if found else None
 
 
 def _all_resources(config: ServerConfig) -> dict[str, float]:

@@ -1,0 +1,71 @@
+"""Goodput control: against exhaustive search, and in the cases that a user would name."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoding.draft_length import AcceptanceEstimate, choose_draft_lengths
+
+
+def goodput(acceptance: list[float], lengths: tuple[int, ...], fixed_s: float, token_s: float) -> float:
+    """Expected tokens per second; Leviathan et al. 2023, equation 1, for each row."""
+    expected = sum(
+        sum(rate**depth for depth in range(length + 1)) for rate, length in zip(acceptance, lengths, strict=True)
+    )
+    return expected / (fixed_s + token_s * (len(lengths) + sum(lengths)))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 0.99), st.integers(0, 4)), min_size=1, max_size=3),
+    st.floats(0.0, 10.0),
+    st.floats(0.01, 10.0),
+)
+def test_no_other_lengths_are_better(rows: list[tuple[float, int]], fixed_s: float, token_s: float) -> None:
+    acceptance, limits = [rate for rate, _ in rows], [limit for _, limit in rows]
+    chosen = choose_draft_lengths(acceptance, limits, lambda tokens: fixed_s + token_s * tokens, 0.0)
+    assert all(0 <= length <= limit for length, limit in zip(chosen, limits, strict=True))
+    best = max(
+        goodput(acceptance, lengths, fixed_s, token_s)
+        for lengths in itertools.product(*(range(limit + 1) for limit in limits))
+    )
+    assert goodput(acceptance, tuple(chosen), fixed_s, token_s) >= best * (1 - 1e-9)
+
+
+def test_free_tokens_are_all_verified() -> None:
+    assert choose_draft_lengths([0.5, 0.9], [4, 6], lambda tokens: 1.0, 0.0) == [4, 6]
+
+
+def test_a_step_bound_by_compute_decodes_plainly() -> None:
+    assert choose_draft_lengths([0.8] * 8, [4] * 8, lambda tokens: float(tokens), 0.0) == [0] * 8
+
+
+def test_a_better_row_gets_the_longer_draft() -> None:
+    good, bad = choose_draft_lengths([0.9, 0.2], [8, 8], lambda tokens: 5.0 + tokens, 0.0)
+    assert good > bad
+
+
+def test_a_drafter_slower_than_the_target_is_not_waited_for() -> None:
+    assert choose_draft_lengths([0.7], [4], lambda tokens: 1.0, draft_latency_s=2.0) == [0]
+    assert choose_draft_lengths([0.7], [4], lambda tokens: 1.0, draft_latency_s=0.05) == [4]
+
+
+def test_estimate_follows_what_it_sees_and_forgets() -> None:
+    estimate = AcceptanceEstimate(prior=0.6)
+    assert estimate.value == 0.6
+    for _ in range(100):
+        estimate.note(drafted=4, accepted=4)
+    assert estimate.value > 0.95
+    for _ in range(100):
+        estimate.note(drafted=4, accepted=0)
+    assert estimate.value < 0.15
+    for _ in range(200):
+        estimate.note(drafted=0, accepted=0)
+    assert abs(estimate.value - 0.6) < 0.01
+
+
+def test_tokens_behind_a_rejection_are_not_counted() -> None:
+    short, long = AcceptanceEstimate(), AcceptanceEstimate()
+    short.note(drafted=2, accepted=1)
+    long.note(drafted=8, accepted=1)
+    assert short.value == long.value

@@ -1,0 +1,74 @@
+"""A coordinator's link that loses, doubles, delays and so re-orders messages, the same ones for the same seed."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from actors.link import Envelope, LocalLink
+from actors.messages import Commit, Message, Offer
+
+_POLL_S = 0.002  # while something is delayed
+
+
+class FaultyLink(LocalLink):
+    """Every draft offer meets one fate, which depends on the seed and on the offer alone.
+
+    With `commits`, so do those verdicts that don't end a request, on their way to the coordinator and to the drafter:
+    a link never does that, but the text must survive even this.
+    """
+
+    def __init__(self, link: LocalLink, *, seed: int, commits: bool = False) -> None:
+        self.name = link.name
+        self.faults: Counter[str] = Counter()
+        self._link = link
+        self._seed = seed
+        self._commits = commits
+        self._delayed: list[list] = []  # [turns left, envelope]
+
+    def send(self, peer: str, messages: Sequence[Message]) -> None:
+        kept: list[Message] = []
+        for message in messages:
+            fate = self._fate(message) if isinstance(message, Commit) else "pass"
+            kept += [message] * {"drop": 0, "double": 2}.get(fate, 1)
+        self._link.send(peer, kept)
+
+    def receive(self, timeout_s: float) -> list[Envelope]:
+        arrived = self._link.receive(min(timeout_s, _POLL_S) if self._delayed else timeout_s)
+        envelopes: list[Envelope] = []
+        for waiting in self._delayed:
+            waiting[0] -= 1
+        for envelope in arrived:
+            match self._fate(envelope[1]):
+                case "pass":
+                    envelopes.append(envelope)
+                case "double":
+                    envelopes += [envelope, envelope]
+                case "delay":
+                    self._delayed.append([self._chance(envelope[1]).randint(1, 8), envelope])
+                case "drop":
+                    pass
+        envelopes += [envelope for turns, envelope in self._delayed if turns <= 0]
+        self._delayed = [waiting for waiting in self._delayed if waiting[0] > 0]
+        return envelopes
+
+    def wake(self) -> None:
+        self._link.wake()
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _chance(self, message: Message) -> random.Random:
+        return random.Random(f"{self._seed} {message}")
+
+    def _fate(self, message: Message) -> str:
+        match message:
+            case Offer():
+                weights = {"pass": 5, "drop": 2, "double": 1, "delay": 2}
+            case Commit(finish=None) if self._commits:
+                weights = {"pass": 18, "drop": 1, "double": 2, "delay": 1}
+            case _:
+                return "pass"
+        fate = self._chance(message).choices(list(weights), list(weights.values()))[0]
+        if fate != "pass":
+            self.faults[f"{fate} {type(message).__name__}"] += 1
+        return fate

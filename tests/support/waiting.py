@@ -1,0 +1,12 @@
+"""Waiting for a condition instead of for a fixed time."""
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 20.0) -> None:
+    """Returns as soon as the condition holds; fails, saying what was awaited, when it takes too long."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {timeout_s} s in vain: {what}"
+        time.sleep(0.002)
