@@ -42,7 +42,6 @@ class Coordinator:
         self._active: dict[int, ActiveRequest] = {}
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ticked_at_s = 0.0
-        self._in_progress = 0  # requests submitted and not ended; the limit is soft by a race of a few
 
     # From any thread
 
@@ -52,9 +51,8 @@ class Coordinator:
         Raises:
             OverloadedError: `max_requests` are in progress.
         """
-        if self._in_progress >= self._max_requests:
+        if len(self._active) + self._calls.qsize() >= self._max_requests:
             raise OverloadedError(f"{self._max_requests} requests are in progress already.")
-        self._in_progress += 1
         self._call(lambda: self._begin(request, sink))
 
     def cancel(self, request_id: int) -> None:
@@ -135,7 +133,6 @@ class Coordinator:
     def _end(self, request_id: int) -> None:
         active = self._active.pop(request_id, None)
         if active is not None:
-            self._in_progress -= 1
             self._unplace(active)
 
     def _fail(self, request_id: int, error: ConsortError) -> None:

@@ -100,10 +100,16 @@ class Drafter:
         match message:
             case Commit(request_id, base, tokens):
                 row = self._rows.get((peer, request_id))
-                if row is not None and base <= row.committed:
+                if row is not None and not self._can_read(tokens):
+                    self._rows.remove(row.key)
+                elif row is not None and base <= row.committed:
                     row.commit(base, tokens)
             case Admit():
-                if len(message.tokens) < self._runner.max_length:
+                if len(message.tokens) < self._runner.max_length and self._can_read(message.tokens):
                     self._rows.add(DrafterRow(peer, message, self._runner.max_length))
             case _:
                 raise TypeError(f"a drafter takes no {type(message).__name__}")
+
+    def _can_read(self, tokens: list[int]) -> bool:
+        """Whether the drafter has all of the target's tokens: vocabularies may be padded to different sizes."""
+        return max(tokens) < self._runner.vocab_size

@@ -28,7 +28,7 @@ class Placement:
 
     def models(self) -> set[str]:
         """The models that have at least one replica."""
-        return {replica.model for replica in self._replicas.values()}
+        return {replica.model for replica in list(self._replicas.values())}  # a copy: other threads ask, too
 
     def busy(self) -> list[str]:
         """The replicas that work on requests of this coordinator."""

@@ -72,7 +72,7 @@ class ModelReplica:
 class CoordinatorIngress:
     """The coordinator and the HTTP interface, in one process, so that events are sent where commits arrive."""
 
-    async def __init__(self, config: ServerConfig, handles: dict[str, DeploymentHandle]) -> None:
+    def __init__(self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]]) -> None:
         """handles: of every model's deployment, by model."""
         from actors.coordinator import Coordinator
         from actors.loop import LoopThread
@@ -127,13 +127,11 @@ def build(args: BuildArgs) -> serve.Application:
 
 def build_application(config: ServerConfig) -> serve.Application:
     """One deployment per model, and the coordinator's over them."""
-    models = {
-        name: _model_deployment(name, role, config.models[name]) for name, role in config.roles().items()
-    }
-    coordinator = serve.deployment(serve.ingress()(CoordinatorIngress)).options(
+    models = {name: _model_deployment(name, role, config.models[name]) for name, role in config.roles().items()}
+    deploy = serve.deployment(
         name=COORDINATOR, ray_actor_options={"num_cpus": 0, "runtime_env": _runtime_env(threads=1)}, **_options()
     )
-    return coordinator.bind(config, models)
+    return deploy(serve.ingress()(CoordinatorIngress)).bind(config, models)
 
 
 def deployment_name(model: str, role: "Role") -> str:
@@ -148,14 +146,14 @@ def _model_deployment(name: str, role: "Role", config: ModelConfig) -> serve.App
         "resources": config.resources,
         "runtime_env": _runtime_env(config.threads),
     }
-    deployment = serve.deployment(ModelReplica).options(
+    deploy = serve.deployment(
         name=deployment_name(name, role),
         num_replicas=config.replicas,
         ray_actor_options=actor_options,
         max_constructor_retry_count=2,
         **_options(),
     )
-    return deployment.bind(name, role, config)
+    return deploy(ModelReplica).bind(name, role, config)
 
 
 def _options() -> dict[str, Any]:
@@ -178,7 +176,7 @@ def _runtime_env(threads: int | None) -> dict[str, Any]:
     return {"env_vars": variables}
 
 
-async def _addresses(handle: DeploymentHandle) -> list["ReplicaAddress"]:
+async def _addresses(handle: DeploymentHandle[ModelReplica]) -> list["ReplicaAddress"]:
     """What the replicas that are up answer; raises as `deployments.discovery.Ask` says."""
     from actors.link import ReplicaAddress
 

@@ -1,9 +1,13 @@
-"""Starts Ray and the Serve application, watches it come up, and takes it down again. Prints nothing."""
+"""Starts Ray and the application, tells how far it is, and takes it all down again. Prints nothing.
+
+Ray is imported in functions: its environment must be set before, and commands that don't need it start faster.
+"""
 
 import logging
 import os
 import re
 import secrets
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,24 +16,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from decoding.errors import ConfigError, UnavailableError
-from deployments.config import ROOT, ServerConfig
+from deployments.client import Client
+from deployments.config import ROOT, HttpConfig, ServerConfig
 
 if TYPE_CHECKING:
-    from ray.serve.schema import DeploymentStatusOverview
+    from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 State = Literal["waiting", "loading", "ready"]
+Watch = Callable[[list["Progress"]], None]
 
 _POLL_S = 0.2
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
-
-LOCAL_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    # Ray listens on every interface, so a cluster of our own gets a token of its own. Left to itself, Ray would
-    # write one to ~/.ray, which switches later `ray start` commands to tokens too.
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": "",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,101 +35,147 @@ class Progress:
 
     deployment: str
     state: State
-    ready: int
-    wanted: int
 
 
 @contextmanager
-def ray_cluster(config: ServerConfig, *, address: str | None, verbose: bool) -> Iterator[None]:
-    """A Ray cluster to serve on: the one at `address`, or a local one that ends with the block.
+def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: Watch) -> Iterator[None]:
+    """The application, up and ready, on the Ray cluster at `address` or else on a local one that ends with the block.
+
+    watch: is told how far each deployment is, again and again until all are ready.
 
     Raises:
-        UnavailableError: there is no cluster at the address.
+        ConfigError: a model could not be loaded, or the port is taken.
+        UnavailableError: no cluster answers at the address.
     """
     if not verbose:
         warnings.simplefilter("ignore")
+    watch([Progress("Ray", "loading")])
     if address is None:
-        for name, value in LOCAL_ENVIRONMENT.items():
-            os.environ.setdefault(name, value or secrets.token_hex(32))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    import ray  # after its environment is set
+        _check_port(config.http)
+        _start_ray(config, verbose=verbose)
+    else:
+        _join_ray(address, verbose=verbose)
+    import ray
 
-    level = logging.INFO if verbose else logging.ERROR
     try:
+        _deploy(config)
+        _wait_until_ready(watch)
         if address is None:
-            ray.init(
-                address="local",
-                _node_ip_address="127.0.0.1",
-                include_dashboard=False,
-                resources=_all_resources(config),
-                log_to_driver=verbose,
-                logging_level=level,
-            )
-        else:
-            runtime_env = {"working_dir": str(ROOT)}
-            ray.init(address=address, runtime_env=runtime_env, log_to_driver=verbose, logging_level=level)
-    except ConnectionError as error:
-        raise UnavailableError(f"no Ray cluster answers at {address}: {error}") from error
-    logging.getLogger("ray.serve").setLevel(level)
-    try:
+            _wait_until_found(Client(config.http.url))
         yield
     finally:
+        if address is not None:
+            _delete()
         ray.shutdown()
 
 
-@contextmanager
-def application(config: ServerConfig, watch: Callable[[list[Progress]], None]) -> Iterator[None]:
-    """The application, up and ready; it ends with the block. `watch` is told again and again how far it is.
+def failure(message: str) -> str | None:
+    """Our own error's text in the traceback that Serve reports for a replica which could not start; None: no such."""
+    found = _OUR_ERROR.findall(message)
+    return found[-1].strip() if found else None
 
-    Raises:
-        ConsortError: a deployment could not start, or the port is taken.
-    """
+
+def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
+    environment = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray listens on more than loopback, so a cluster of our own has a token of its own. Left to itself, Ray would
+        # write one to ~/.ray, where later `ray start` commands find it.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    import ray
+
+    ray.init(
+        address="local",
+        _node_ip_address="127.0.0.1",
+        include_dashboard=False,
+        resources=_all_resources(config),
+        log_to_driver=verbose,
+        logging_level=_log_level(verbose),
+    )
+
+
+def _join_ray(address: str, *, verbose: bool) -> None:
+    import ray
+
+    try:
+        ray.init(
+            address=address,
+            runtime_env={"working_dir": str(ROOT)},
+            log_to_driver=verbose,
+            logging_level=_log_level(verbose),
+        )
+    except ConnectionError as error:
+        raise UnavailableError(f"no Ray cluster answers at {address!r}: {error}") from error
+
+
+def _deploy(config: ServerConfig) -> None:
     from ray import serve
 
     from deployments.app import APP_NAME, build_application
 
-    serve.start(proxy_location="HeadOnly", http_options={"host": config.http.host, "port": config.http.port})
-    try:
-        target = serve.RunTarget(target=build_application(config), name=APP_NAME, route_prefix="/")
-        serve.run_many([target], wait_for_applications_running=False)
-        _wait_until_ready(watch)
-        yield
-    finally:
-        serve.delete(APP_NAME, _blocking=False)
+    logging.getLogger("ray.serve").setLevel(logging.getLogger("ray").level)
+    http_options = {"host": config.http.host, "port": config.http.port}
+    serve.start(proxy_location="HeadOnly", http_options=http_options)
+    target = serve.RunTarget(target=build_application(config), name=APP_NAME, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=False)
 
 
-def _wait_until_ready(watch: Callable[[list[Progress]], None]) -> None:
+def _delete() -> None:
+    from ray import serve
+
+    from deployments.app import APP_NAME
+
+    serve.delete(APP_NAME)
+
+
+def _wait_until_ready(watch: Watch) -> None:
     from ray import serve
 
     from deployments.app import APP_NAME
 
     while True:
         status = serve.status().applications[APP_NAME]
-        progress = [_progress(name, overview) for name, overview in status.deployments.items()]
-        watch(progress)
-        for name, overview in status.deployments.items():
-            reason = failure(overview.message)
-            if reason is not None or overview.status == "DEPLOY_FAILED":
-                raise ConfigError(f"{name} could not start: {reason or overview.message}")
+        watch([_progress(name, overview) for name, overview in status.deployments.items()])
+        _check_deployments(status)
         if status.status == "RUNNING":
             return
         time.sleep(_POLL_S)
 
 
+def _wait_until_found(client: Client) -> None:
+    """Until the coordinator has found all models, which is moments after their deployments are up."""
+    while not all(client.get("/health").document["models"].values()):
+        time.sleep(_POLL_S)
+
+
 def _progress(name: str, overview: "DeploymentStatusOverview") -> Progress:
-    replicas = {str(state): count for state, count in overview.replica_states.items()}
-    state: State = "waiting"
     if overview.status == "HEALTHY":
-        state = "ready"
-    elif replicas.get("STARTING"):
-        state = "loading"
-    return Progress(name, state, replicas.get("RUNNING", 0), sum(replicas.values()))
+        return Progress(name, "ready")
+    return Progress(name, "loading" if "STARTING" in map(str, overview.replica_states) else "waiting")
 
 
-def failure(message: str) -> str | None:
-    """Our own error's text in the traceback that Serve reports for a replica which could not start, if there is one."""
-    found = _OUR_ERROR.findall(message)
-    return found[-1].strip() if found else None
+def _check_deployments(status: "ApplicationStatusOverview") -> None:
+    """Raises ConfigError as soon as a replica has failed for a reason that another try won't change."""
+    for name, overview in status.deployments.items():
+        reason = failure(overview.message)
+        if reason is not None or overview.status == "DEPLOY_FAILED":
+            raise ConfigError(reason or f"{name} could not start: {overview.message.strip().splitlines()[-1]}")
+    if status.status == "DEPLOY_FAILED":
+        raise ConfigError(f"the application could not start: {status.message}")
+
+
+def _check_port(http: HttpConfig) -> None:
+    """Raises ConfigError if something else listens there already."""
+    with socket.socket(socket.AF_INET6 if ":" in http.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((http.host, http.port))
+        except OSError as error:
+            raise ConfigError(f"http.port: can't listen on {http.host}:{http.port}: {error.strerror}") from error
 
 
 def _all_resources(config: ServerConfig) -> dict[str, float]:
@@ -142,3 +185,7 @@ def _all_resources(config: ServerConfig) -> dict[str, float]:
         for name, amount in model.resources.items():
             total[name] = total.get(name, 0) + amount * model.replicas
     return total
+
+
+def _log_level(verbose: bool) -> int:
+    return logging.INFO if verbose else logging.ERROR

@@ -82,6 +82,12 @@ class HttpConfig(StrictModel):
         256, description="Prompts in progress or waiting at once; requests beyond are refused with 429."
     )
 
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
 
 class ServerConfig(StrictModel):
     """Everything that `consort serve` needs to know."""
@@ -92,7 +98,7 @@ class ServerConfig(StrictModel):
 
     def roles(self) -> dict[str, "Role"]:
         """Each model's role, which follows from its use."""
-        roles: dict[str, "Role"] = {endpoint.target: "target" for endpoint in self.endpoints.values()}
+        roles: dict[str, Role] = {endpoint.target: "target" for endpoint in self.endpoints.values()}
         drafters = {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}
         return roles | dict.fromkeys(drafters, "drafter")
 

@@ -1,7 +1,7 @@
 """The text side of an endpoint: tokenizer, chat template, limits. Turns prompts into requests; loads no weights."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jinja2
@@ -130,7 +130,8 @@ def _vocab_size(model: ModelConfig) -> int:
 def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Where answers end: the generation configuration's EOS ids, and the tokenizer's."""
     try:
-        configured = GenerationConfig.from_pretrained(locate(model.path), revision=model.revision).eos_token_id
+        revision = model.revision or "main"
+        configured = GenerationConfig.from_pretrained(locate(model.path), revision=revision).eos_token_id
     except OSError:  # many checkpoints have none
         configured = None
     ids = configured if isinstance(configured, list) else [configured]

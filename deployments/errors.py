@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from decoding.errors import ConsortError, InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
-from deployments.strict import first_problem
+from deployments.strict import first_problem, printable
 
 _logger = logging.getLogger(__name__)
 
@@ -93,6 +93,4 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _body(message: str, kind: str, field: str | None = None, code: str | None = None) -> ErrorBody:
-    """Lone surrogates that a client sent can't be sent back."""
-    message, param = (text and text.encode(errors="replace").decode() for text in (message, field))
-    return ErrorBody(error=ErrorDetail(message=message or "", type=kind, param=param, code=code))
+    return ErrorBody(error=ErrorDetail(message=printable(message), type=kind, param=field, code=code))

@@ -1,4 +1,4 @@
-"""What clients get: OpenAI's completion and chat objects, whole or as chunks, with `speculation` and `seed` beside `usage`."""
+"""What clients get: OpenAI's completions and chat completions, whole or in chunks, with `speculation` and `seed`."""
 
 import secrets
 import time
@@ -105,7 +105,7 @@ class AnswerWriter(ABC):
         self._statistics = [Statistics() for _ in requests]
 
     def add(self, index: int, delta: Delta) -> Answer | None:
-        """Take in a delta; returns its chunk, or None if it has nothing to show. The very last one has the statistics."""
+        """Take in a delta; returns its chunk, or None if there is nothing to show. The last one has the statistics."""
         first = not self._texts[index]
         self._texts[index].append(delta.text)
         self._statistics[index] = delta.statistics
@@ -126,7 +126,9 @@ class AnswerWriter(ABC):
     def whole(self) -> Answer:
         """The whole answer, once all deltas are in."""
         texts = ("".join(pieces) for pieces in self._texts)
-        choices = [self._choice(i, text, finish) for i, (text, finish) in enumerate(zip(texts, self._finish, strict=True))]
+        choices = [
+            self._choice(i, text, finish) for i, (text, finish) in enumerate(zip(texts, self._finish, strict=True))
+        ]
         answer = self._answer(self.object, choices)
         answer.usage, answer.speculation, answer.seed = self._usage(), self._speculation(), self._seed
         return answer

@@ -5,12 +5,12 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
-from actors.request import Request
 from decoding.errors import ConsortError
 from deployments.endpoints import ServedEndpoint
 from deployments.errors import ErrorBody, body_of, install_error_handlers
@@ -55,7 +55,7 @@ def make_api(service: Service) -> FastAPI:
     api = FastAPI(title="Consort", description="Language models that play together.")
     install_error_handlers(api)
     created = int(time.time())
-    errors = {400: {"model": ErrorBody}, 404: {"model": ErrorBody}, 429: {"model": ErrorBody}}
+    errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 404, 429, 503)}
 
     @api.get("/health", responses={503: {"model": Health}})
     async def health() -> JSONResponse:
@@ -106,8 +106,8 @@ async def _answer(service: Service, body: GenerationRequest, writer_class: type[
 
 
 async def _events(
-    first: DeltaBatch, rest: AsyncGenerator[DeltaBatch], writer: AnswerWriter, *, include_usage: bool
-) -> AsyncGenerator[str]:
+    first: DeltaBatch, rest: AsyncGenerator[DeltaBatch, None], writer: AnswerWriter, *, include_usage: bool
+) -> AsyncGenerator[str, None]:
     """Server-sent events. An error in mid-stream is one more event, after which the stream ends without [DONE]."""
     async with aclosing(rest):
         try:

@@ -8,11 +8,13 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.params import SamplingParams
-from deployments.strict import StrictModel
+from deployments.strict import StrictModel, Text, without_surrogates, wrong_field
 
 Prompt = str | list[int]
 
 _MAX_STOP_STRINGS = 16
+_MAX_INT = 2**31 - 1
+_PROMPT_FORMS = "should be a string, a list of strings, a list of token ids, or a list of such lists"
 _SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
 
 
@@ -29,12 +31,11 @@ def _read_prompts(value: Any) -> list[Prompt]:
     prompts = value if _is_list(value) and value and not _is_token(value[0]) else [value]
     for prompt in prompts:
         if isinstance(prompt, str):
-            _check_text(prompt)
+            without_surrogates(prompt)
         elif not (_is_list(prompt) and all(_is_token(token) for token in prompt)):
-            expected = "a string, a list of strings, a list of token ids, or a list of such lists"
-            raise PydanticCustomError("prompt", "{reason}", {"reason": f"should be {expected}"})
+            raise PydanticCustomError("prompt", _PROMPT_FORMS)
         if not prompt:
-            raise PydanticCustomError("empty", "{reason}", {"reason": "should not be empty"})
+            raise PydanticCustomError("empty", "should not be empty")
     return list(prompts)
 
 
@@ -46,16 +47,9 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        reason = "should be valid Unicode, without lone surrogates"
-        raise PydanticCustomError("unicode", "{reason}", {"reason": reason}) from error
-
-
+Limit = Annotated[int, Field(le=_MAX_INT)]
 Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts, json_schema_input_type=Prompt | list[Prompt])]
-StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+StopString = Annotated[Text, Field(min_length=1, max_length=1000)]
 StopStrings = Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS), BeforeValidator(_as_list)]
 
 
@@ -72,10 +66,10 @@ class GenerationRequest(StrictModel):
     default_max_tokens: ClassVar[int | None]  # None: whatever the context has room for
 
     model: str = Field(description="An endpoint's name, as GET /v1/models lists them.")
-    max_tokens: int | None = Field(None, description="Most tokens to answer with.")
+    max_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
     temperature: float | None = Field(None, description="0 is greedy; 1 by default.")
     top_p: float | None = Field(None, description="Nucleus sampling; 1, the default, turns it off.")
-    top_k: int | None = Field(None, description="Sample from the k most likely tokens; 0, the default, turns it off.")
+    top_k: Limit | None = Field(None, description="Sample from the k most likely tokens; 0, the default, turns it off.")
     seed: int | None = Field(None, description="Same seed, same text; drawn if missing, and returned either way.")
     stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
@@ -87,7 +81,7 @@ class GenerationRequest(StrictModel):
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> "GenerationRequest":
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only together with stream: true")
+            raise wrong_field("stream_options", "needs stream: true")
         return self
 
     @property
@@ -129,7 +123,7 @@ class TextPart(StrictModel):
     """A piece of a message."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(StrictModel):
@@ -150,12 +144,12 @@ class ChatRequest(GenerationRequest):
     default_max_tokens = None
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: int | None = Field(None, description="OpenAI's newer name for `max_tokens`.")
+    max_completion_tokens: Limit | None = Field(None, description="OpenAI's newer name for `max_tokens`.")
 
     @model_validator(mode="after")
     def _one_limit(self) -> "ChatRequest":
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise ValueError("max_tokens: differs from max_completion_tokens; set one of them")
+            raise wrong_field("max_tokens", "differs from max_completion_tokens; set one of them")
         return self
 
     @property

@@ -1,7 +1,7 @@
-"""Between HTTP and the coordinator: prepares requests off the event loop, and hands out deltas as they are committed."""
+"""Between HTTP and the coordinator: prepares requests off the event loop, hands out deltas as they are committed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -50,7 +50,7 @@ class Service:
             raise InvalidRequestError(reason, field="prompt")
         return requests
 
-    async def run(self, requests: Sequence[Request]) -> AsyncIterator[DeltaBatch]:
+    async def run(self, requests: Sequence[Request]) -> AsyncGenerator[DeltaBatch, None]:
         """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.
 
         Raises:

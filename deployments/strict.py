@@ -1,12 +1,16 @@
-"""Pydantic models that refuse what they don't know, and one sentence that says why. For configuration and requests alike."""
+"""Pydantic models that refuse what they don't know, and one sentence that says why; for configuration and requests."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 _SHOWN_CHARACTERS = 60  # of a wrong value
+_SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) (?=should )")
+_WITHOUT_VALUE = {"field", "missing", "json_invalid", "too_short", "too_long", "string_too_short", "string_too_long"}
 
 
 class StrictModel(BaseModel):
@@ -20,8 +24,23 @@ class StrictModel(BaseModel):
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
-                    raise PydanticCustomError("unknown_key", "{problem}", _unknown(str(key), cls.model_fields))
+                    raise wrong_field(printable(str(key)), f"is not known; {nearest(str(key), cls.model_fields)}")
         return data
+
+
+def without_surrogates(text: str) -> str:
+    """The text as it is; for validators, which raise if it has lone surrogates."""
+    if printable(text) != text:
+        raise PydanticCustomError("unicode", "should be valid Unicode, without lone surrogates")
+    return text
+
+
+Text = Annotated[str, AfterValidator(without_surrogates)]
+
+
+def printable(text: str) -> str:
+    """The text with lone surrogates, which can't be sent or printed, as question marks."""
+    return text.encode(errors="replace").decode()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -31,28 +50,29 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
 
 
-def first_problem(errors: Iterable[ErrorDetails]) -> tuple[str, str]:
-    """The dotted path to the first field that is wrong ("" for the whole), and what is wrong with it."""
-    error = next(iter(errors))
+def wrong_field(field: str, problem: str) -> PydanticCustomError:
+    """For validators of whole models: which of its fields is wrong, and why."""
+    return PydanticCustomError("field", "{problem}", {"field": field, "problem": problem})
+
+
+def first_problem(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The dotted path to the first wrong field ("" for the whole) in pydantic's list of errors, and what is wrong."""
+    error = errors[0]
+    kind, reason, context = error["type"], _SUBJECT.sub("", error["msg"]), error.get("ctx", {})
     path = [str(part) for part in error["loc"]]
-    context = error.get("ctx", {})
-    if error["type"] == "unknown_key":
-        return ".".join([*path, context["key"]]), error["msg"]
-    if error["type"] == "missing":
-        return ".".join(path), "is required"
-    reason = str(context.get("error", error["msg"])).removeprefix("Input ")
-    if error["type"] in ("value_error", "json_invalid"):
-        return ".".join(path), reason
-    return ".".join(path), f"{reason}, not {_shorten(error['input'])}"
+    match kind:
+        case "field":
+            path.append(context["field"])
+        case "missing":
+            reason = "is required"
+        case "json_invalid":
+            path, reason = [], f"is not valid JSON: {context['error']}"
+    return ".".join(path), reason if kind in _WITHOUT_VALUE else f"{reason}, not {_shorten(error['input'])}"
 
 
 def problem_of(error: ValidationError) -> tuple[str, str]:
     """`first_problem` of what a model raised."""
     return first_problem(error.errors(include_url=False))
-
-
-def _unknown(key: str, known: Iterable[str]) -> dict[str, str]:
-    return {"key": key, "problem": f"is not known; {nearest(key, known)}"}
 
 
 def _shorten(value: object) -> str:

@@ -1,0 +1,174 @@
+"""The `consort` command. Ray and torch are imported late, so that it starts fast."""
+
+import importlib.metadata
+import json
+import shlex
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import click
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from decoding.errors import ConsortError
+from deployments.catalogue import catalogue
+from deployments.client import Client
+from deployments.cluster import serving
+from deployments.config import DEFAULT_CONFIG, ServerConfig, load_config
+from deployments.demo import run_demo
+from deployments.progress import ProgressDisplay
+
+_console = Console(highlight=False)
+_config_argument = click.argument(
+    "config_path", metavar="[CONFIG]", type=click.Path(path_type=Path), default=DEFAULT_CONFIG
+)
+_address_option = click.option(
+    "--address", envvar="RAY_ADDRESS", help="Serve on a running Ray cluster (auto: the one on this machine)."
+)
+_verbose_option = click.option("--verbose", is_flag=True, help="Show what Ray and the replicas print.")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("consort")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+class _Group(click.Group):
+    """Shows our own errors as one message."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ConsortError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group)
+@click.version_option(_version(), prog_name="consort")
+def main() -> None:
+    """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
+
+
+@main.command()
+@_config_argument
+@click.option("--host", help="Listen on this address instead of the configured one.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of the configured one.")
+@click.option("--dry-run", is_flag=True, help="Check the configuration and its tokenizers, and stop there.")
+@_address_option
+@_verbose_option
+def serve(
+    config_path: Path, host: str | None, port: int | None, dry_run: bool, address: str | None, verbose: bool
+) -> None:
+    """Serve the models of a configuration file, by default the bundled ones, until Ctrl-C."""
+    config = _with_http(load_config(config_path), host=host, port=port)
+    if dry_run:
+        _check(config)
+        return
+    with _served(config, address=address, verbose=verbose):
+        _show_how_to_go_on(config)
+        _console.print("[dim]Ctrl-C stops the server.[/]")
+        _wait_for_interrupt()
+
+
+@main.command()
+@click.option("--keep", is_flag=True, help="Keep serving afterwards, until Ctrl-C.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of a free one.")
+@_verbose_option
+def demo(keep: bool, port: int | None, verbose: bool) -> None:
+    """Serve the bundled models, show a streamed answer and what speculation saved, and stop."""
+    config = _with_http(load_config(), port=port or _free_port())
+    with _served(config, address=None, verbose=verbose):
+        run_demo(Client(config.http.url), _console, model=next(iter(config.endpoints)))
+        if keep:
+            _show_how_to_go_on(config)
+            _wait_for_interrupt()
+    if not keep:
+        _console.print("\nNext: [bold]consort serve[/], and in another terminal:")
+        _show_request(load_config())
+
+
+@main.command()
+@_config_argument
+@click.option("--url", help="Ask the server at this URL instead of reading a configuration.")
+def models(config_path: Path, url: str | None) -> None:
+    """List what clients can ask for, and the models behind it."""
+    if url is not None:
+        _console.print(_served_table(Client(url)))
+    else:
+        _console.print(_configured_table(load_config(config_path)))
+
+
+@contextmanager
+def _served(config: ServerConfig, *, address: str | None, verbose: bool) -> Iterator[None]:
+    """The application, with its progress on the terminal while it comes up."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ProgressDisplay(_console) as display:
+        with serving(config, address=address, verbose=verbose, watch=display.watch):
+            display.finish()
+            yield
+        _console.print("[dim]Stopped.[/]")
+
+
+def _with_http(config: ServerConfig, *, host: str | None = None, port: int | None = None) -> ServerConfig:
+    """The configuration with what the command line says about where to listen."""
+    changed = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    return config.model_copy(update={"http": config.http.model_copy(update=changed)})
+
+
+def _check(config: ServerConfig) -> None:
+    from deployments.endpoints import load_endpoints  # imports transformers, which takes seconds
+
+    load_endpoints(config)
+    _console.print(_configured_table(config))
+    _console.print("[green]✓[/] the configuration can be served")
+
+
+def _show_how_to_go_on(config: ServerConfig) -> None:
+    _console.print(f"\n[bold green]Serving[/] on [bold]{config.http.url}[/]. Try:")
+    _show_request(config)
+
+
+def _show_request(config: ServerConfig) -> None:
+    """A curl command, on lines that can be copied whatever the terminal's width."""
+    body = {"model": next(iter(config.endpoints)), "prompt": "import os\n", "max_tokens": 64, "stream": True}
+    lines = (
+        f"  curl -N {config.http.url}/v1/completions \\",
+        "    -H 'Content-Type: application/json' \\",
+        f"    -d {shlex.quote(json.dumps(body))}",
+    )
+    _console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _configured_table(config: ServerConfig) -> Table:
+    table = Table("model", "target", "drafter", "draft length", "context", box=SIMPLE)
+    for entry in catalogue(config):
+        row = (entry.endpoint, entry.target, entry.drafter, entry.draft_length, entry.context_length)
+        table.add_row(*map(str, row))
+    return table
+
+
+def _served_table(client: Client) -> Table:
+    table = Table("model", "target", "drafter", "draft length", "context", "ready", box=SIMPLE)
+    for card in client.get("/v1/models").document["data"]:
+        shown = (card["id"], card["target"], card["drafter"] or "–", card["draft_length"], card["context_length"])
+        table.add_row(*map(str, shown), "yes" if card["ready"] else "no")
+    return table
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _wait_for_interrupt() -> None:
+    """Until Ctrl-C or SIGTERM."""
+    with suppress(KeyboardInterrupt):
+        signal.pause()
