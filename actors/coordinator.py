@@ -103,7 +103,8 @@ class Coordinator:
                 else:
                     self._outbox.put(peer, Cancel(request_id))  # it was placed elsewhere, or has ended
             case Failed(request_id, error):
-                if request_id in self._active:
+                active = self._active.get(request_id)
+                if active is not None and active.target == peer:
                     self._fail(request_id, UnavailableError(error))
             case Report():
                 pass

@@ -1,0 +1,78 @@
+"""What model loops do with their messages: waits are accounted for, dead coordinators' rows are forgotten."""
+
+import time
+
+import pytest
+
+from actors import reception
+from actors.link import LocalExchange, LocalLink
+from actors.loop import LoopTimes
+from actors.messages import Admit, Alive, Cancel, Offer, Report
+from actors.reception import Reception
+from actors.rows import Row, RowTable
+from actors.slots import SlotCache
+from decoding.params import SamplingParams
+
+
+class Desk:
+    """A reception with one slot, and the coordinator that talks to it."""
+
+    def __init__(self) -> None:
+        exchange = LocalExchange()
+        self.coordinator: LocalLink = exchange.join("coordinator")
+        self.times = LoopTimes()
+        self.rows: RowTable[Row] = RowTable(SlotCache(layers=1, slots=1, capacity=8))
+        self.reception = Reception(exchange.join("target"), self.rows, self.times)
+
+    def admit(self) -> None:
+        self.coordinator.send("target", [Admit(7, [1], 1, SamplingParams(max_tokens=4), 0)])
+        for peer, message in self.reception.receive(0.0):
+            assert isinstance(message, Admit)
+            self.rows.add(Row(peer, message))
+
+
+def test_only_the_loops_own_business_is_handed_on() -> None:
+    desk = Desk()
+    desk.coordinator.send("target", [Alive(), Offer(7, 1, [2]), Cancel(7)])
+    assert desk.reception.receive(0.0) == [("coordinator", Offer(7, 1, [2]))]
+
+
+def test_cancel_frees_the_slot() -> None:
+    desk = Desk()
+    desk.admit()
+    assert desk.rows.report() == Report(active=1, waiting=0, slots=1)
+    desk.coordinator.send("target", [Cancel(7)])
+    desk.reception.receive(0.0)
+    assert desk.rows.report() == Report(active=0, waiting=0, slots=1)
+
+
+def test_waits_count_as_waiting_only_with_requests_in_hand() -> None:
+    desk = Desk()
+    desk.reception.receive(0.01)
+    assert desk.times.idle_s >= 0.01
+    assert desk.times.waited_s == 0
+    desk.admit()
+    desk.reception.receive(0.01)
+    assert desk.times.waited_s >= 0.01
+
+
+def test_coordinators_get_reports_and_are_forgotten_when_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.admit()
+    desk.reception.close_turn()
+    assert desk.coordinator.receive(0.0) == [("target", Report(active=1, waiting=0, slots=1))]
+    clock_s = time.monotonic() + reception._MAX_SILENCE_S + 1
+    monkeypatch.setattr("actors.reception.time.monotonic", lambda: clock_s)
+    desk.reception.close_turn()
+    assert len(desk.rows) == 0
+
+
+def test_alive_keeps_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.admit()
+    clock_s = time.monotonic() + reception._MAX_SILENCE_S + 1
+    monkeypatch.setattr("actors.reception.time.monotonic", lambda: clock_s)
+    desk.coordinator.send("target", [Alive()])
+    desk.reception.receive(0.0)
+    desk.reception.close_turn()
+    assert len(desk.rows) == 1

@@ -1,0 +1,88 @@
+"""What goes wrong on purpose: a killed drafter, clients that leave, many at once, bad input."""
+
+import http.client
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from tests.http.conftest import Server
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+DRAFTER = "Drafter-drafter"
+LONG = {"model": "consort", "prompt": "def read_lines(path):\n", "max_tokens": 400, "seed": 7, "temperature": 1.3}
+
+
+def leave_early(server: Server, *, stream: bool) -> None:
+    """Begin a long request, and hang up once it holds its slots."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps({**LONG, "max_tokens": 1000, "stream": stream})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    if stream:
+        assert connection.getresponse().read(20)
+    wait_until(lambda: server.busy() > 0, "the request holds a slot")
+    assert connection.sock is not None or stream
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slots(server: Server, stream: bool) -> None:
+    wait_until(lambda: server.busy() == 0, "the server is idle")
+    leave_early(server, stream=stream)
+    wait_until(lambda: server.busy() == 0, "all slots are free", timeout_s=5)
+
+
+def test_killing_the_drafter_in_mid_stream_changes_nothing(server: Server, client: openai.OpenAI) -> None:
+    undisturbed = client.completions.create(**LONG)
+    (before,) = server.replicas(DRAFTER)
+    text = ""
+    for count, chunk in enumerate(client.completions.create(**LONG, stream=True)):
+        text += chunk.choices[0].text
+        if count == 20:
+            os.kill(before.pid, signal.SIGKILL)
+    assert text == undisturbed.choices[0].text
+
+    def is_back() -> bool:
+        return any(status.pid != before.pid for status in server.replicas(DRAFTER))
+
+    def drafts() -> bool:
+        answer = client.completions.create(**{**LONG, "max_tokens": 40})
+        assert undisturbed.choices[0].text.startswith(answer.choices[0].text)
+        return answer.model_extra["speculation"]["drafted"] > 0
+
+    wait_until(is_back, "a new drafter process", timeout_s=90)
+    wait_until(drafts, "the new drafter drafts", timeout_s=30)
+
+
+def test_many_at_once_get_what_they_get_alone(client: openai.OpenAI) -> None:
+    def ask(i: int) -> str:
+        prompt = "import sys\n" * (1 + i % 7) + f"value_{i} = "
+        options = {"max_tokens": 4 + i % 13, "seed": i, "temperature": (i % 3) / 2}
+        return client.completions.create(model="consort", prompt=prompt, **options).choices[0].text
+
+    alone = [ask(i) for i in range(64)]
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(ask, range(64))) == alone
+
+
+def test_bad_input_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="consort", prompt="x", extra_body={"max_token": 3})
+    assert caught.value.param == "max_token"
+    assert "did you mean 'max_tokens'?" in caught.value.message
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="concert", prompt="x")
+    assert missing.value.code == "model_not_found"
+    assert "did you mean 'consort'?" in missing.value.message
+
+
+def test_unknown_routes_have_the_same_shape(server: Server) -> None:
+    assert server.client.get("/v1/nothing").status == 404
+    reply = server.client.get("/v1/completions")
+    assert reply.status == 405
+    assert reply.document["error"]["code"] == "method_not_allowed"
