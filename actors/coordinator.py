@@ -8,6 +8,8 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from actors.link import CoordinatorLink, Outbox, ReplicaAddress
 from actors.messages import Alive, Cancel, Commit, Drafting, Failed, Message, Offer, Report
 from actors.placement import Placement
@@ -113,12 +115,16 @@ class Coordinator:
 
     def _commit(self, active: ActiveRequest, message: Commit) -> None:
         """Move the verdict to the drafter and the new text to the client."""
-        if message.base < len(active.tokens):
+        known = len(active.tokens) - message.base
+        if known >= len(message.tokens):
             return  # a duplicate
-        if message.base > len(active.tokens):
+        if known < 0:
             self._unplace(active)  # something was lost on the way: start again from what is committed
             self._place(active)
             return
+        if known > 0:  # partly a duplicate, after a new start
+            accepted = max(0, message.accepted - known)
+            message = replace(message, base=len(active.tokens), tokens=message.tokens[known:], accepted=accepted)
         delta = active.commit(message)
         if delta.finish is not None:
             self._end(message.request_id)

@@ -46,6 +46,9 @@ class Runner:
 
         A row's query token j attends to positions 0 … start + j of its slot, which earlier calls (or this one) wrote.
 
+        Raises:
+            ValueError: a query, or the padding that others need, reaches beyond its slot.
+
         Returns:
             [B, Q, V] logits, meaningless where a row is padded; with `last_only` [B, V], after each row's last token.
         """
@@ -57,6 +60,8 @@ class Runner:
         slots = torch.tensor([row.slot for row in rows], dtype=torch.int64, device=self.device)
         positions = starts[:, None] + torch.arange(width, device=self.device)  # [B, Q]
         kv_length = max(row.start for row in rows) + width
+        if kv_length > self.cache.capacity:
+            raise ValueError(f"the batch writes {kv_length} positions, but a slot has {self.cache.capacity}")
         written = (slots[:, None] * self.cache.capacity + positions).flatten()
         window = SlotWindow(select_rows([row.slot for row in rows], self.device), written, kv_length)
         self.cache.look_at(window)
@@ -65,7 +70,7 @@ class Runner:
         logits: Tensor = self.model(
             input_ids=tokens,
             position_ids=positions.clamp(max=self.max_length - 1),  # padding may lie beyond what the model knows
-            attention_mask=visible[:, None],
+            attention_mask=self._mask(visible[:, None]),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1 if last_only and same_end else 0,
@@ -76,3 +81,11 @@ class Runner:
             return logits[:, -1]
         ends = torch.tensor(lengths, device=self.device) - 1
         return logits[torch.arange(len(rows), device=self.device), ends]
+
+    def _mask(self, visible: Tensor) -> Tensor:
+        """What the attention implementation takes: only SDPA knows boolean masks, others add masks to scores."""
+        if self.model.config.get_text_config()._attn_implementation == "sdpa":
+            return visible
+        return torch.zeros(visible.shape, dtype=self.model.dtype, device=self.device).masked_fill_(
+            ~visible, torch.finfo(self.model.dtype).min
+        )

@@ -108,7 +108,7 @@ class Target:
         match message:
             case Offer(request_id, base, tokens):
                 row = self._rows.get((peer, request_id))
-                if row is not None and row.trie.offer(base, tokens):
+                if row is not None and self._knows(tokens) and row.trie.offer(base, tokens):
                     self._planner.note_offer(row, time.perf_counter())
             case Admit():
                 self._admit(peer, message)
@@ -120,13 +120,20 @@ class Target:
             case _:
                 raise TypeError(f"a target takes no {type(message).__name__}")
 
+    def _knows(self, tokens: list[int]) -> bool:
+        """Whether all tokens are in the target's vocabulary: a drafter's may be larger."""
+        return all(0 <= token < self._runner.vocab_size for token in tokens)
+
     def _admit(self, peer: str, message: Admit) -> None:
         needed = message.prompt_length + message.params.max_tokens
-        if needed <= self._runner.max_length:
-            self._rows.add(TargetRow(peer, message))
-        else:
+        if needed > self._runner.max_length:
             error = f"the request needs {needed} positions, but the target has {self._runner.max_length}"
-            self._reception.put(peer, Failed(message.request_id, error))
+        elif not message.tokens or not self._knows(message.tokens):
+            error = f"the prompt is empty, or has tokens outside the target's vocabulary of {self._runner.vocab_size}"
+        else:
+            self._rows.add(TargetRow(peer, message))
+            return
+        self._reception.put(peer, Failed(message.request_id, error))
 
 
 def _wait_s(rows: list[TargetRow]) -> float:

@@ -4,9 +4,12 @@ Each replica binds one ROUTER; each coordinator connects one DEALER per replica.
 start; its public key, handed out over Ray's control plane, is what lets a coordinator in.
 """
 
+import logging
 import math
+import secrets
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 import zmq
@@ -15,24 +18,38 @@ from actors.link import Envelope, ReplicaAddress
 from actors.messages import Message
 
 _QUEUED_BATCHES = 100_000  # per peer; a peer that lags further behind loses messages
+_log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
+
+
+def _decode(frames: Sequence[bytes]) -> list[Envelope]:
+    """A batch, as sender and body; one that makes no sense is dropped, so that no peer can end a loop."""
+    try:
+        sender, body = frames
+        peer = sender.decode()
+        return [(peer, message) for message in _decoder.decode(body)]
+    except (ValueError, msgspec.DecodeError) as error:
+        _log.warning("dropped a batch of %d bytes from %r: %s", sum(map(len, frames)), frames[0], error)
+        return []
 
 
 class _Wakeup:
     """A self-addressed socket pair with which any thread interrupts a poll."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        address = f"inproc://wake-{secrets.token_hex(8)}"  # not a name: ZeroMQ frees addresses late
         self.receiver = context.socket(zmq.PULL)
-        self.receiver.bind(f"inproc://wake-{name}")
+        self.receiver.bind(address)
         self._sender = context.socket(zmq.PUSH)
-        self._sender.connect(f"inproc://wake-{name}")
+        self._sender.connect(address)
         self._lock = threading.Lock()
 
     def set(self) -> None:
         with self._lock:
             if not self._sender.closed:
-                self._sender.send(b"")
+                with suppress(zmq.Again):  # then the queue is full of wake-up calls, and one is enough
+                    self._sender.send(b"", zmq.NOBLOCK)
 
     def clear(self) -> None:
         while self.receiver.poll(0):
@@ -58,7 +75,7 @@ class ReplicaZmqLink:
         self._socket.router_handover = True
         port = self._socket.bind_to_random_port(f"tcp://{host}")
         self.address = ReplicaAddress(name, model, f"tcp://{host}:{port}", public_key)
-        self._wakeup = _Wakeup(context, name)
+        self._wakeup = _Wakeup(context)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup.receiver, zmq.POLLIN)
@@ -74,8 +91,7 @@ class ReplicaZmqLink:
         self._wakeup.clear()
         envelopes: list[Envelope] = []
         while self._socket.poll(0):
-            peer, body = self._socket.recv_multipart()
-            envelopes.extend((peer.decode(), message) for message in _decoder.decode(body))
+            envelopes += _decode(self._socket.recv_multipart())
         return envelopes
 
     def wake(self) -> None:
@@ -94,7 +110,7 @@ class CoordinatorZmqLink:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._public_key, self._secret_key = zmq.curve_keypair()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._wakeup = _Wakeup(self._context, name)
+        self._wakeup = _Wakeup(self._context)
         self._poller = zmq.Poller()
         self._poller.register(self._wakeup.receiver, zmq.POLLIN)
 
@@ -129,7 +145,7 @@ class CoordinatorZmqLink:
         envelopes: list[Envelope] = []
         for peer, socket in self._sockets.items():
             while socket.poll(0):
-                envelopes.extend((peer, message) for message in _decoder.decode(socket.recv()))
+                envelopes += _decode([peer.encode(), *socket.recv_multipart()])
         return envelopes
 
     def wake(self) -> None:

@@ -107,7 +107,6 @@ def models(config_path: Path, url: str | None) -> None:
 @contextmanager
 def _served(config: ServerConfig, *, address: str | None, verbose: bool) -> Iterator[None]:
     """The application, with its progress on the terminal while it comes up."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ProgressDisplay(_console) as display:
         with serving(config, address=address, verbose=verbose, watch=display.watch):
             display.finish()
@@ -170,5 +169,6 @@ def _free_port() -> int:
 
 def _wait_for_interrupt() -> None:
     """Until Ctrl-C or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has set one that prints a stack trace
     with suppress(KeyboardInterrupt):
         signal.pause()

@@ -78,8 +78,10 @@ def failure(message: str) -> str | None:
 def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray listens on more than loopback, so a cluster of our own has a token of its own. Left to itself, Ray would
-        # write one to ~/.ray, where later `ray start` commands find it.
+        # With clusters "disabled", as Ray has it on macOS, its processes listen on loopback only.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # A cluster of our own has a token of its own. Left to itself, Ray would write one to ~/.ray, where later
+        # `ray start` commands find it.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
@@ -90,7 +92,6 @@ def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
 
     ray.init(
         address="local",
-        _node_ip_address="127.0.0.1",
         include_dashboard=False,
         resources=_all_resources(config),
         log_to_driver=verbose,

@@ -22,6 +22,7 @@ class ServedEndpoint:
     tokenizer: PreTrainedTokenizerBase
     context_length: int  # tokens, prompt and answer together
     vocab_size: int  # prompts hold ids below it
+    longest_token: int  # characters
     eos_token_ids: tuple[int, ...]
 
     @property
@@ -47,7 +48,7 @@ class ServedEndpoint:
     def _encode(self, prompt: Prompt) -> list[int]:
         """Token ids: a text as the tokenizer does by default, ids as they are."""
         if isinstance(prompt, str):
-            return list(self.tokenizer(prompt).input_ids)
+            return self._tokenize(prompt, "prompt", add_special_tokens=True)
         wrong = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
             raise InvalidRequestError(
@@ -61,11 +62,18 @@ class ServedEndpoint:
             raise InvalidRequestError(f"messages: the model {self.name!r} has no chat template.", field="messages")
         plain = [{"role": message.role, "content": message.text} for message in body.messages]
         try:
-            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+            text = str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
         except jinja2.TemplateError as error:
             reason = f"messages: the model's chat template refuses them: {error}"
             raise InvalidRequestError(reason, field="messages") from error
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return self._tokenize(text, "messages", add_special_tokens=False)
+
+    def _tokenize(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) > self.context_length * self.longest_token:  # before it takes long to find out
+            raise InvalidRequestError(
+                f"{field}: {len(text)} characters are more than {self.context_length} tokens can hold.", field=field
+            )
+        return list(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
 
     def _request(self, prompt: list[int], body: GenerationRequest, seed: int) -> Request:
         field, wanted = body.prompt_field, body.wanted_max_tokens
@@ -97,23 +105,27 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
 
 def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
     target = config.models[endpoint.target]
-    tokenizer = _tokenizer(target)
+    tokenizer = _tokenizer(endpoint.target, target)
     vocab_size = _vocab_size(target)
     if endpoint.drafter is not None:
         drafter = config.models[endpoint.drafter]
-        _check_vocabularies(name, endpoint, tokenizer, _tokenizer(drafter))
+        _check_vocabularies(name, endpoint, tokenizer, _tokenizer(endpoint.drafter, drafter))
         vocab_size = min(vocab_size, _vocab_size(drafter))
     return ServedEndpoint(
         Endpoint(name, endpoint.target, endpoint.drafter, endpoint.draft_length, _decoder(tokenizer)),
         tokenizer,
         target.max_length,
         vocab_size,
+        max(map(len, tokenizer.get_vocab())),
         _eos_token_ids(target, tokenizer),
     )
 
 
-def _tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
-    return load_tokenizer(locate(model.path), model.revision)
+def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
+    try:
+        return load_tokenizer(locate(model.path), model.revision)
+    except ConfigError as error:
+        raise ConfigError(f"models.{name}.path: {error}") from error
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:

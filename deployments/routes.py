@@ -114,11 +114,9 @@ async def _events(
             yield _batch_events(first, writer)
             async for batch in rest:
                 yield _batch_events(batch, writer)
-        except ConsortError as error:
-            yield _event(body_of(error).model_dump_json())
-            return
         except Exception as error:
-            _logger.exception("a stream failed")
+            if not isinstance(error, ConsortError):
+                _logger.exception("a stream failed")
             yield _event(body_of(error).model_dump_json())
             return
         if include_usage:

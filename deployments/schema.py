@@ -90,6 +90,11 @@ class GenerationRequest(StrictModel):
         return self.max_tokens
 
     @property
+    def prompt_count(self) -> int:
+        """How many prompts the request brings."""
+        return 1
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -117,6 +122,10 @@ class CompletionRequest(GenerationRequest):
     default_max_tokens = 16
 
     prompt: Prompts = Field(description="A text or a list of token ids, or a list of either: one choice for each.")
+
+    @property
+    def prompt_count(self) -> int:
+        return len(self.prompt)
 
 
 class TextPart(StrictModel):

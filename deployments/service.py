@@ -43,12 +43,13 @@ class Service:
             InvalidRequestError: the body can't be served as it is.
         """
         endpoint = self.endpoint(body.model)
-        prepare = partial(endpoint.prepare, body, seed=seed)
-        requests = await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
-        if len(requests) > self._max_requests:
-            reason = f"prompt: has {len(requests)} prompts, but at most {self._max_requests} are taken at once"
+        if body.prompt_count > self._max_requests:
+            reason = (
+                f"prompt: {body.prompt_count} prompts are too many; at most {self._max_requests} are taken at once."
+            )
             raise InvalidRequestError(reason, field="prompt")
-        return requests
+        prepare = partial(endpoint.prepare, body, seed=seed)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
 
     async def run(self, requests: Sequence[Request]) -> AsyncGenerator[DeltaBatch, None]:
         """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.

@@ -73,9 +73,7 @@ def test_the_earliest_of_equally_deep_paths_wins() -> None:
     assert trie.longest_path(8) == [8]
 
 
-@pytest.mark.parametrize(
-    ("base", "path"), [(4, [9]), (-1, [9]), (0, [1, 2, 3]), (1, [2]), (1, [9, 3, 4]), (3, [])]
-)
+@pytest.mark.parametrize(("base", "path"), [(4, [9]), (-1, [9]), (0, [1, 2, 3]), (1, [2]), (1, [9, 3, 4]), (3, [])])
 def test_offers_that_fit_nowhere_are_dropped(base: int, path: list[int]) -> None:
     trie = DraftTrie([1, 2, 3])
     assert not trie.offer(base, path)

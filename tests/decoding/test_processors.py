@@ -1,6 +1,6 @@
 """Every processor equals transformers' processor of the same name, row by row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from decoding import processors
 from tests.support.properties import repeatable
 
-Settings = list[float]
+Settings = Sequence[float]
 
 
 @st.composite
@@ -50,9 +50,7 @@ def test_temperature(data: st.DataObject, values: Settings) -> None:
 @given(st.data(), st.lists(st.sampled_from([0, 1, 2, 5, 39, 50]), min_size=1, max_size=5))
 def test_top_k(data: st.DataObject, values: list[int]) -> None:
     logits = data.draw(logits_of(len(values)))
-    expected = by_row(
-        logits, values, lambda row, value: TopKLogitsWarper(int(value))(None, row) if value else row
-    )
+    expected = by_row(logits, values, lambda row, value: TopKLogitsWarper(int(value))(None, row) if value else row)
     kept = logits.clone()
     assert torch.equal(processors.top_k(logits, torch.tensor(values)), expected)
     assert torch.equal(logits, kept)

@@ -13,7 +13,7 @@ STOPS = st.lists(st.text("ab.\n", min_size=1, max_size=4), max_size=3)
 
 
 def cut_by_hand(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Read character by character; the text ends before the first stop string that is complete (the longest, if several)."""
+    """Character by character: the text ends before the first stop string to be complete, the longest if several."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:

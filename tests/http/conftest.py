@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import openai
 import pytest
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.app import APP_NAME, ReplicaStatus
 from deployments.client import Client
@@ -33,7 +34,10 @@ class Server:
         from ray import serve
 
         handle = serve.get_deployment_handle(deployment, APP_NAME)
-        answers = handle.broadcast("status").results(timeout_s=10, return_exceptions=True)
+        try:
+            answers = handle.broadcast("status").results(timeout_s=10, return_exceptions=True)
+        except DeploymentUnavailableError:
+            return []
         return [answer for answer in answers if isinstance(answer, ReplicaStatus)]
 
     def busy(self) -> int:

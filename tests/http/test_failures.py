@@ -5,17 +5,26 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
 
 import openai
 import pytest
 
+from tests.deployments.bad_input import CASES
 from tests.http.conftest import Server
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-DRAFTER = "Drafter-drafter"
-LONG = {"model": "consort", "prompt": "def read_lines(path):\n", "max_tokens": 400, "seed": 7, "temperature": 1.3}
+TARGET, DRAFTER = "Target-target", "Drafter-drafter"
+LONG = {
+    "model": "consort",
+    "prompt": "def read_lines(path):\n",
+    "max_tokens": 400,
+    "seed": 7,
+    "temperature": 1.3,
+}
 
 
 def leave_early(server: Server, *, stream: bool) -> None:
@@ -37,29 +46,46 @@ def test_a_client_that_leaves_frees_its_slots(server: Server, stream: bool) -> N
     wait_until(lambda: server.busy() == 0, "all slots are free", timeout_s=5)
 
 
-def test_killing_the_drafter_in_mid_stream_changes_nothing(server: Server, client: openai.OpenAI) -> None:
-    undisturbed = client.completions.create(**LONG)
-    (before,) = server.replicas(DRAFTER)
+def stream_while_killing(client: Any, pid: int) -> str:
+    """The text of a long request during which the process is killed, after its 20th chunk."""
     text = ""
     for count, chunk in enumerate(client.completions.create(**LONG, stream=True)):
         text += chunk.choices[0].text
         if count == 20:
-            os.kill(before.pid, signal.SIGKILL)
-    assert text == undisturbed.choices[0].text
+            os.kill(pid, signal.SIGKILL)
+            assert chunk.choices[0].finish_reason is None
+    return text
 
+
+def wait_for_another(server: Server, deployment: str, pid: int) -> None:
     def is_back() -> bool:
-        return any(status.pid != before.pid for status in server.replicas(DRAFTER))
+        return any(status.pid != pid for status in server.replicas(deployment))
+
+    wait_until(is_back, f"a new process of {deployment}", timeout_s=90)
+
+
+def test_killing_the_drafter_in_mid_stream_changes_nothing(server: Server, client: Any) -> None:
+    undisturbed = client.completions.create(**LONG).choices[0].text
+    (before,) = server.replicas(DRAFTER)
+    assert stream_while_killing(client, before.pid) == undisturbed
 
     def drafts() -> bool:
         answer = client.completions.create(**{**LONG, "max_tokens": 40})
-        assert undisturbed.choices[0].text.startswith(answer.choices[0].text)
+        assert undisturbed.startswith(answer.choices[0].text)
         return answer.model_extra["speculation"]["drafted"] > 0
 
-    wait_until(is_back, "a new drafter process", timeout_s=90)
+    wait_for_another(server, DRAFTER, before.pid)
     wait_until(drafts, "the new drafter drafts", timeout_s=30)
 
 
-def test_many_at_once_get_what_they_get_alone(client: openai.OpenAI) -> None:
+def test_killing_the_target_in_mid_stream_only_delays(server: Server, client: Any) -> None:
+    undisturbed = client.completions.create(**LONG).choices[0].text
+    (before,) = server.replicas(TARGET)
+    assert stream_while_killing(client, before.pid) == undisturbed
+    wait_for_another(server, TARGET, before.pid)
+
+
+def test_many_at_once_get_what_they_get_alone(client: Any) -> None:
     def ask(i: int) -> str:
         prompt = "import sys\n" * (1 + i % 7) + f"value_{i} = "
         options = {"max_tokens": 4 + i % 13, "seed": i, "temperature": (i % 3) / 2}
@@ -70,7 +96,16 @@ def test_many_at_once_get_what_they_get_alone(client: openai.OpenAI) -> None:
         assert list(pool.map(ask, range(64))) == alone
 
 
-def test_bad_input_is_refused_by_name(client: openai.OpenAI) -> None:
+def test_bad_input_is_refused_by_name(server: Server) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+        for path, body, field in CASES:
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            error = json.load(response)["error"]
+            assert (response.status, error["param"]) == (400, field), error
+
+
+def test_the_client_raises_what_openai_raises(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="consort", prompt="x", extra_body={"max_token": 3})
     assert caught.value.param == "max_token"

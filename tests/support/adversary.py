@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 
 from actors.link import Link, Outbox
-from actors.messages import Admit, Cancel, Commit, Offer
+from actors.messages import Admit, Commit, Offer
 
 
 class AdversarialDrafter:
@@ -12,29 +12,25 @@ class AdversarialDrafter:
 
     def __init__(self, link: Link, texts: Mapping[int, list[int]], *, vocab_size: int, seed: int) -> None:
         """texts: the whole true text of each request, prompt included, by request id."""
-        self.offers = 0
         self._link = link
         self._outbox = Outbox(link)
         self._texts = texts
         self._vocab_size = vocab_size
         self._random = random.Random(seed)
-        self._committed: dict[tuple[str, int], int] = {}
+        self._committed: dict[int, int] = {}
 
     def turn(self) -> None:
-        for peer, message in self._link.receive(0.001 if self._committed else 1.0):
-            key = (peer, message.request_id) if isinstance(message, Admit | Cancel | Commit) else None
+        """Answer each sign of progress with a few offers."""
+        for peer, message in self._link.receive(1.0):
             match message:
-                case Admit(_, tokens):
-                    assert key is not None
-                    self._committed[key] = len(tokens)
-                case Commit(_, base, tokens) if key in self._committed:
-                    self._committed[key] = base + len(tokens)
-                case Cancel() if key is not None:
-                    self._committed.pop(key, None)
-        for (peer, request_id), committed in self._committed.items():
-            for _ in range(2):
-                self._outbox.put(peer, self._offer(request_id, committed))
-                self.offers += 1
+                case Admit(request_id, tokens):
+                    self._committed[request_id] = len(tokens)
+                case Commit(request_id, base, tokens):
+                    self._committed[request_id] = base + len(tokens)
+                case _:
+                    continue
+            for _ in range(3):
+                self._outbox.put(peer, self._offer(request_id, self._committed[request_id]))
         self._outbox.flush()
 
     def _offer(self, request_id: int, committed: int) -> Offer:

@@ -1,10 +1,14 @@
-"""A tiny byte-level BPE tokenizer: every byte is a token, frequent pairs are too, characters are split across tokens."""
+"""A tiny byte-level BPE tokenizer: every byte is a token, frequent pairs are, too; rare characters take several."""
 
 from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-_CORPUS = ["the cat sat on the mat, the end.", "naïve café — 漢字 漢語 👩‍👩‍👧 👍🏽 🇮🇱 שלום שלום é é", "def f(x):\n    return x\n"]
+_CORPUS = [
+    "the cat sat on the mat, the end.",
+    "naïve café — 漢字 漢語 👩‍👩‍👧 👍🏽 🇮🇱 שלום שלום é é",
+    "def f(x):\n    return x\n",
+]
 
 
 @cache

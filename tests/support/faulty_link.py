@@ -11,7 +11,7 @@ _POLL_S = 0.002  # while something is delayed
 
 
 class FaultyLink(LocalLink):
-    """Every draft offer meets one fate, which depends on the seed and on the offer alone.
+    """Every draft offer meets one fate, which depends on nothing but the seed, the offer, and how often it came.
 
     With `commits`, so do those verdicts that don't end a request, on their way to the coordinator and to the drafter:
     a link never does that, but the text must survive even this.
@@ -24,6 +24,7 @@ class FaultyLink(LocalLink):
         self._seed = seed
         self._commits = commits
         self._delayed: list[list] = []  # [turns left, envelope]
+        self._seen: Counter[str] = Counter()
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         kept: list[Message] = []
@@ -44,7 +45,7 @@ class FaultyLink(LocalLink):
                 case "double":
                     envelopes += [envelope, envelope]
                 case "delay":
-                    self._delayed.append([self._chance(envelope[1]).randint(1, 8), envelope])
+                    self._delayed.append([1 + len(str(envelope[1])) % 8, envelope])
                 case "drop":
                     pass
         envelopes += [envelope for turns, envelope in self._delayed if turns <= 0]
@@ -57,9 +58,6 @@ class FaultyLink(LocalLink):
     def close(self) -> None:
         self._link.close()
 
-    def _chance(self, message: Message) -> random.Random:
-        return random.Random(f"{self._seed} {message}")
-
     def _fate(self, message: Message) -> str:
         match message:
             case Offer():
@@ -68,7 +66,10 @@ class FaultyLink(LocalLink):
                 weights = {"pass": 18, "drop": 1, "double": 2, "delay": 1}
             case _:
                 return "pass"
-        fate = self._chance(message).choices(list(weights), list(weights.values()))[0]
+        text = str(message)
+        self._seen[text] += 1  # what is sent again, because it was lost, gets another chance
+        chance = random.Random(f"{self._seed} {self._seen[text]} {text}")
+        fate = chance.choices(list(weights), list(weights.values()))[0]
         if fate != "pass":
             self.faults[f"{fate} {type(message).__name__}"] += 1
         return fate

@@ -46,7 +46,7 @@ def process(scores: Tensor, params: SamplingParams, position: int) -> Tensor:
     if params.top_p < 1:
         warpers.append(TopPLogitsWarper(params.top_p))
     key = torch.tensor([noise_key(params.seed, position)], dtype=torch.int32)
-    return warpers(None, scores) + gumbel(key, scores.shape[-1])
+    return warpers(torch.LongTensor(1, 0), scores) + gumbel(key, scores.shape[-1])
 
 
 def generate(
@@ -65,7 +65,7 @@ def _generate_batch(
 ) -> list[list[int]]:
     width = max(map(len, prompts))
     padding = [width - len(prompt) for prompt in prompts]
-    outputs = model.generate(
+    outputs = model.generate(  # type: ignore[operator]
         torch.tensor([[_PAD] * pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)]),
         attention_mask=torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding]),
         do_sample=False,

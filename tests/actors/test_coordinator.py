@@ -1,0 +1,266 @@
+"""The coordinator, turn by turn, between fake replicas and with a clock that the test moves."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from actors.coordinator import Coordinator
+from actors.link import LocalExchange
+from actors.messages import Admit, Alive, Cancel, Commit, Drafting, Failed, Message, Offer, Report
+from actors.request import Delta, Endpoint, Request
+from decoding.errors import ConsortError, OverloadedError, UnavailableError
+from decoding.params import SamplingParams
+from tests.support.replicas import FakeReplica
+
+PROMPT = [10, 11, 12]
+
+
+def decode(tokens: list[int]) -> str:
+    return "".join(chr(ord("a") + token % 26) for token in tokens)
+
+
+ENDPOINT = Endpoint("e", "big", "small", 4, decode)
+
+
+class Stage:
+    """A coordinator and its replicas: "t…" run the target's model, "d…" the drafter's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr("actors.coordinator.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.exchange = LocalExchange()
+        self.link = self.exchange.join("coordinator")
+        self.coordinator = Coordinator(self.link, **limits)  # type: ignore[arg-type]
+        self.replicas: dict[str, FakeReplica] = {}
+        self.deltas: list[list[Delta]] = []
+
+    def set_replicas(self, *names: str) -> None:
+        for name in names:
+            if name not in self.replicas:
+                self.replicas[name] = FakeReplica(self.exchange, name, "big" if name[0] == "t" else "small")
+        self.coordinator.set_replicas(self.replicas[name].address for name in names)
+        self.turn()
+
+    def turn(self, *, later_s: float = 0.0) -> None:
+        self.now_s += later_s
+        self.link.wake()
+        self.coordinator.turn()
+
+    def submit(self, request_id: int = 1, *, max_tokens: int = 50, speculate: bool = True) -> list[Delta]:
+        """Begin a request; returns the list that its deltas will be in."""
+        deltas: list[Delta] = []
+        params = SamplingParams(max_tokens=max_tokens)
+        self.coordinator.submit(Request(ENDPOINT, PROMPT, params, speculate, request_id), deltas.append)
+        self.turn()
+        return deltas
+
+    def say(self, name: str, *messages: Message) -> None:
+        self.replicas[name].say(*messages)
+        self.turn()
+
+    def received(self, name: str) -> list[Message]:
+        """What the replica was told since last asked, signs of life left out."""
+        return [message for message in self.replicas[name].received() if not isinstance(message, Alive)]
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(monkeypatch, max_requests=3, max_silence_s=20, max_unplaced_s=100)
+
+
+def commit(base: int, *tokens: int, request_id: int = 1, finish: str | None = None) -> Commit:
+    return Commit(request_id, base, list(tokens), 4, len(tokens) - 1, finish)  # type: ignore[arg-type]
+
+
+def admitted(messages: list[Message]) -> list[list[int]]:
+    return [message.tokens for message in messages if isinstance(message, Admit)]
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.tokens]
+
+
+def test_a_request_goes_to_the_least_loaded_replicas(stage: Stage) -> None:
+    stage.set_replicas("t1", "t2", "d1", "d2")
+    stage.say("t1", Report(active=9, waiting=0, slots=16))
+    for request_id in (1, 2):
+        stage.submit(request_id)
+    placed = {name: len(admitted(stage.received(name))) for name in stage.replicas}
+    assert placed == {"t1": 0, "t2": 2, "d1": 1, "d2": 1}
+
+
+def test_target_and_drafter_are_told_the_same(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    stage.submit()
+    expected = [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4)]
+    assert stage.received("t1") == stage.received("d1") == expected
+
+
+def test_a_request_that_does_not_speculate_has_no_drafter(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    stage.submit(speculate=False)
+    assert stage.received("t1") == [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 0)]
+    stage.turn(later_s=1)
+    assert stage.received("d1") == []
+
+
+def test_offers_and_verdicts_are_forwarded_and_text_streams(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    stage.received("t1"), stage.received("d1")
+    stage.say("d1", offer := Offer(1, 3, [20, 21]))
+    assert stage.received("t1") == [offer]
+    stage.say("t1", verdict := commit(3, 20, 0))
+    assert stage.received("d1") == [verdict]
+    assert [(delta.text, list(delta.tokens), delta.finish) for delta in deltas] == [("ua", [20, 0], None)]
+    stage.say("t1", commit(5, 1, finish="length"))
+    assert (deltas[-1].text, deltas[-1].finish) == ("b", "length")
+    assert stage.received("d1") == stage.received("t1") == [Cancel(1)]
+
+
+def test_strangers_change_nothing(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1", "t2", "d2")
+    deltas = stage.submit()
+    stage.turn()
+    others = {"t1", "t2"} - {name for name in ("t1", "t2") if admitted(stage.received(name))}
+    stage.say(other := others.pop(), commit(3, 7), Failed(1, "no"), commit(3, 7, request_id=99))
+    stage.say("d2", Offer(99, 3, [1]))
+    assert deltas == []
+    assert stage.received(other) == [Cancel(1), Cancel(99)]
+
+
+def test_duplicates_are_ignored(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    for _ in range(2):
+        stage.say("t1", commit(3, 5, 6))
+    assert tokens_of(deltas) == [5, 6]
+    assert deltas[-1].statistics.steps == 1
+
+
+def test_the_new_part_of_a_half_known_verdict_counts(stage: Stage) -> None:
+    """Ignored as a whole, a last verdict would leave the request waiting forever."""
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    stage.say("t1", commit(3, 5, 6), commit(4, 6, 7, 8, finish="length"))
+    assert tokens_of(deltas) == [5, 6, 7, 8]
+    assert deltas[-1].finish == "length"
+
+
+def test_after_a_gap_the_request_starts_again_from_what_is_committed(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    stage.say("t1", commit(3, 5))
+    stage.received("t1"), stage.received("d1")
+    stage.say("t1", commit(6, 9))
+    for name in ("t1", "d1"):
+        messages = stage.received(name)
+        assert messages[0] == Cancel(1)
+        assert admitted(messages) == [[*PROMPT, 5]]
+    stage.say("t1", commit(4, 6))
+    assert tokens_of(deltas) == [5, 6]
+
+
+def test_a_lost_target_is_replaced_and_the_stream_goes_on(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    stage.say("t1", commit(3, 5, 6))
+    stage.set_replicas("t2", "d1")
+    assert stage.received("t2") == [Admit(1, [*PROMPT, 5, 6], 3, SamplingParams(max_tokens=50), 4)]
+    stage.say("t1", commit(5, 9))
+    stage.say("t2", commit(5, 7))
+    assert tokens_of(deltas) == [5, 6, 7]
+    assert deltas[-1].text == "h"
+
+
+def test_a_lost_target_is_waited_for(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    stage.say("t1", commit(3, 5))
+    stage.set_replicas("d1")
+    stage.turn(later_s=50)
+    stage.set_replicas("d1", "t2")
+    assert admitted(stage.received("t2")) == [[*PROMPT, 5]]
+    assert deltas[-1].error is None
+
+
+def test_a_lost_drafter_is_missed_by_nobody_and_replaced(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    stage.received("t1")
+    stage.set_replicas("t1")
+    assert stage.received("t1") == [Drafting(1, 0)]
+    stage.say("t1", commit(3, 5))
+    assert tokens_of(deltas) == [5]
+    stage.set_replicas("t1", "d2")
+    assert admitted(stage.received("d2")) == [[*PROMPT, 5]]
+    assert stage.received("t1") == [Drafting(1, 4)]
+
+
+def test_a_silent_replica_is_given_up_and_a_talking_one_is_not(stage: Stage) -> None:
+    stage.set_replicas("t1", "t2", "d1")
+    stage.submit()
+    first = next(name for name in ("t1", "t2") if admitted(stage.received(name)))
+    second = "t2" if first == "t1" else "t1"
+    for _ in range(5):
+        stage.turn(later_s=15)
+        stage.say(first, Report(active=1, waiting=0, slots=2))
+        stage.say("d1", Report(active=1, waiting=0, slots=2))
+    assert admitted(stage.received(second)) == []
+    stage.turn(later_s=15)
+    stage.say("d1", Report(active=1, waiting=0, slots=2))
+    stage.turn(later_s=15)
+    assert admitted(stage.received(second)) == [PROMPT]
+
+
+def test_replicas_with_work_hear_that_the_coordinator_lives(stage: Stage) -> None:
+    stage.set_replicas("t1", "t2", "d1")
+    stage.submit()
+    busy = next(name for name in ("t1", "t2") if admitted(stage.received(name)))
+    stage.turn(later_s=1)
+    idle = "t2" if busy == "t1" else "t1"
+    assert Alive() in stage.replicas[busy].received()
+    assert stage.replicas[idle].received() == []
+
+
+def test_too_many_requests_are_refused_until_one_ends(stage: Stage) -> None:
+    stage.set_replicas("t1")
+    for request_id in (1, 2, 3):
+        stage.submit(request_id)
+    with pytest.raises(OverloadedError) as caught:
+        stage.submit(4)
+    assert caught.value.retry_after_s > 0
+    stage.say("t1", commit(3, 1, request_id=2, finish="stop"))
+    stage.submit(4)
+
+
+def test_cancelling_frees_both_replicas_and_ends_the_stream(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    stage.received("t1"), stage.received("d1")
+    for _ in range(2):
+        stage.coordinator.cancel(1)
+        stage.turn()
+    assert stage.received("t1") == stage.received("d1") == [Cancel(1)]
+    stage.say("t1", commit(3, 5))
+    assert deltas == []
+
+
+def test_without_a_target_a_request_fails_in_the_end(stage: Stage) -> None:
+    deltas = stage.submit()
+    stage.turn(later_s=99)
+    assert deltas == []
+    stage.turn(later_s=2)
+    (delta,) = deltas
+    assert isinstance(delta.error, UnavailableError)
+    assert "big" in str(delta.error)
+
+
+def test_a_request_that_its_target_cannot_serve_fails(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    stage.received("d1")
+    stage.say("t1", Failed(1, "too long"))
+    assert isinstance(deltas[-1].error, ConsortError)
+    assert "too long" in str(deltas[-1].error)
+    assert stage.received("d1") == [Cancel(1)]

@@ -1,0 +1,103 @@
+"""The drafter alone, turn by turn: what it offers is its own continuation, and verdicts steer it."""
+
+import torch
+
+from actors.drafter import Drafter
+from actors.link import LocalExchange, LocalLink
+from actors.messages import Admit, Cancel, Commit, Message, Offer, Report
+from actors.runner import Runner
+from decoding.params import SamplingParams
+from tests.support.models import tiny_model
+
+PROMPT = [5, 6, 7, 8]
+GREEDY = SamplingParams(max_tokens=40, temperature=0)
+
+
+class Stage:
+    """A tiny drafter, and the coordinator's end of its link."""
+
+    def __init__(self) -> None:
+        exchange = LocalExchange()
+        self.coordinator: LocalLink = exchange.join("coordinator")
+        self.model = tiny_model("llama-gqa")
+        self.drafter = Drafter(Runner(self.model, slots=2, max_length=64, max_query=32), exchange.join("d"))
+
+    def say(self, *messages: Message) -> list[Offer]:
+        """Its offers after a few turns."""
+        self.coordinator.send("d", messages)
+        for _ in range(20):
+            self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
+            self.drafter.turn()
+        return [message for _, message in self.coordinator.receive(0) if isinstance(message, Offer)]
+
+    @torch.no_grad()
+    def continuation(self, tokens: list[int], count: int) -> list[int]:
+        for _ in range(count):
+            tokens = [*tokens, int(self.model(torch.tensor([tokens])).logits[0, -1].argmax())]
+        return tokens[-count:]
+
+
+def longest(offers: list[Offer]) -> tuple[int, list[int]]:
+    offer = max(offers, key=lambda offer: len(offer.tokens))
+    return offer.base, offer.tokens
+
+
+def test_it_runs_ahead_up_to_its_lookahead() -> None:
+    stage = Stage()
+    base, tokens = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
+    assert base == 4
+    assert len(tokens) > 3
+    assert tokens == stage.continuation(PROMPT, len(tokens))
+    assert stage.say() == []
+
+
+def test_an_agreeing_verdict_lets_it_go_on() -> None:
+    stage = Stage()
+    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
+    base, tokens = longest(stage.say(Commit(1, 4, first[:4], 3, 3, None)))
+    assert base == 8
+    assert tokens == stage.continuation([*PROMPT, *first[:4]], len(tokens))
+
+
+def test_after_a_rejection_it_starts_from_the_true_token() -> None:
+    stage = Stage()
+    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
+    verdict = [first[0], (first[1] + 1) % 64]
+    base, tokens = longest(stage.say(Commit(1, 4, verdict, 3, 1, None)))
+    assert base == 6
+    assert tokens == stage.continuation([*PROMPT, *verdict], len(tokens))
+
+
+def test_a_verdict_beyond_its_draft_is_followed_and_a_repeated_one_changes_nothing() -> None:
+    stage = Stage()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 1))
+    verdict = Commit(1, 4, list(range(20, 32)), 0, 0, None)
+    base, tokens = longest(stage.say(verdict))
+    assert base == 16
+    assert tokens == stage.continuation([*PROMPT, *range(20, 32)], len(tokens))
+    assert stage.say(verdict) == []
+
+
+def test_it_does_not_draft_beyond_the_end_of_the_request() -> None:
+    stage = Stage()
+    params = SamplingParams(max_tokens=2, temperature=0)
+    _, tokens = longest(stage.say(Admit(1, PROMPT, 4, params, 8)))
+    assert len(tokens) <= 3
+    eos = stage.continuation(PROMPT, 1)[0]
+    params = SamplingParams(max_tokens=30, temperature=0, eos_token_ids=(eos,))
+    assert len(longest(stage.say(Admit(2, PROMPT, 4, params, 8)))[1]) <= 2
+
+
+def test_a_text_that_is_too_long_for_it_is_not_drafted() -> None:
+    stage = Stage()
+    assert stage.say(Admit(1, [1] * 64, 64, GREEDY, 4)) == []
+    assert [stage.drafter.load()] == [Report(active=0, waiting=0, slots=2)]
+
+
+def test_a_cancelled_request_frees_its_slot() -> None:
+    stage = Stage()
+    stage.say(*(Admit(i, PROMPT, 4, GREEDY, 2) for i in range(3)))
+    assert (stage.drafter.load().active, stage.drafter.load().waiting) == (2, 1)
+    assert longest(stage.say(Cancel(0)))[0] == 4
+    stage.say(Cancel(1), Cancel(2))
+    assert stage.drafter.load().active == 0

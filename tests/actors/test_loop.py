@@ -1,0 +1,56 @@
+"""A loop thread's health check tells a broken loop and a stuck one from a healthy one."""
+
+import threading
+
+import pytest
+
+from actors.loop import LoopThread
+from decoding.errors import UnavailableError
+from tests.support.waiting import wait_until
+
+
+def fails(thread: LoopThread, **limits: float) -> bool:
+    try:
+        thread.check(**limits)
+    except UnavailableError:
+        return True
+    return False
+
+
+def test_a_running_loop_is_healthy_and_stops() -> None:
+    turns: list[None] = []
+    woken = threading.Event()
+    thread = LoopThread("loop", lambda: turns.append(None), woken.set)
+    thread.start()
+    wait_until(lambda: len(turns) > 10, "turns")
+    thread.check()
+    thread.stop()
+    assert woken.is_set()
+    assert not thread._thread.is_alive()
+
+
+def test_an_error_ends_the_loop_and_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    def turn() -> None:
+        raise RuntimeError("out of tune")
+
+    thread = LoopThread("viola", turn, lambda: None)
+    thread.start()
+    wait_until(lambda: fails(thread), "the error")
+    with pytest.raises(UnavailableError, match=r"viola.*out of tune") as caught:
+        thread.check()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    thread.stop()
+    assert "out of tune" in capsys.readouterr().err
+
+
+def test_a_stuck_turn_shows() -> None:
+    release = threading.Event()
+
+    def turn() -> None:
+        release.wait(20)
+
+    thread = LoopThread("loop", turn, release.set)
+    thread.start()
+    wait_until(lambda: fails(thread, max_silence_s=0.05), "silence")
+    thread.check(max_silence_s=60)
+    thread.stop()

@@ -1,0 +1,84 @@
+"""Rows get slots in order of admission, and prefills fit their budget."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.messages import Admit
+from actors.rows import Row, RowTable, choose_prefill
+from actors.slots import SlotCache
+from decoding.params import SamplingParams
+from tests.support.properties import repeatable
+
+
+def make_row(request_id: int, length: int = 3, peer: str = "c") -> Row:
+    return Row(peer, Admit(request_id, [1] * length, length, SamplingParams(max_tokens=5), 4))
+
+
+def make_table(slots: int) -> RowTable[Row]:
+    return RowTable(SlotCache(layers=1, slots=slots, capacity=8))
+
+
+def test_rows_wait_for_slots_in_order() -> None:
+    table = make_table(2)
+    rows = [make_row(i) for i in range(4)]
+    for row in rows:
+        table.add(row)
+    assert [row.slot for row in rows] == [0, 1, -1, -1]
+    assert (len(table), table.report().active, table.report().waiting, table.report().slots) == (2, 2, 2, 2)
+    table.remove(("c", 0))
+    assert rows[2].slot == 0
+    assert list(table) == [rows[1], rows[2]]
+    assert table.get(("c", 3)) is rows[3]
+    assert table.get(("c", 0)) is None
+
+
+def test_a_waiting_row_can_be_removed_and_unknown_keys_are_ignored() -> None:
+    table = make_table(1)
+    first, second = make_row(1), make_row(2)
+    table.add(first)
+    table.add(second)
+    table.remove(("c", 2))
+    table.remove(("other", 1))
+    assert table.report().waiting == 0
+    assert list(table) == [first]
+
+
+def test_a_row_of_the_same_key_is_replaced() -> None:
+    table = make_table(2)
+    table.add(make_row(1))
+    again = make_row(1)
+    table.add(again)
+    assert list(table) == [again]
+    other = make_row(1, peer="d")
+    table.add(other)
+    assert {again.slot, other.slot} == {0, 1}
+    assert table.peers() == {"c", "d"}
+
+
+@repeatable
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=40), st.integers(1, 3))
+def test_no_slot_is_lost_or_used_twice(calls: list[tuple[bool, int]], slots: int) -> None:
+    table = make_table(slots)
+    known: dict[int, Row] = {}
+    for add, request_id in calls:
+        if add:
+            known.pop(request_id, None)
+            table.add(known.setdefault(request_id, make_row(request_id)))
+        else:
+            known.pop(request_id, None)
+            table.remove(("c", request_id))
+        held = [row.slot for row in table]
+        assert len(set(held)) == len(held) == min(slots, len(known))
+        assert all(0 <= slot < slots for slot in held)
+        assert set(table) == set(list(known.values())[: len(held)]) or len(known) > slots
+
+
+@repeatable
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 32))
+def test_chosen_prefills_fit_the_budget(lengths: list[int], budget: int) -> None:
+    rows = [make_row(i, length) for i, length in enumerate(lengths)]
+    chosen = choose_prefill(rows, budget)
+    assert chosen == rows[: len(chosen)]
+    assert chosen
+    width = max(len(row.next_input(budget).tokens) for row in chosen)
+    assert width * len(chosen) <= budget

@@ -1,0 +1,101 @@
+"""A cached, ragged, reordered forward equals the model's plain forward over the whole text."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from actors.runner import RowInput, Runner
+from tests.support.models import CONFIGS, VOCAB, tiny_model
+
+TOLERANCE = 5e-6
+
+
+def make_runner(family: str = "llama-gqa", *, attention: str = "sdpa", slots: int = 5) -> Runner:
+    return Runner(tiny_model(family, attention=attention), slots=slots, max_length=80, max_query=24)
+
+
+def random_tokens(chance: random.Random, count: int) -> list[int]:
+    return [chance.randrange(VOCAB) for _ in range(count)]
+
+
+@torch.no_grad()
+def plain(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """[T, V] logits of the whole text, without a cache."""
+    logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_any_sequence_of_calls(family: str, attention: str) -> None:
+    """Random rows in random order extend, roll back and rewrite their slots; every logit is compared."""
+    runner = make_runner(family, attention=attention)
+    chance = random.Random(family)
+    texts: list[list[int]] = [[] for _ in range(5)]
+    for _ in range(40):
+        rows = []
+        for slot in chance.sample(range(5), chance.randint(1, 5)):
+            start = max(0, len(texts[slot]) - chance.choice([0, 0, 0, 1, 3, 100]))
+            new = random_tokens(chance, chance.choice([1, 1, 2, 5, 24]))
+            if start + len(new) > runner.max_length:
+                start = 0
+            texts[slot] = [*texts[slot][:start], *new]
+            rows.append(RowInput(slot, start, new))
+        logits = runner.forward(rows)
+        for row, found in zip(rows, logits, strict=True):
+            expected = plain(runner.model, texts[row.slot])
+            assert_close(found[: len(row.tokens)], expected[row.start :])
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_prefill_in_chunks_beside_other_rows(family: str) -> None:
+    runner = make_runner(family)
+    chance = random.Random(3)
+    long, short = random_tokens(chance, 70), random_tokens(chance, 9)
+    runner.forward([RowInput(2, 0, short)])
+    for start in range(0, 70, 16):
+        chunk = long[start : start + 16]
+        logits = runner.forward([RowInput(4, start, chunk), RowInput(2, 8, short[8:])], last_only=True)
+        assert_close(logits[0], plain(runner.model, long)[start + len(chunk) - 1])
+        assert_close(logits[1], plain(runner.model, short)[-1])
+
+
+def test_last_only_of_equal_lengths() -> None:
+    runner = make_runner()
+    chance = random.Random(4)
+    texts = [random_tokens(chance, 12) for _ in range(3)]
+    logits = runner.forward([RowInput(slot, 0, text) for slot, text in enumerate(texts)], last_only=True)
+    for found, text in zip(logits, texts, strict=True):
+        assert_close(found, plain(runner.model, text)[-1])
+
+
+def test_padding_at_the_end_of_a_slot_touches_no_other_slot() -> None:
+    """A full slot beside a long query: its padding is written behind it, not into the next slot."""
+    runner = make_runner()
+    chance = random.Random(5)
+    full, neighbour = random_tokens(chance, 80), random_tokens(chance, 20)
+    for start in range(0, 80, 20):
+        runner.forward([RowInput(0, start, full[start : start + 20])])
+    runner.forward([RowInput(1, 0, neighbour)])
+    logits = runner.forward([RowInput(0, 79, full[79:]), RowInput(3, 0, random_tokens(chance, 24))])
+    assert_close(logits[0, 0], plain(runner.model, full)[-1])
+    assert_close(runner.forward([RowInput(1, 19, neighbour[19:])])[0, 0], plain(runner.model, neighbour)[-1])
+
+
+def test_a_query_that_is_too_long_is_refused() -> None:
+    """It would be written over the next slot."""
+    runner = make_runner()
+    with pytest.raises((ValueError, AssertionError)):
+        runner.forward([RowInput(0, 79, [1]), RowInput(1, 0, [1] * 26)])
+
+
+def test_the_vocabulary_is_the_width_of_the_logits() -> None:
+    runner = make_runner()
+    assert runner.forward([RowInput(0, 0, [1])]).shape == (1, 1, runner.vocab_size)

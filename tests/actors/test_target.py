@@ -1,0 +1,128 @@
+"""The target alone, turn by turn: its text is its own, and no message can end its loop."""
+
+import pytest
+import torch
+
+from actors.link import LocalExchange, LocalLink
+from actors.messages import Admit, Cancel, Commit, Drafting, Failed, Message, Offer
+from actors.runner import Runner
+from actors.target import Target
+from decoding.params import SamplingParams
+from tests.support.models import VOCAB, tiny_model
+
+PROMPT = [5, 6, 7, 8]
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+
+class Stage:
+    """A tiny target, and the coordinator's end of its link."""
+
+    def __init__(self) -> None:
+        exchange = LocalExchange()
+        self.coordinator: LocalLink = exchange.join("coordinator")
+        self.model = tiny_model("llama-gqa")
+        runner = Runner(self.model, slots=2, max_length=64, max_query=64)
+        self.target = Target(runner, exchange.join("t"), prefill_chunk=16, adaptive=False)
+
+    def say(self, *messages: Message, turns: int = 30) -> list[Message]:
+        """What it answers within some turns."""
+        self.coordinator.send("t", messages)
+        for _ in range(turns):
+            self.coordinator.send("t", [Cancel(999)])  # something to receive, so that no turn waits
+            self.target.turn()
+        return [message for _, message in self.coordinator.receive(0) if isinstance(message, Commit | Failed)]
+
+    @torch.no_grad()
+    def text(self) -> list[int]:
+        tokens = list(PROMPT)
+        for _ in range(GREEDY.max_tokens):
+            tokens.append(int(self.model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        return tokens
+
+
+def committed(messages: list[Message]) -> list[int]:
+    return [token for message in messages if isinstance(message, Commit) for token in message.tokens]
+
+
+def test_it_writes_without_drafts() -> None:
+    stage = Stage()
+    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 0))
+    assert committed(messages) == stage.text()[4:]
+    assert [m.finish for m in messages if isinstance(m, Commit)][-2:] == [None, "length"]
+    assert stage.target.load().active == 0
+
+
+@pytest.mark.parametrize("done", [1, 5, 11])
+def test_it_goes_on_where_another_target_stopped(done: int) -> None:
+    stage = Stage()
+    text = stage.text()
+    messages = stage.say(Admit(1, text[: 4 + done], 4, GREEDY, 0))
+    assert committed(messages) == text[4 + done :]
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 33, 52])
+def test_prompts_of_any_length(length: int) -> None:
+    """Shorter than, as long as, and one longer than one or several chunks; and as long as fits."""
+    stage = Stage()
+    prompt = [(7 * i) % VOCAB for i in range(length)]
+    tokens = committed(stage.say(Admit(1, prompt, length, GREEDY, 0)))
+    with torch.no_grad():
+        logits = stage.model(torch.tensor([[*prompt, *tokens]])).logits[0]
+    assert tokens == logits[length - 1 : -1].argmax(-1).tolist()
+
+
+def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
+    messages = stage.say(Offer(1, 4, text[4:10]), turns=1)
+    assert messages == [Commit(1, 5, text[5:10], 4, 4, None)]
+
+
+def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
+    draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
+    assert stage.say(Offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None)]
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        Offer(1, 4, [VOCAB]),
+        Offer(1, 5, [2**40]),
+        Offer(1, 5, [-1]),
+        Offer(1, 99, [1]),
+        Offer(1, -5, [1]),
+        Offer(7, 5, [1]),
+    ],
+    ids=str,
+)
+def test_impossible_offers_change_nothing(offer: Offer) -> None:
+    stage = Stage()
+    first = stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
+    assert committed([*first, *stage.say(offer, Drafting(1, 0), Drafting(7, 3))]) == stage.text()[4:]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_tokens"),
+    [([1] * 60, 5), ([], 5), ([1, VOCAB], 5), ([-1], 5)],
+    ids=["long", "empty", "too large", "negative"],
+)
+def test_impossible_requests_fail_and_the_others_go_on(tokens: list[int], max_tokens: int) -> None:
+    stage = Stage()
+    params = SamplingParams(max_tokens=max_tokens, temperature=0)
+    messages = stage.say(Admit(2, tokens, len(tokens), params, 0), Admit(1, PROMPT, 4, GREEDY, 0))
+    assert [message.request_id for message in messages if isinstance(message, Failed)] == [2]
+    assert committed(messages) == stage.text()[4:]
+
+
+def test_a_cancelled_request_frees_its_slot_for_the_next() -> None:
+    stage = Stage()
+    long = SamplingParams(max_tokens=50, temperature=0)
+    stage.say(*(Admit(i, PROMPT, 4, long, 0) for i in (2, 3)), Admit(1, PROMPT, 4, GREEDY, 0), turns=2)
+    assert (stage.target.load().active, stage.target.load().waiting) == (2, 1)
+    messages = stage.say(Cancel(2), Cancel(3))
+    assert committed([m for m in messages if m.request_id == 1]) == stage.text()[4:]  # type: ignore[union-attr]
+    assert stage.target.load().active == 0

@@ -1,0 +1,188 @@
+"""Real sockets on the loopback interface."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+
+import pytest
+import zmq
+
+from actors.link import Envelope, Link
+from actors.messages import Admit, Cancel, Message, Offer, Report
+from actors.zmq_link import CoordinatorZmqLink, ReplicaZmqLink
+from decoding.params import SamplingParams
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def replica() -> Iterator[ReplicaZmqLink]:
+    with closing(ReplicaZmqLink("r1", "model", "127.0.0.1")) as link:
+        yield link
+
+
+@contextmanager
+def connected(replica: ReplicaZmqLink, name: str = "c1") -> Iterator[CoordinatorZmqLink]:
+    with closing(CoordinatorZmqLink(name)) as link:
+        link.connect(replica.address)
+        yield link
+
+
+def receive(link: Link, count: int) -> list[Envelope]:
+    """Exactly so many messages, however they are batched."""
+    envelopes: list[Envelope] = []
+
+    def enough() -> bool:
+        envelopes.extend(link.receive(0.05))
+        return len(envelopes) >= count
+
+    wait_until(enough, f"{count} messages")
+    assert len(envelopes) == count
+    return envelopes
+
+
+def offers(count: int) -> list[Message]:
+    return [Offer(i, i, [i, i + 1]) for i in range(count)]
+
+
+def test_messages_arrive_in_order_both_ways(replica: ReplicaZmqLink) -> None:
+    admit = Admit(2**63 - 1, [1, 2], 2, SamplingParams(max_tokens=3, stop=("é",), eos_token_ids=(2,)), 4)
+    with connected(replica) as coordinator:
+        coordinator.send("r1", [admit])
+        for offer in offers(300):
+            coordinator.send("r1", [offer])
+        assert receive(replica, 301) == [("c1", admit), *(("c1", offer) for offer in offers(300))]
+        replica.send("c1", offers(300))
+        assert receive(coordinator, 300) == [("r1", offer) for offer in offers(300)]
+
+
+def test_each_peer_gets_its_own(replica: ReplicaZmqLink) -> None:
+    with connected(replica, "c1") as first, connected(replica, "c2") as second, ExitStack() as stack:
+        other = stack.enter_context(closing(ReplicaZmqLink("r2", "model", "127.0.0.1")))
+        second.connect(other.address)
+        first.send("r1", [Cancel(1)])
+        second.send("r1", [Cancel(2)])
+        second.send("r2", [Cancel(3)])
+        assert sorted(receive(replica, 2), key=str) == [("c1", Cancel(1)), ("c2", Cancel(2))]
+        assert receive(other, 1) == [("c2", Cancel(3))]
+        replica.send("c2", [Report(1, 2, 3)])
+        replica.send("nobody", [Report(0, 0, 0)])
+        other.send("c2", [Report(4, 5, 6)])
+        assert sorted(receive(second, 2), key=str) == [("r1", Report(1, 2, 3)), ("r2", Report(4, 5, 6))]
+        assert first.receive(0) == []
+
+
+def test_a_message_to_an_unknown_replica_is_dropped(replica: ReplicaZmqLink) -> None:
+    with connected(replica) as coordinator:
+        coordinator.send("r9", [Cancel(1)])
+        coordinator.disconnect("r1")
+        coordinator.disconnect("r1")
+        coordinator.send("r1", [Cancel(2)])
+        coordinator.connect(replica.address)
+        coordinator.send("r1", [Cancel(3)])
+        assert receive(replica, 1) == [("c1", Cancel(3))]
+
+
+def test_the_same_coordinator_may_come_back(replica: ReplicaZmqLink) -> None:
+    """The new connection takes over the name at once, even while the old one is still open."""
+    with connected(replica) as old:
+        old.send("r1", [Cancel(1)])
+        receive(replica, 1)
+        with connected(replica) as new:
+            new.send("r1", [Cancel(2)])
+            assert receive(replica, 1) == [("c1", Cancel(2))]
+            replica.send("c1", [Report(1, 0, 1)])
+            assert receive(new, 1) == [("r1", Report(1, 0, 1))]
+            assert old.receive(0) == []
+
+
+def test_a_client_with_another_key_gets_nothing_through(replica: ReplicaZmqLink) -> None:
+    wrong_key, _ = zmq.curve_keypair()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with (
+        connected(replica) as coordinator,
+        closing(CoordinatorZmqLink("c2")) as stranger,
+        closing(context.socket(zmq.DEALER)) as plain,
+    ):
+        stranger.connect(replace(replica.address, public_key=wrong_key))
+        stranger.send("r1", [Cancel(666)])
+        plain.setsockopt(zmq.LINGER, 0)
+        plain.connect(replica.address.uri)
+        plain.send(b"\x90")
+        for i in range(20):
+            coordinator.send("r1", [Cancel(i)])
+            assert receive(replica, 1) == [("c1", Cancel(i))]
+        assert replica.receive(0.3) == []
+
+
+@pytest.mark.parametrize("link_of", ["replica", "coordinator"])
+def test_another_thread_wakes_a_waiting_receiver(replica: ReplicaZmqLink, link_of: str) -> None:
+    with connected(replica) as coordinator:
+        link: Link = replica if link_of == "replica" else coordinator
+        received: list[list[Envelope]] = []
+        thread = threading.Thread(target=lambda: received.append(link.receive(60.0)))
+        thread.start()
+        link.wake()
+        thread.join(timeout=20)
+        assert received == [[]]
+        link.wake()
+        assert link.receive(60.0) == []
+
+
+GARBAGE = [[b""], [b"\xff\x00garbage"], [b"\x91\x01"], [b"\x91\x81\xa4type\xa4Nope"], [b"\x90", b"\x90"], [b"[]"]]
+
+
+def test_garbage_does_not_end_a_replica(replica: ReplicaZmqLink, caplog: pytest.LogCaptureFixture) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    public_key, secret_key = zmq.curve_keypair()
+    with connected(replica) as coordinator, closing(context.socket(zmq.DEALER)) as rude:
+        rude.setsockopt(zmq.LINGER, 0)
+        rude.routing_id = b"\xff\xfe"  # not UTF-8
+        rude.curve_publickey, rude.curve_secretkey = public_key, secret_key
+        rude.curve_serverkey = replica.address.public_key
+        rude.connect(replica.address.uri)
+        with caplog.at_level(logging.WARNING):
+            for frames in [*GARBAGE, [b"\x90"]]:
+                rude.send_multipart(frames)
+
+            def all_logged() -> bool:
+                assert replica.receive(0.05) == []
+                return len(caplog.records) == len(GARBAGE) + 1
+
+            wait_until(all_logged, "a log line for each batch")
+        coordinator.send("r1", [Cancel(1)])
+        assert receive(replica, 1) == [("c1", Cancel(1))]
+
+
+def test_garbage_does_not_end_a_coordinator(replica: ReplicaZmqLink, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(replica) as coordinator:
+        coordinator.send("r1", [Cancel(1)])
+        receive(replica, 1)
+        for frames in GARBAGE:
+            replica._socket.send_multipart([b"c1", *frames])
+        replica.send("c1", [Report(1, 0, 1)])
+        with caplog.at_level(logging.WARNING):
+            assert receive(coordinator, 1) == [("r1", Report(1, 0, 1))]
+        assert len(caplog.records) == len(GARBAGE)
+
+
+def test_a_name_can_be_used_again_at_once() -> None:
+    for _ in range(20):
+        with closing(ReplicaZmqLink("r1", "model", "127.0.0.1")) as replica, connected(replica) as coordinator:
+            coordinator.send("r1", [Cancel(1)])
+            receive(replica, 1)
+
+
+def test_waking_a_busy_receiver_never_blocks(replica: ReplicaZmqLink) -> None:
+    """More calls than a socket queues, while the receiver is busy elsewhere."""
+
+    def call() -> None:
+        for _ in range(10_000):
+            replica.wake()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert replica.receive(60.0) == []

@@ -1,0 +1,53 @@
+"""The HTTP routes over tiny random models in this process: no Ray, no server."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from actors.engine import Engine
+from actors.replica import Role
+from actors.runner import Runner
+from deployments.config import load_config
+from deployments.endpoints import load_endpoints
+from deployments.routes import make_api
+from deployments.service import Service
+
+MAX_REQUESTS = 8
+
+
+def tiny_runner(seed: int) -> Runner:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=2048,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=1024,
+        )
+        return Runner(LlamaForCausalLM(config), slots=4, max_length=1024, max_query=256)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    replicas: dict[str, tuple[Role, Runner]] = {
+        "target": ("target", tiny_runner(0)),
+        "drafter": ("drafter", tiny_runner(1)),
+    }
+    with Engine(replicas) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def service(engine: Engine) -> Service:
+    return Service(load_endpoints(load_config()), engine.coordinator, max_requests=MAX_REQUESTS)
+
+
+@pytest.fixture(scope="session")
+def client(service: Service) -> Iterator[TestClient]:
+    with TestClient(make_api(service)) as client:
+        yield client

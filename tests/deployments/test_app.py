@@ -1,0 +1,60 @@
+"""The Serve application as built; nothing is started."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.app import BuildArgs, build
+from deployments.config import load_config
+
+CONFIG = {
+    "models": {
+        "large": {"path": "org/large", "replicas": 3, "num_gpus": 0.5, "resources": {"target": 1}, "threads": 2},
+        "small": {"path": "org/small"},
+    },
+    "endpoints": {"both": {"target": "large", "drafter": "small"}},
+}
+
+
+def deployments_of(args: BuildArgs) -> dict[str, Any]:
+    """By name. Serve keeps the built application's parts private."""
+    ingress: Any = build(args)._bound_deployment
+    handles = ingress.init_args[1]
+    return {one.name: one for one in (ingress, *(app._bound_deployment for app in handles.values()))}
+
+
+@pytest.fixture
+def deployments() -> dict[str, Any]:
+    return deployments_of(BuildArgs(config=CONFIG))
+
+
+def test_one_deployment_per_model_and_the_coordinator(deployments: dict[str, Any]) -> None:
+    assert set(deployments) == {"Coordinator", "Target-large", "Drafter-small"}
+    assert set(deployments_of(BuildArgs())) == {"Coordinator", "Target-target", "Drafter-drafter"}
+
+
+def test_replicas_get_what_is_configured(deployments: dict[str, Any]) -> None:
+    large = deployments["Target-large"]
+    assert large.num_replicas == 3
+    assert large.ray_actor_options["num_gpus"] == 0.5
+    assert large.ray_actor_options["resources"] == {"target": 1}
+    environment = large.ray_actor_options["runtime_env"]["env_vars"]
+    assert (environment["OMP_NUM_THREADS"], environment["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
+    assert large.init_args == ("large", "target", BuildArgs(config=CONFIG).load().models["large"])
+
+
+def test_everything_fits_on_the_smallest_machine() -> None:
+    options = [one.ray_actor_options for one in deployments_of(BuildArgs()).values()]
+    assert sum(option["num_cpus"] for option in options) == 0
+
+
+def test_serves_own_limits_never_come_first(deployments: dict[str, Any]) -> None:
+    assert all(one.max_ongoing_requests >= 10_000 for one in deployments.values())
+
+
+def test_a_path_is_read_and_content_is_parsed(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("models: {m: {path: org/m}}\nendpoints: {e: {target: m}}\n", encoding="utf-8")
+    assert BuildArgs(config=str(file)).load().roles() == {"m": "target"}
+    assert BuildArgs().load() == load_config()

@@ -1,0 +1,64 @@
+"""What is told about a start that failed, and what is asked of a local cluster. Ray itself is in tests/http."""
+
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from decoding.errors import ConfigError
+from deployments.cluster import _all_resources, _check_deployments, _check_port, failure
+from deployments.config import EndpointConfig, HttpConfig, ModelConfig, ServerConfig
+
+TRACE = """The deployment failed to start 2 times in a row. Error:
+ray::ServeReplica:consort:Target-target.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)
+  File "replica.py", line 27, in load_runner
+decoding.errors.ConfigError: models.target.path: can't load 'x': no such file
+
+The above exception was the direct cause of the following exception:
+RuntimeError: Traceback (most recent call last):
+  File "app.py", line 61, in __init__
+decoding.errors.ConfigError: models.target.path: can't load 'x': no such file
+"""
+
+
+def test_our_own_error_is_found_in_a_trace() -> None:
+    assert failure(TRACE) == "models.target.path: can't load 'x': no such file"
+    assert failure("Traceback\nSomeError: gone wrong\n") is None
+    assert failure("") is None
+
+
+def status(state: str, message: str, *, application: str = "DEPLOYING") -> Any:
+    overview = SimpleNamespace(status=state, message=message)
+    return SimpleNamespace(status=application, message="all is lost", deployments={"Target-target": overview})
+
+
+def test_a_failed_start_is_one_line() -> None:
+    _check_deployments(status("UPDATING", ""))
+    with pytest.raises(ConfigError, match=r"^models\.target\.path: can't load 'x': no such file$"):
+        _check_deployments(status("UPDATING", TRACE))
+    with pytest.raises(ConfigError, match=r"^Target-target could not start: MemoryError: too big$"):
+        _check_deployments(status("DEPLOY_FAILED", "Traceback\n...\nMemoryError: too big\n"))
+    with pytest.raises(ConfigError, match="could not start: all is lost"):
+        _check_deployments(status("UPDATING", "", application="DEPLOY_FAILED"))
+
+
+def test_a_local_cluster_has_all_custom_resources() -> None:
+    models = {
+        "a": ModelConfig(path="x", replicas=2, resources={"target": 1, "fast": 0.5}),
+        "b": ModelConfig(path="y", resources={"fast": 2}),
+    }
+    config = ServerConfig(models=models, endpoints={"e": EndpointConfig(target="a", drafter="b")})
+    assert _all_resources(config) == {"target": 2, "fast": 3}
+
+
+def test_a_port_that_is_taken_is_refused_at_once() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"http\.port: can't listen on 127\.0\.0\.1:{port}"):
+            _check_port(HttpConfig(port=port))
+    _check_port(HttpConfig(port=port))
+    with pytest.raises(ConfigError, match=r"can't listen on nowhere\.invalid"):
+        _check_port(HttpConfig(host="nowhere.invalid"))

@@ -1,0 +1,135 @@
+"""Configuration: what YAML may say, and how mistakes are named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from decoding.errors import ConfigError
+from deployments.app import BuildArgs
+from deployments.config import (
+    ROOT,
+    EndpointConfig,
+    HttpConfig,
+    ModelConfig,
+    ServerConfig,
+    load_config,
+    locate,
+    parse_config,
+)
+
+VALID: dict[str, Any] = {
+    "models": {"large": {"path": "org/large"}, "small": {"path": "org/small"}},
+    "endpoints": {"both": {"target": "large", "drafter": "small"}},
+}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """VALID with one value set, at a dotted path."""
+    data = yaml.safe_load(yaml.safe_dump(VALID))
+    *parents, last = path.split(".")
+    inner = data
+    for name in parents:
+        inner = inner.setdefault(name, {})
+    inner[last] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("modles", {}, "modles: is not known; did you mean 'models'?"),
+        ("models.large.slotz", 3, "models.large.slotz: is not known; did you mean 'slots'?"),
+        ("models.large.slots", "3", "models.large.slots: should be a valid integer, not '3'"),
+        ("models.large.slots", 0, "models.large.slots: should be greater than or equal to 1, not 0"),
+        ("models.large.dtype", "int3", "models.large.dtype: should be 'auto', 'float32', 'bfloat16' or 'float16'"),
+        ("models.large.num_gpus", -1, "models.large.num_gpus: should be greater than or equal to 0, not -1"),
+        ("models.large.resources", {"a": -1}, "models.large.resources.a: should be greater than or equal to 0"),
+        ("models.large.path", None, "models.large.path: should be a valid string, not None"),
+        ("models", {}, "models: should have at least 1 item"),
+        ("models", None, "models: should be a valid dictionary, not None"),
+        ("endpoints.both.draft_length", 33, "endpoints.both.draft_length: should be less than or equal to 32, not 33"),
+        ("endpoints.both.target", "lrge", "endpoints.both.target: there is no model 'lrge'; did you mean 'large'?"),
+        ("endpoints.both.drafter", "x", "endpoints.both.drafter: there is no model 'x'; known: large, small"),
+        ("endpoints.both.drafter", "large", "models.large: used as target and as drafter"),
+        ("endpoints.both.drafter", None, "models.small: no endpoint uses it"),
+        ("http.port", 0, "http.port: should be greater than or equal to 1, not 0"),
+    ],
+)
+def test_mistakes_are_named(path: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(changed(path, value), folder=Path.cwd())
+    assert message in str(caught.value)
+
+
+def test_a_name_must_be_usable_in_urls() -> None:
+    data = {**VALID, "endpoints": {"a b": VALID["endpoints"]["both"]}}
+    with pytest.raises(ConfigError, match=r"endpoints\.a b"):
+        parse_config(data, folder=Path.cwd())
+
+
+@pytest.mark.parametrize("data", [None, [], "models", 5])
+def test_a_configuration_is_a_mapping(data: object) -> None:
+    with pytest.raises(ConfigError, match="the configuration: should be"):
+        parse_config(data, folder=Path.cwd())
+
+
+def test_roles_follow_from_use() -> None:
+    config = parse_config(VALID, folder=Path.cwd())
+    assert config.roles() == {"large": "target", "small": "drafter"}
+
+
+def test_the_default_serves_the_bundled_models() -> None:
+    config = load_config()
+    assert config.roles() == {"target": "target", "drafter": "drafter"}
+    assert config.http == HttpConfig()
+    assert config.models["target"].path == "models/target"
+    assert Path(config.models["target"].spec("target").path) == ROOT / "models" / "target"
+
+
+def test_a_file_names_itself_in_errors(tmp_path: Path) -> None:
+    file = tmp_path / "consort.yaml"
+    for content in ("models: [", "models: 5\n", b"\xff"):
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises(ConfigError, match=r"consort\.yaml"):
+            load_config(file)
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "missing.yaml")
+
+
+def test_paths_are_relative_to_the_file_or_else_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = tmp_path / "config" / "large"
+    here = tmp_path / "work" / "small"
+    beside.mkdir(parents=True)
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here.parent)
+    data = changed("models.large.path", "large")
+    data["models"]["small"]["path"] = "small"
+    config = parse_config(data, folder=beside.parent)
+    assert config.models["large"].path == str(beside)
+    assert config.models["small"].path == str(here)
+    assert locate("org/on-the-hub") == "org/on-the-hub"
+
+
+@pytest.mark.parametrize("model", [ModelConfig, EndpointConfig, HttpConfig, ServerConfig])
+def test_every_key_is_described(model: type[BaseModel]) -> None:
+    assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:8000"), ("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000")],
+)
+def test_the_url_is_one_that_works_here(host: str, url: str) -> None:
+    assert HttpConfig(host=host).url == url
+
+
+def test_serve_yaml_builds_the_default() -> None:
+    document = yaml.safe_load((ROOT / "serve.yaml").read_text(encoding="utf-8"))
+    (application,) = document["applications"]
+    assert application["import_path"] == "deployments.app:build"
+    assert BuildArgs(**application["args"]).load() == load_config()
+    assert BuildArgs().load() == load_config()
+    assert BuildArgs(config=VALID).load() == parse_config(VALID, folder=Path.cwd())

@@ -1,0 +1,81 @@
+"""The text side of endpoints: vocabularies, EOS ids, templates."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from decoding.errors import ConfigError, InvalidRequestError
+from deployments.config import ROOT, ServerConfig, load_config
+from deployments.endpoints import load_endpoints
+from deployments.schema import ChatRequest, CompletionRequest
+
+BUNDLED = ROOT / "models" / "drafter"
+
+
+def with_drafter(folder: Path) -> ServerConfig:
+    config = load_config()
+    config.models["drafter"].path = str(folder)
+    return config
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the bundled drafter, without its weights."""
+    return Path(shutil.copytree(BUNDLED, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors")))
+
+
+def test_the_bundled_endpoint() -> None:
+    endpoint = load_endpoints(load_config())["consort"]
+    assert endpoint.context_length == 1024
+    assert endpoint.vocab_size == 2048
+    assert endpoint.eos_token_ids == (2,)
+    (request,) = endpoint.prepare(CompletionRequest(model="consort", prompt=["x"]), seed=1)
+    assert request.prompt == endpoint.tokenizer("x").input_ids
+
+
+def test_a_drafter_with_another_vocabulary_is_refused(copy: Path) -> None:
+    tokenizer = json.loads((copy / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    names = sorted(vocabulary, key=vocabulary.get)[-2:]
+    vocabulary[names[0]], vocabulary[names[1]] = vocabulary[names[1]], vocabulary[names[0]]
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"endpoints\.consort\.drafter: 'drafter' has another vocabulary.*2 tokens"):
+        load_endpoints(with_drafter(copy))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(copy: Path) -> None:
+    for file in copy.glob("token*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="tokenizer"):
+        load_endpoints(with_drafter(copy))
+
+
+def test_every_eos_id_ends_an_answer(copy: Path) -> None:
+    (copy / "generation_config.json").write_text('{"eos_token_id": [2, 5, 7]}', encoding="utf-8")
+    config = with_drafter(copy)
+    config.models["target"].path = str(copy)
+    assert load_endpoints(config)["consort"].eos_token_ids == (2, 5, 7)
+    (copy / "generation_config.json").unlink()
+    assert load_endpoints(config)["consort"].eos_token_ids == (2,)
+
+
+def chat() -> ChatRequest:
+    return ChatRequest.model_validate({"model": "consort", "messages": [{"role": "user", "content": "x"}]})
+
+
+def test_a_model_without_a_template_can_not_chat(copy: Path) -> None:
+    (copy / "chat_template.jinja").unlink()
+    config = with_drafter(copy)
+    config.models["target"].path = str(copy)
+    with pytest.raises(InvalidRequestError, match="has no chat template"):
+        load_endpoints(config)["consort"].prepare(chat(), seed=1)
+
+
+def test_what_a_template_refuses_is_the_clients_to_mend(copy: Path) -> None:
+    (copy / "chat_template.jinja").write_text("{{ raise_exception('no user turns') }}", encoding="utf-8")
+    config = with_drafter(copy)
+    config.models["target"].path = str(copy)
+    with pytest.raises(InvalidRequestError, match="refuses them: no user turns"):
+        load_endpoints(config)["consort"].prepare(chat(), seed=1)

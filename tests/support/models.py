@@ -1,0 +1,46 @@
+"""Tiny models with random weights, one per family, big enough to have grouped heads and several layers."""
+
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+VOCAB = 64
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**_SHAPE, num_key_value_heads=4),
+    "llama-gqa": LlamaConfig(**_SHAPE, num_key_value_heads=2),
+    "qwen3": Qwen3Config(**_SHAPE, num_key_value_heads=1, head_dim=16),
+    "mistral": MistralConfig(**_SHAPE, num_key_value_heads=2, sliding_window=None),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2
+    ),
+}
+
+
+def tiny_model(family: str, *, attention: str = "sdpa") -> PreTrainedModel:
+    """The same weights every time, drawn from an explicit generator."""
+    config = CONFIGS[family]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.15, generator=generator)
+    return model.eval().float()

@@ -1,0 +1,19 @@
+"""A replica without a model: the test reads what it was told, and speaks in its place."""
+
+from actors.link import LocalExchange, ReplicaAddress
+from actors.messages import Message
+
+
+class FakeReplica:
+    """One end of a local link, driven by hand."""
+
+    def __init__(self, exchange: LocalExchange, name: str, model: str) -> None:
+        self.address = ReplicaAddress(name, model)
+        self._link = exchange.join(name)
+
+    def received(self) -> list[Message]:
+        """All that has arrived since the last call."""
+        return [message for _, message in self._link.receive(0)]
+
+    def say(self, *messages: Message) -> None:
+        self._link.send("coordinator", messages)
