@@ -4,6 +4,7 @@ It owns the truth about a request (prompt, parameters, committed tokens). Replic
 so any of them can be replaced at any time. It computes nothing on tensors and knows nothing of HTTP.
 """
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from actors.placement import Placement
 from actors.request import ActiveRequest, Delta, Request
 from decoding.errors import ConsortError, OverloadedError, UnavailableError
 
+_log = logging.getLogger(__name__)
 _TICK_S = 0.5  # how often deaths and time-outs are looked for
 
 
@@ -108,10 +110,13 @@ class Coordinator:
                 active = self._active.get(request_id)
                 if active is not None and active.target == peer:
                     self._fail(request_id, UnavailableError(error))
+                elif active is not None and active.drafter == peer:
+                    self._placement.release(peer, request_id)
+                    self._detach_drafter(active)
             case Report():
                 pass
             case _:
-                raise TypeError(f"a coordinator takes no {type(message).__name__}")
+                _log.warning("%s sent a %s, which is not for coordinators", peer, type(message).__name__)
 
     def _commit(self, active: ActiveRequest, message: Commit) -> None:
         """Move the verdict to the drafter and the new text to the client."""
@@ -125,12 +130,16 @@ class Coordinator:
         if known > 0:  # partly a duplicate, after a new start
             accepted = max(0, message.accepted - known)
             message = replace(message, base=len(active.tokens), tokens=message.tokens[known:], accepted=accepted)
-        delta = active.commit(message)
-        if delta.finish is not None:
+        try:
+            delta = active.commit(message)
+            if delta.finish is not None:
+                self._end(message.request_id)
+            elif active.drafter is not None:
+                self._outbox.put(active.drafter, message)
+            active.sink(delta)
+        except Exception:  # a tokenizer's or a client's fault must not end the other requests
+            _log.exception("request %d ends, because its text could not be handed on", message.request_id)
             self._end(message.request_id)
-        elif active.drafter is not None:
-            self._outbox.put(active.drafter, message)
-        active.sink(delta)
 
     def _begin(self, request: Request, sink: Callable[[Delta], None]) -> None:
         active = ActiveRequest(request, sink, time.monotonic())
@@ -179,6 +188,12 @@ class Coordinator:
             self._outbox.put(active.drafter, active.admit())
             self._outbox.put(active.target, Drafting(request_id, endpoint.draft_length))
 
+    def _detach_drafter(self, active: ActiveRequest) -> None:
+        """The drafter no longer works on the request, which goes on without; the next tick looks for another."""
+        active.drafter = None
+        if active.target is not None:
+            self._outbox.put(active.target, Drafting(active.request.request_id, 0))
+
     def _set_replicas(self, wanted: dict[str, ReplicaAddress]) -> None:
         for name in self._placement.names() - set(wanted):
             self._lose(name)
@@ -195,9 +210,7 @@ class Coordinator:
             if active.target == name:
                 self._unplace(active)
             else:
-                active.drafter = None
-                if active.target is not None:
-                    self._outbox.put(active.target, Drafting(request_id, 0))
+                self._detach_drafter(active)
 
     def _give_up_silent(self, now_s: float) -> None:
         for name in self._placement.silent(now_s, self._max_silence_s):

@@ -39,7 +39,7 @@ class DraftPlanner:
             row.deadline_s = now_s + self._patience_s(length)
 
     def note_step(self, tokens: int, seconds: float) -> None:
-        """Learn from a step that verified so many tokens in all."""
+        """Learn from a step over so many tokens, padding included."""
         self._step_cost_s.note(tokens, seconds)
         self._mean_step_s += _SMOOTHING * (seconds - self._mean_step_s)
 

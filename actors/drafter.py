@@ -4,16 +4,18 @@ It samples with the target's noise and parameters on its own distribution, so th
 It knows nothing of verification: commits tell it what the text became.
 """
 
+import logging
 import time
 
 from actors.link import Link
 from actors.loop import LoopTimes
-from actors.messages import Admit, Commit, Message, Offer, Report
+from actors.messages import Admit, Commit, Failed, Message, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
 from actors.rows import Row, RowTable, choose_prefill
 from actors.runner import Runner
 from decoding.sampling import SamplingBatch, sample
 
+_log = logging.getLogger(__name__)
 _CATCH_UP = 8  # rows with at most this many pending tokens go into the batched step, others are prefilled
 
 
@@ -56,7 +58,7 @@ class Drafter:
         """prefill_chunk: prompt tokens processed between two steps of the running rows."""
         self.times = LoopTimes()
         self._runner = runner
-        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk = min(prefill_chunk, runner.max_query)
         self._rows: RowTable[DrafterRow] = RowTable(runner.cache)
         self._reception = Reception(link, self._rows, self.times)
 
@@ -100,15 +102,18 @@ class Drafter:
         match message:
             case Commit(request_id, base, tokens):
                 row = self._rows.get((peer, request_id))
-                if row is not None and not self._can_read(tokens):
+                if row is not None and base > row.committed:
                     self._rows.remove(row.key)
-                elif row is not None and base <= row.committed:
+                    self._reception.put(peer, Failed(request_id, "a verdict was lost on its way to the drafter"))
+                elif row is not None and not self._can_read(tokens):
+                    self._rows.remove(row.key)
+                elif row is not None:
                     row.commit(base, tokens)
             case Admit():
                 if len(message.tokens) < self._runner.max_length and self._can_read(message.tokens):
                     self._rows.add(DrafterRow(peer, message, self._runner.max_length))
             case _:
-                raise TypeError(f"a drafter takes no {type(message).__name__}")
+                _log.warning("%s sent a %s, which is not for drafters", peer, type(message).__name__)
 
     def _can_read(self, tokens: list[int]) -> bool:
         """Whether the drafter has all of the target's tokens: vocabularies may be padded to different sizes."""

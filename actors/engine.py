@@ -50,10 +50,15 @@ class Engine:
         for thread in self._threads:
             thread.stop()
 
+    def check(self) -> None:
+        """Raises UnavailableError if a loop has ended or is stuck."""
+        for thread in self._threads:
+            thread.check()
+
     def stream(self, request: Request) -> Iterator[Delta]:
         """`actors.client.stream` on this engine's coordinator."""
-        return client.stream(self.coordinator, request)
+        return client.stream(self.coordinator, request, self.check)
 
     def generate(self, requests: Sequence[Request]) -> list[list[Delta]]:
         """`actors.client.generate` on this engine's coordinator."""
-        return client.generate(self.coordinator, requests)
+        return client.generate(self.coordinator, requests, self.check)

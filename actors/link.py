@@ -13,6 +13,9 @@ from typing import Protocol
 from actors.messages import Message
 
 Envelope = tuple[str, Message]  # who sent it, what
+MAX_RECEIVED = (
+    1000  # messages, or batches of them, per call of `receive`, so that no peer can keep a loop from its work
+)
 
 
 class Link(Protocol):
@@ -24,7 +27,7 @@ class Link(Protocol):
         """Deliver messages to a peer, in order, without waiting."""
 
     def receive(self, timeout_s: float) -> list[Envelope]:
-        """All messages that have arrived; waits up to `timeout_s` for the first. [] after the time-out."""
+        """What has arrived, at most MAX_RECEIVED; waits up to `timeout_s` for the first. [] after the time-out."""
 
     def wake(self) -> None:
         """Make `receive` return at once, now or the next time; any thread may call it."""
@@ -82,10 +85,11 @@ class LocalLink:
         envelopes: list[Envelope | None] = []
         try:
             envelopes.append(self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait())
-            while True:
+            while len(envelopes) < MAX_RECEIVED:
                 envelopes.append(self._inbox.get_nowait())
         except queue.Empty:
-            return [envelope for envelope in envelopes if envelope is not None]
+            pass  # that was all
+        return [envelope for envelope in envelopes if envelope is not None]
 
     def wake(self) -> None:
         self._inbox.put(None)

@@ -3,7 +3,7 @@
     coordinator -> target, drafter:   Admit, Cancel, Alive
     coordinator -> target:            Offer (forwarded), Drafting
     coordinator -> drafter:           Commit (forwarded)
-    drafter -> coordinator:           Offer, Report
+    drafter -> coordinator:           Offer, Failed, Report
     target -> coordinator:            Commit, Failed, Report
 
 `request_id` is a random 63-bit integer, unique among all coordinators.

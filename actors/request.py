@@ -35,9 +35,9 @@ class Request:
     request_id: int = field(default_factory=lambda: secrets.randbits(63))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Statistics:
-    """How speculation went for one request."""
+    """How speculation went for a request, so far or in all."""
 
     steps: int = 0  # target steps, the prefill's included
     drafted: int = 0
@@ -95,13 +95,12 @@ class ActiveRequest:
 
     def commit(self, message: Commit) -> Delta:
         """Append what a target step committed. A stop string ends the text in the midst of the step's tokens."""
-        self.statistics.steps += 1
-        self.statistics.drafted += message.drafted
         text, used, finish = self._read(message.tokens, message.finish)
         tokens = message.tokens[:used]
         self.tokens.extend(tokens)
-        self.statistics.accepted += min(message.accepted, used)
-        self.statistics.committed += used
+        self.statistics += Statistics(
+            steps=1, drafted=message.drafted, accepted=min(message.accepted, used), committed=used
+        )
         return Delta(text, tokens, self.statistics, finish)
 
     def _read(self, tokens: list[int], finish: FinishReason | None) -> tuple[str, int, FinishReason | None]:

@@ -32,6 +32,7 @@ class Runner:
         self.model = model.eval().requires_grad_(False)
         self.device = model.device
         self.max_length = max_length
+        self.max_query = max_query
         self.cache = SlotCache(
             layers=model.config.get_text_config().num_hidden_layers, slots=slots, capacity=max_length + max_query
         )

@@ -1,4 +1,4 @@
-"""What a target step costs, as a function of how many tokens it verifies: measured at start, kept up to date."""
+"""What a target step costs, as a function of its tokens, padding included: measured at start, kept up to date."""
 
 import time
 from bisect import bisect_left
@@ -50,7 +50,7 @@ def _representative(tokens: int) -> int:
 def measure_step_cost(runner: Runner) -> StepCost:
     """Time steps of a few sizes on an idle runner; doubles as its warm-up. Scribbles over slot 0."""
     cost = StepCost()
-    for tokens in _MEASURED_SIZES:
+    for tokens in (size for size in _MEASURED_SIZES if size <= runner.max_query):
         row = RowInput(slot=0, start=0, tokens=[0] * tokens)
         runner.forward([row])
         began_s = time.perf_counter()

@@ -4,6 +4,7 @@ It trusts no message: drafts are hints that its own samples confirm or not, and 
 It knows nothing of text, HTTP or which drafter made a draft.
 """
 
+import logging
 import time
 
 import torch
@@ -21,6 +22,8 @@ from decoding.sampling import SamplingBatch, sample
 from decoding.stopping import cut_at_stop
 from decoding.verify import accepted_lengths
 
+_log = logging.getLogger(__name__)
+
 
 class Target:
     """One replica of a target model."""
@@ -32,7 +35,7 @@ class Target:
         """
         self.times = LoopTimes()
         self._runner = runner
-        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk = min(prefill_chunk, runner.max_query)
         self._rows: RowTable[TargetRow] = RowTable(runner.cache)
         self._reception = Reception(link, self._rows, self.times)
         self._planner = DraftPlanner(runner, adaptive=adaptive)
@@ -65,7 +68,7 @@ class Target:
         now_s = time.perf_counter()
         self.times.steps += 1
         self.times.step_s += now_s - began_s
-        self._planner.note_step(len(rows) + sum(map(len, drafts)), now_s - began_s)
+        self._planner.note_step(sampled.numel(), now_s - began_s)
         for row, draft, tokens, count in zip(rows, drafts, sampled.tolist(), accepted, strict=True):
             row.acceptance.note(drafted=len(draft), accepted=count)
             self._commit(row, tokens[: count + 1], drafted=len(draft))
@@ -118,7 +121,7 @@ class Target:
                     row.draft_length = draft_length
                     row.expects_drafts = draft_length > 0
             case _:
-                raise TypeError(f"a target takes no {type(message).__name__}")
+                _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 
     def _knows(self, tokens: list[int]) -> bool:
         """Whether all tokens are in the target's vocabulary: a drafter's may be larger."""

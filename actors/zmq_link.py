@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 import zmq
 
-from actors.link import Envelope, ReplicaAddress
+from actors.link import MAX_RECEIVED, Envelope, ReplicaAddress
 from actors.messages import Message
 
 _QUEUED_BATCHES = 100_000  # per peer; a peer that lags further behind loses messages
@@ -90,7 +90,9 @@ class ReplicaZmqLink:
         self._poller.poll(math.ceil(timeout_s * 1e3))
         self._wakeup.clear()
         envelopes: list[Envelope] = []
-        while self._socket.poll(0):
+        for _ in range(MAX_RECEIVED):
+            if not self._socket.poll(0):
+                break
             envelopes += _decode(self._socket.recv_multipart())
         return envelopes
 
@@ -144,7 +146,9 @@ class CoordinatorZmqLink:
         self._wakeup.clear()
         envelopes: list[Envelope] = []
         for peer, socket in self._sockets.items():
-            while socket.poll(0):
+            for _ in range(MAX_RECEIVED):
+                if not socket.poll(0):
+                    break
                 envelopes += _decode([peer.encode(), *socket.recv_multipart()])
         return envelopes
 

@@ -1,7 +1,7 @@
 """Consort itself: a coordinator in this process, a target and a drafter in processes of their own."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from actors import client
@@ -18,13 +18,19 @@ class Ours:
     """One endpoint of a running Consort, with speculation on or off."""
 
     def __init__(
-        self, coordinator: Coordinator, target: ReplicaProcess, drafter: ReplicaProcess, *, draft_length: int
+        self,
+        coordinator: Coordinator,
+        check: Callable[[], None],
+        target: ReplicaProcess,
+        drafter: ReplicaProcess,
+        *,
+        draft_length: int,
     ) -> None:
         """draft_length: γ; 0 is plain decoding."""
         self.name = f"Consort, γ = {draft_length}" if draft_length else "Consort, plain"
         self.draft_length = draft_length
         self.forget()
-        self._coordinator = coordinator
+        self._coordinator, self._check = coordinator, check
         self._target, self._drafter = target, drafter
         self._endpoint = Endpoint("bench", "target", "drafter", draft_length, decode=lambda tokens: "")
 
@@ -38,7 +44,7 @@ class Ours:
         answers = []
         for index, prompt in enumerate(workload.prompts):
             request = Request(self._endpoint, prompt, workload.params(index))
-            deltas = client.generate(self._coordinator, [request])[0]
+            deltas = client.generate(self._coordinator, [request], self._check)[0]
             answers.append([token for delta in deltas for token in delta.tokens])
             self.statistics += deltas[-1].statistics
         self.target_times += self._target.times() - before[0]
@@ -63,7 +69,7 @@ def start(
         coordinator.set_replicas([target_process.address, drafter_process.address])
         try:
             yield [
-                Ours(coordinator, target_process, drafter_process, draft_length=draft_length)
+                Ours(coordinator, thread.check, target_process, drafter_process, draft_length=draft_length)
                 for draft_length in draft_lengths
             ]
         finally:

@@ -36,36 +36,33 @@ def choose_draft_lengths(
 ) -> list[int]:
     """The draft length of each row that maximises expected committed tokens per second.
 
+    A batch is padded to its longest row, and padding costs what tokens cost. So one length is best for all rows,
+    cut to what each can use; the longest of them sets the price.
+
     Args:
         acceptance: [B] probability that a draft token is accepted if those before it are.
         limits: [B] the most draft tokens that each row may verify.
-        step_cost_s: seconds of a step that verifies so many tokens in all, the rows' own last tokens included.
+        step_cost_s: seconds of a step over so many tokens in all, padding and the rows' own last tokens included.
         draft_latency_s: seconds until a draft is there, per token; 0 for drafts that are there already.
 
     Returns:
-        [B] draft lengths. Tokens are added in order of the probability that they get committed, which is best for
-        any given number of tokens, as the cost depends on nothing else.
+        [B] draft lengths.
     """
-    candidates = sorted(
-        ((rate ** (depth + 1), row) for row, rate in enumerate(acceptance) for depth in range(limits[row])),
-        key=lambda candidate: -candidate[0],
-    )
-    lengths = [0] * len(acceptance)
-    expected = float(len(acceptance))  # every row commits its recovered or bonus token
-    best, best_goodput = list(lengths), expected / step_cost_s(len(acceptance))
-    for tokens, (gain, row) in enumerate(candidates, len(acceptance) + 1):
-        lengths[row] += 1
-        expected += gain
-        wait_s = draft_latency_s * max(lengths) * _chance_to_wait(acceptance, lengths) if draft_latency_s else 0.0
-        goodput = expected / (step_cost_s(tokens) + wait_s)
+    rows = len(acceptance)
+    expected = float(rows)  # every row commits its recovered or bonus token
+    best, best_goodput = 0, expected / step_cost_s(rows)
+    for length in range(1, max(limits) + 1):
+        expected += sum(rate**length for rate, limit in zip(acceptance, limits, strict=True) if limit >= length)
+        wait_s = draft_latency_s * length * _chance_to_wait(acceptance, limits, length)
+        goodput = expected / (step_cost_s(rows * (1 + length)) + wait_s)
         if goodput > best_goodput:
-            best, best_goodput = list(lengths), goodput
-    return best
+            best, best_goodput = length, goodput
+    return [min(best, limit) for limit in limits]
 
 
-def _chance_to_wait(acceptance: Sequence[float], lengths: Sequence[int]) -> float:
+def _chance_to_wait(acceptance: Sequence[float], limits: Sequence[int], length: int) -> float:
     """The probability that some row's next draft must be made anew, because the verdict differs from the run-ahead."""
     hit = 1.0
-    for rate, length in zip(acceptance, lengths, strict=True):
-        hit *= rate ** (length + 1) if length else 1.0
+    for rate, limit in zip(acceptance, limits, strict=True):
+        hit *= rate ** (min(limit, length) + 1) if limit else 1.0
     return 1.0 - hit

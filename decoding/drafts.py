@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+MAX_DRAFT_LENGTH = 64  # tokens of one offer; more are cut off
+_NEW_NODES = 1024  # tokens that may be added between two commits, so that no proposer can fill the memory
 _Node = dict[int, "_Node"]  # what may follow, by token, in the order offered
 
 
@@ -16,6 +18,7 @@ class DraftTrie:
         """committed: the request's tokens, prompt included; shared with the owner, who appends through `commit`."""
         self._committed = committed
         self._root: _Node = {}
+        self._room = _NEW_NODES
 
     def offer(self, base: int, tokens: Sequence[int]) -> bool:
         """Add the path `tokens`, of which the first stands at absolute position `base`. True if any of it fits."""
@@ -25,7 +28,11 @@ class DraftTrie:
         if list(tokens[:behind]) != self._committed[base:]:
             return False
         node = self._root
-        for token in tokens[behind:]:
+        for token in tokens[behind : behind + MAX_DRAFT_LENGTH]:
+            if token not in node and self._room == 0:
+                break
+            if token not in node:
+                self._room -= 1
             node = node.setdefault(token, {})
         return True
 
@@ -34,6 +41,7 @@ class DraftTrie:
         self._committed.extend(tokens)
         for token in tokens:
             self._root = self._root.get(token, {})
+        self._room = _NEW_NODES
 
     def longest_path(self, limit: int) -> list[int]:
         """The deepest offered path, at most `limit` tokens; the earliest offered among equals."""

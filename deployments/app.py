@@ -150,7 +150,6 @@ def _model_deployment(name: str, role: "Role", config: ModelConfig) -> serve.App
         name=deployment_name(name, role),
         num_replicas=config.replicas,
         ray_actor_options=actor_options,
-        max_constructor_retry_count=2,
         **_options(),
     )
     return deploy(ModelReplica).bind(name, role, config)
@@ -162,6 +161,7 @@ def _options() -> dict[str, Any]:
         "max_ongoing_requests": 10_000,
         "health_check_period_s": 2,
         "health_check_timeout_s": 30,
+        "max_constructor_retry_count": 2,  # what fails at start is nearly always the configuration
         "graceful_shutdown_wait_loop_s": 1,
         "graceful_shutdown_timeout_s": 10,
         "logging_config": LoggingConfig(enable_access_log=False),

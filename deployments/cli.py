@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from decoding.errors import ConsortError
+from decoding.errors import ConsortError, UnavailableError
 from deployments.catalogue import catalogue
 from deployments.client import Client
 from deployments.cluster import serving
@@ -154,7 +155,10 @@ def _configured_table(config: ServerConfig) -> Table:
 
 def _served_table(client: Client) -> Table:
     table = Table("model", "target", "drafter", "draft length", "context", "ready", box=SIMPLE)
-    for card in client.get("/v1/models").document["data"]:
+    reply = client.get("/v1/models")
+    if reply.status != HTTPStatus.OK:
+        raise UnavailableError(f"{client.url} has no /v1/models: HTTP {reply.status}")
+    for card in reply.document["data"]:
         shown = (card["id"], card["target"], card["drafter"] or "–", card["draft_length"], card["context_length"])
         table.add_row(*map(str, shown), "yes" if card["ready"] else "no")
     return table

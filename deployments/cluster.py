@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -58,6 +58,8 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
     import ray
 
     try:
+        if address is None:
+            _check_demand(config, ray.cluster_resources())
         _deploy(config)
         _wait_until_ready(watch)
         if address is None:
@@ -177,6 +179,19 @@ def _check_port(http: HttpConfig) -> None:
             probe.bind((http.host, http.port))
         except OSError as error:
             raise ConfigError(f"http.port: can't listen on {http.host}:{http.port}: {error.strerror}") from error
+
+
+def _check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
+    """Raises ConfigError if the replicas together need more than there is, for which they would wait for ever."""
+    models = config.models.values()
+    demands = {
+        "GPU": ("num_gpus", sum(model.num_gpus * model.replicas for model in models)),
+        "CPU": ("num_cpus", sum(model.num_cpus * model.replicas for model in models)),
+    }
+    for resource, (key, wanted) in demands.items():
+        there = available.get(resource, 0)
+        if wanted > there:
+            raise ConfigError(f"models: {key} of all replicas is {wanted:g} together, but this machine has {there:g}")
 
 
 def _all_resources(config: ServerConfig) -> dict[str, float]:

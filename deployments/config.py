@@ -36,7 +36,7 @@ class ModelConfig(StrictModel):
     slots: Count = Field(16, description="Requests that run at once on a replica; further ones wait for a slot.")
     max_length: Count = Field(1024, description="Tokens per slot: prompt and answer together.")
     prefill_chunk: Count = Field(256, description="Prompt tokens processed between two steps of running requests.")
-    threads: Count | None = Field(None, description="CPU threads of a replica; by default all cores.")
+    threads: Count | None = Field(None, description="CPU threads of a replica; by default num_cpus, at least 1.")
     replicas: Count = Field(1, description="How many copies of the model to run.")
     num_cpus: Annotated[float, Field(ge=0)] = Field(
         0, description="CPUs that Ray sets aside for a replica; 0 lets it run beside anything."
@@ -115,6 +115,7 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
         path, problem = problem_of(error)
         raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
     _check_roles(config)
+    _check_devices(config)
     for model in config.models.values():
         model.path = _anchor(model.path, folder)
     return config
@@ -151,6 +152,12 @@ def _anchor(path: str, folder: Path) -> str:
             absolute = found.resolve()
             return str(absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute)
     return path
+
+
+def _check_devices(config: ServerConfig) -> None:
+    for name, model in config.models.items():
+        if model.device.startswith("cuda") and model.num_gpus == 0:
+            raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")
 
 
 def _check_roles(config: ServerConfig) -> None:

@@ -152,7 +152,7 @@ class ChatRequest(GenerationRequest):
     prompt_field = "messages"
     default_max_tokens = None
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, description="The conversation so far, oldest turn first.")]
     max_completion_tokens: Limit | None = Field(None, description="OpenAI's newer name for `max_tokens`.")
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,15 +18,14 @@ from training.corpus import Document, read_corpus
 from training.distill import distill
 from training.heldout import read_prompts, write_prompts
 from training.inflate import inflate
+from training.owntexts import OwnTexts
 from training.pretrain import held_out_loss, pretrain
 from training.recipes import RECIPES, Name
 from training.stream import Stream, encode
 from training.tokenizer import load_tokenizer, train_tokenizer
 
 FOLDER = click.Path(path_type=Path)
-models_option = click.option(
-    "--models", type=FOLDER, default=Path("models"), show_default=True, help="Where they lie."
-)
+models_option = click.option("--models", type=FOLDER, default=Path("models"), show_default=True, help="Where they lie.")
 minutes_option = click.option("--minutes", type=float, required=True, help="Training time.")
 threads_option = click.option("--threads", type=int, default=3, show_default=True)
 
@@ -113,15 +113,17 @@ def distill_command(models: Path, minutes: float, threads: int) -> None:
     seen = [document for document in read_corpus() if not document.held_out]
     recipe = RECIPES["drafter"]
     seed = recipe.seed + 1
-    distill(
-        drafter,
-        target,
-        Stream(encode(seen, tokenizer, seed=seed), recipe.mix, seed=seed),
-        minutes=minutes,
-        seed=seed,
-        save=lambda: save(bfloat16_copy(drafter, tokenizer), tokenizer, models / "drafter"),
-        report=_reporter("distill"),
-    )
+    stream = Stream(encode(seen, tokenizer, seed=seed), recipe.mix, seed=seed)
+    with closing(OwnTexts(models / "target", stream, seed=seed)) as own:
+        distill(
+            drafter,
+            target,
+            stream,
+            own,
+            minutes=minutes,
+            save=lambda: save(bfloat16_copy(drafter, tokenizer), tokenizer, models / "drafter"),
+            report=_reporter("distill"),
+        )
 
 
 @main.command("accept")
@@ -130,18 +132,14 @@ def distill_command(models: Path, minutes: float, threads: int) -> None:
 @click.option("--new-tokens", type=int, default=96, show_default=True)
 @click.option("--prompts", type=int, default=320, show_default=True)
 @threads_option
-def accept_command(
-    models: Path, temperature: tuple[float, ...], new_tokens: int, prompts: int, threads: int
-) -> None:
+def accept_command(models: Path, temperature: tuple[float, ...], new_tokens: int, prompts: int, threads: int) -> None:
     """Print, as JSON, how much of the drafter's text the target accepts after held-out prompts."""
     torch.set_num_threads(threads)
     tokenizer = load_tokenizer(models / "target")
     tokens = [tokenizer(prompt)["input_ids"] for prompt in read_prompts(models / "heldout.jsonl")[:prompts]]
     drafter, target = load(models / "drafter"), load(models / "target")
     for each in temperature:
-        click.echo(
-            json.dumps(asdict(measure(target, drafter, tokens, temperature=each, new_tokens=new_tokens)))
-        )
+        click.echo(json.dumps(asdict(measure(target, drafter, tokens, temperature=each, new_tokens=new_tokens))))
 
 
 @main.command("inflate")

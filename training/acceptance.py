@@ -92,9 +92,7 @@ def _measure_row(
     row = continue_prompts(target, torch.tensor([prompt]), noise, torch.tensor([temperature]))[0]
     row = row[: len(prompt) + int(torch.ne(row[len(prompt) :], padding).sum())]
     tokens = row[len(prompt) :]
-    p_logits, q_logits = (
-        model(row[None, :-1]).logits[0, len(prompt) - 1 :].float() for model in (target, drafter)
-    )
+    p_logits, q_logits = (model(row[None, :-1]).logits[0, len(prompt) - 1 :].float() for model in (target, drafter))
     argmax = (q_logits.argmax(-1) == tokens).float()
     if temperature == 0.0:
         return argmax, argmax, argmax

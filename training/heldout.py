@@ -13,20 +13,16 @@ PROMPTS: Mapping[Kind, int] = {"library": 200, "tests": 60, "topics": 60}
 TOKENS = range(24, 121)
 
 
-def write_prompts(
-    documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, path: Path, *, seed: int
-) -> None:
+def write_prompts(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, path: Path, *, seed: int) -> None:
     """Write one `{"prompt": text}` per line, cut from the held-out documents."""
     generator = random.Random(seed)
-    prompts = [
-        _draw(
-            [document for document in documents if document.held_out and document.kind == kind],
-            tokenizer,
-            generator,
-        )
-        for kind, count in PROMPTS.items()
-        for _ in range(count)
-    ]
+    prompts: list[str] = []
+    for kind, count in PROMPTS.items():
+        sources = [document for document in documents if document.held_out and document.kind == kind]
+        distinct: dict[str, None] = {}
+        while len(distinct) < count:
+            distinct[_draw(sources, tokenizer, generator)] = None
+        prompts += distinct
     generator.shuffle(prompts)
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts), encoding="utf-8")
 

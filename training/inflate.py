@@ -18,9 +18,7 @@ ADDED_LAYER_SCALE = 1e-4
 
 
 @torch.no_grad()
-def inflate(
-    model: LlamaForCausalLM, *, hidden: int, layers: int, intermediate: int, seed: int = 0
-) -> LlamaForCausalLM:
+def inflate(model: LlamaForCausalLM, *, hidden: int, layers: int, intermediate: int, seed: int = 0) -> LlamaForCausalLM:
     """A larger model with the same logits, up to rounding and 1e-4-sized added layers, in the model's dtype.
 
     The head size and the number of query heads per key-value head stay; heads fill `hidden` as far as they

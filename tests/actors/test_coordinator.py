@@ -264,3 +264,34 @@ def test_a_request_that_its_target_cannot_serve_fails(stage: Stage) -> None:
     assert isinstance(deltas[-1].error, ConsortError)
     assert "too long" in str(deltas[-1].error)
     assert stage.received("d1") == [Cancel(1)]
+
+
+def test_a_client_that_raises_ends_only_its_own_request(stage: Stage) -> None:
+    def broken(delta: Delta) -> None:
+        raise RuntimeError("the client is gone")
+
+    stage.set_replicas("t1", "d1")
+    stage.coordinator.submit(Request(ENDPOINT, PROMPT, SamplingParams(max_tokens=50), True, 2), broken)
+    deltas = stage.submit(1)
+    stage.received("t1")
+    stage.say("t1", commit(3, 20, request_id=2), commit(3, 20, request_id=1))
+    assert tokens_of(deltas) == [20]
+    assert Cancel(2) in stage.received("t1")
+
+
+def test_a_message_that_is_not_for_coordinators_is_dropped(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    stage.say("t1", Drafting(1, 4), commit(3, 20))
+    assert tokens_of(deltas) == [20]
+
+
+def test_a_drafter_that_lost_its_way_starts_again(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    stage.submit()
+    stage.say("t1", commit(3, 20))
+    stage.received("t1"), stage.received("d1")
+    stage.say("d1", Failed(1, "a verdict was lost"))
+    stage.turn(later_s=1)
+    assert stage.received("t1") == [Drafting(1, 0), Drafting(1, 4)]
+    assert admitted(stage.received("d1")) == [[*PROMPT, 20]]

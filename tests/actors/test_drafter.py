@@ -4,7 +4,7 @@ import torch
 
 from actors.drafter import Drafter
 from actors.link import LocalExchange, LocalLink
-from actors.messages import Admit, Cancel, Commit, Message, Offer, Report
+from actors.messages import Admit, Cancel, Commit, Failed, Message, Offer, Report
 from actors.runner import Runner
 from decoding.params import SamplingParams
 from tests.support.models import tiny_model
@@ -100,4 +100,13 @@ def test_a_cancelled_request_frees_its_slot() -> None:
     assert (stage.drafter.load().active, stage.drafter.load().waiting) == (2, 1)
     assert longest(stage.say(Cancel(0)))[0] == 4
     stage.say(Cancel(1), Cancel(2))
+    assert stage.drafter.load().active == 0
+
+
+def test_after_a_lost_verdict_it_gives_the_request_back() -> None:
+    stage = Stage()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 3))
+    stage.coordinator.send("d", [Commit(1, 9, [1], 0, 0, None)])
+    stage.drafter.turn()
+    assert isinstance(stage.coordinator.receive(0)[-1][1], Failed)
     assert stage.drafter.load().active == 0

@@ -51,10 +51,9 @@ def test_a_stop_string_ends_the_text_in_the_midst_of_a_step() -> None:
 
 def test_text_that_might_have_become_a_stop_string_comes_at_the_end() -> None:
     active = make_active("the", "END")
-    deltas = [commit(active, encode(piece)) for piece in ("x E", "N")]
-    deltas.append(commit(active, encode("!"), "stop"))
-    assert "".join(delta.text for delta in deltas) == "x EN!"
-    assert "E" not in deltas[0].text
+    deltas = [commit(active, encode("x E")), commit(active, encode("N"), "length")]
+    assert [delta.text for delta in deltas] == ["x ", "EN"]
+    assert deltas[-1].finish == "length"
 
 
 def test_an_incomplete_character_at_the_end_is_shown_as_the_tokenizer_shows_it() -> None:

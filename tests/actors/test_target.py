@@ -9,6 +9,7 @@ from actors.runner import Runner
 from actors.target import Target
 from decoding.params import SamplingParams
 from tests.support.models import VOCAB, tiny_model
+from tests.support.waiting import wait_until
 
 PROMPT = [5, 6, 7, 8]
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
@@ -77,6 +78,7 @@ def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
     messages = stage.say(Offer(1, 4, text[4:10]), turns=1)
     assert messages == [Commit(1, 5, text[5:10], 4, 4, None)]
+    assert committed(stage.say(Drafting(1, 0))) == text[10:]
 
 
 def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
@@ -85,6 +87,7 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
     assert stage.say(Offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None)]
+    assert committed(stage.say(Drafting(1, 0))) == text[8:]
 
 
 @pytest.mark.parametrize(
@@ -101,8 +104,21 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
 )
 def test_impossible_offers_change_nothing(offer: Offer) -> None:
     stage = Stage()
+    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
+
+    def is_done() -> bool:
+        messages.extend(stage.say(offer, turns=1))
+        return len(committed(messages)) == GREEDY.max_tokens
+
+    wait_until(is_done, "all tokens")
+    assert committed(messages) == stage.text()[4:]
+
+
+def test_a_row_whose_drafter_is_gone_waits_for_no_drafts() -> None:
+    stage = Stage()
     first = stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
-    assert committed([*first, *stage.say(offer, Drafting(1, 0), Drafting(7, 3))]) == stage.text()[4:]
+    rest = stage.say(Drafting(1, 0), Drafting(7, 3), turns=11)
+    assert committed([*first, *rest]) == stage.text()[4:]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.drafts import DraftTrie
+from decoding.drafts import MAX_DRAFT_LENGTH, DraftTrie
 from tests.support.properties import repeatable
 
 TOKENS = st.integers(0, 2)
@@ -91,3 +91,15 @@ def test_a_limit_of_zero_or_less_gives_nothing() -> None:
     trie = DraftTrie([1])
     trie.offer(1, [2])
     assert trie.longest_path(0) == trie.longest_path(-3) == []
+
+
+def test_floods_are_bounded() -> None:
+    trie = DraftTrie([1])
+    assert trie.offer(1, list(range(10_000)))
+    assert len(trie.longest_path(10_000)) == MAX_DRAFT_LENGTH
+    for token in range(10_000):
+        trie.offer(1, [token, 5])
+    trie.commit([9_999])
+    assert trie.longest_path(4) == []
+    assert trie.offer(2, [7])
+    assert trie.longest_path(4) == [7]

@@ -57,7 +57,7 @@ def test_top_k(data: st.DataObject, values: list[int]) -> None:
 
 
 @repeatable
-@given(st.data(), st.lists(st.sampled_from([1.0, 0.001, 0.3, 0.5, 0.8, 0.9, 0.95]), min_size=1, max_size=5))
+@given(st.data(), st.lists(st.sampled_from([1.0, 1e-9, 0.001, 0.3, 0.5, 0.8, 0.9, 0.95]), min_size=1, max_size=5))
 def test_top_p(data: st.DataObject, values: Settings) -> None:
     logits = data.draw(logits_of(len(values)))
     expected = by_row(logits, values, lambda row, value: TopPLogitsWarper(value)(None, row) if value < 1 else row)

@@ -44,6 +44,8 @@ def test_models_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     output = invoke("models", "--url", "http://127.0.0.1:1").output
     assert "77" in output
     assert "yes" in output
+    monkeypatch.setattr(Client, "get", lambda self, path: Reply(404, {}))
+    assert "has no /v1/models: HTTP 404" in invoke("models", "--url", "http://127.0.0.1:1").output
 
 
 def test_a_dry_run_checks_and_stops() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decoding.errors import ConfigError
-from deployments.cluster import _all_resources, _check_deployments, _check_port, failure
+from deployments.cluster import _all_resources, _check_demand, _check_deployments, _check_port, failure
 from deployments.config import EndpointConfig, HttpConfig, ModelConfig, ServerConfig
 
 TRACE = """The deployment failed to start 2 times in a row. Error:
@@ -50,6 +50,16 @@ def test_a_local_cluster_has_all_custom_resources() -> None:
     }
     config = ServerConfig(models=models, endpoints={"e": EndpointConfig(target="a", drafter="b")})
     assert _all_resources(config) == {"target": 2, "fast": 3}
+
+
+def test_demands_beyond_the_machine_are_refused() -> None:
+    models = {"a": ModelConfig(path="x", replicas=2, num_gpus=0.5, num_cpus=2)}
+    config = ServerConfig(models=models, endpoints={"e": EndpointConfig(target="a")})
+    _check_demand(config, {"GPU": 1, "CPU": 4})
+    with pytest.raises(ConfigError, match="num_gpus of all replicas is 1 together, but this machine has 0"):
+        _check_demand(config, {"CPU": 4})
+    with pytest.raises(ConfigError, match="num_cpus of all replicas is 4 together, but this machine has 2"):
+        _check_demand(config, {"GPU": 1, "CPU": 2})
 
 
 def test_a_port_that_is_taken_is_refused_at_once() -> None:

@@ -32,10 +32,10 @@ def ray_processes(group: int) -> list[int]:
 
 
 @pytest.fixture
-def environment() -> dict[str, str]:
+def environment(tmp_path: Path) -> dict[str, str]:
     """An environment like a user's, marked so that what it starts can be found."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {**inherited, "CONSORT_TEST": str(os.getpid()), "COLUMNS": "120"}
+    return {**inherited, "CONSORT_TEST": str(os.getpid()), "COLUMNS": "120", "HOME": str(tmp_path)}
 
 
 def test_demo_shows_text_and_statistics_and_leaves_nothing(environment: dict[str, str]) -> None:
@@ -47,6 +47,7 @@ def test_demo_shows_text_and_statistics_and_leaves_nothing(environment: dict[str
     for shown in ("Target-target: ready", "draft tokens accepted", "the same seed gives the same text", "curl -N"):
         assert shown in process.stdout
     wait_until(lambda: not ray_processes(os.getpid()), "all processes have ended")
+    assert not (Path(environment["HOME"]) / ".ray").exists()  # where Ray would leave a token
 
 
 def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> None:

@@ -22,15 +22,24 @@ LONG = {
     "model": "consort",
     "prompt": "def read_lines(path):\n",
     "max_tokens": 400,
-    "seed": 7,
     "temperature": 1.3,
 }
 
 
-def leave_early(server: Server, *, stream: bool) -> None:
+@pytest.fixture
+def long_request(client: Any) -> tuple[dict[str, Any], str]:
+    """A request whose answer does not end early, and its undisturbed text."""
+    for seed in range(50):
+        answer = client.completions.create(**LONG, seed=seed)
+        if answer.usage.completion_tokens == LONG["max_tokens"]:
+            return {**LONG, "seed": seed}, answer.choices[0].text
+    pytest.fail("every answer ended early")
+
+
+def leave_early(server: Server, request: dict[str, Any], *, stream: bool) -> None:
     """Begin a long request, and hang up once it holds its slots."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    body = json.dumps({**LONG, "max_tokens": 1000, "stream": stream})
+    body = json.dumps({**request, "stream": stream})
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     if stream:
         assert connection.getresponse().read(20)
@@ -40,16 +49,18 @@ def leave_early(server: Server, *, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_slots(server: Server, stream: bool) -> None:
+def test_a_client_that_leaves_frees_its_slots(
+    server: Server, long_request: tuple[dict[str, Any], str], stream: bool
+) -> None:
     wait_until(lambda: server.busy() == 0, "the server is idle")
-    leave_early(server, stream=stream)
+    leave_early(server, long_request[0], stream=stream)
     wait_until(lambda: server.busy() == 0, "all slots are free", timeout_s=5)
 
 
-def stream_while_killing(client: Any, pid: int) -> str:
+def stream_while_killing(client: Any, request: dict[str, Any], pid: int) -> str:
     """The text of a long request during which the process is killed, after its 20th chunk."""
     text = ""
-    for count, chunk in enumerate(client.completions.create(**LONG, stream=True)):
+    for count, chunk in enumerate(client.completions.create(**request, stream=True)):
         text += chunk.choices[0].text
         if count == 20:
             os.kill(pid, signal.SIGKILL)
@@ -64,13 +75,15 @@ def wait_for_another(server: Server, deployment: str, pid: int) -> None:
     wait_until(is_back, f"a new process of {deployment}", timeout_s=90)
 
 
-def test_killing_the_drafter_in_mid_stream_changes_nothing(server: Server, client: Any) -> None:
-    undisturbed = client.completions.create(**LONG).choices[0].text
+def test_killing_the_drafter_in_mid_stream_changes_nothing(
+    server: Server, client: Any, long_request: tuple[dict[str, Any], str]
+) -> None:
+    request, undisturbed = long_request
     (before,) = server.replicas(DRAFTER)
-    assert stream_while_killing(client, before.pid) == undisturbed
+    assert stream_while_killing(client, request, before.pid) == undisturbed
 
     def drafts() -> bool:
-        answer = client.completions.create(**{**LONG, "max_tokens": 40})
+        answer = client.completions.create(**{**request, "max_tokens": 40})
         assert undisturbed.startswith(answer.choices[0].text)
         return answer.model_extra["speculation"]["drafted"] > 0
 
@@ -78,10 +91,12 @@ def test_killing_the_drafter_in_mid_stream_changes_nothing(server: Server, clien
     wait_until(drafts, "the new drafter drafts", timeout_s=30)
 
 
-def test_killing_the_target_in_mid_stream_only_delays(server: Server, client: Any) -> None:
-    undisturbed = client.completions.create(**LONG).choices[0].text
+def test_killing_the_target_in_mid_stream_only_delays(
+    server: Server, client: Any, long_request: tuple[dict[str, Any], str]
+) -> None:
+    request, undisturbed = long_request
     (before,) = server.replicas(TARGET)
-    assert stream_while_killing(client, before.pid) == undisturbed
+    assert stream_while_killing(client, request, before.pid) == undisturbed
     wait_for_another(server, TARGET, before.pid)
 
 

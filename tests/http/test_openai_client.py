@@ -1,9 +1,12 @@
 """The real openai client against a real server."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from deployments.config import ROOT
 from tests.http.conftest import Server
 
 pytestmark = pytest.mark.cluster
@@ -80,6 +83,14 @@ def test_a_stop_string_ends_the_text_before_it(client: Any) -> None:
     stopped = client.completions.create(**options, stop=stop).choices[0]
     assert stopped.text == text[: text.index(stop)]
     assert stopped.finish_reason == "stop"
+
+
+def test_the_documented_example_runs(server: Server) -> None:
+    page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    program = page.split("```python\n")[1].split("```")[0].replace("http://127.0.0.1:8000", server.url)
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout
 
 
 def test_progress_was_shown_until_all_were_ready(server: Server) -> None:

@@ -1,0 +1,53 @@
+"""The reference pages say what the code says: every key, every field, every command."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from deployments import cli
+from deployments.config import ROOT, EndpointConfig, HttpConfig, ModelConfig, parse_config
+from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
+
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+
+
+def default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    return f"`{'null' if value is None else value}`"
+
+
+def config_row(name: str, field: FieldInfo) -> str:
+    return f"| `{name}` | {default(field)} | {field.description} |"
+
+
+@pytest.mark.parametrize("model", [ModelConfig, EndpointConfig, HttpConfig])
+def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) -> None:
+    rows = [config_row(name, field) for name, field in model.model_fields.items()]
+    assert "\n".join(rows) in CONFIGURATION, "\n".join(rows)
+
+
+@pytest.mark.parametrize("model", [GenerationRequest, CompletionRequest, ChatRequest])
+def test_every_field_of_a_request_is_documented(model: type[BaseModel]) -> None:
+    rows = [f"| `{name}` | {field.description} |" for name, field in model.model_fields.items()]
+    missing = [row for row in rows if row not in HTTP]
+    assert missing == []
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["demo"], ["models"]])
+def test_the_help_of_every_command_is_documented(command: list[str]) -> None:
+    result = CliRunner().invoke(cli.main, [*command, "--help"], prog_name="consort", terminal_width=100)
+    assert f"```text\n{result.output}```" in CONFIGURATION, result.output
+
+
+def test_the_examples_are_valid_configurations() -> None:
+    blocks = CONFIGURATION.split("```yaml\n")[1:]
+    assert len(blocks) >= 2
+    for block in blocks:
+        parse_config(yaml.safe_load(block.split("```")[0]), folder=Path.cwd())
