@@ -16,6 +16,7 @@ class DraftPlanner:
 
     def __init__(self, runner: Runner, *, adaptive: bool) -> None:
         """adaptive: as many draft tokens as pay; otherwise always as many as the request allows."""
+        self.acceptance = 0.6  # of all rows: what to expect of a new one
         self._adaptive = adaptive
         self._step_cost_s = measure_step_cost(runner)
         self._mean_step_s = self._step_cost_s(1)
@@ -30,13 +31,21 @@ class DraftPlanner:
         return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
 
     def plan(self, rows: Sequence[TargetRow], now_s: float) -> None:
-        """Decide, after a commit, what draft each row waits for, and until when; never longer than a step."""
-        limits = [row.usable_draft_length if row.expects_drafts else 0 for row in rows]
-        lengths = self._lengths(rows, limits, latency_s=self._draft_token_s or 0.0)
-        for row, length in zip(rows, lengths, strict=True):
-            row.wanted_draft_length = length
+        """Decide, after a step, what draft each row waits for, and until when; never longer than a step."""
+        limits = [row.usable_draft_length for row in rows]
+        wanted = self._lengths(rows, limits, latency_s=self._draft_token_s or 0.0)
+        useful = self._lengths(rows, limits, latency_s=0.0)
+        for i, row in enumerate(rows):
+            row.wanted_draft_length, row.useful_draft_length = wanted[i], useful[i]
             row.incomplete_since_s = None if row.has_wanted_draft() else now_s
-            row.deadline_s = now_s + self._patience_s(length)
+            row.deadline_s = now_s + self._patience_s(wanted[i])
+
+    def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
+        """Learn from what became of a row's draft."""
+        row.acceptance.note(drafted=drafted, accepted=accepted)
+        if drafted:
+            share = accepted / min(accepted + 1, drafted)
+            self.acceptance += _SMOOTHING * (share - self.acceptance)
 
     def note_step(self, tokens: int, seconds: float) -> None:
         """Learn from a step over so many tokens, padding included."""

@@ -25,8 +25,12 @@ class DrafterRow(Row):
     def __init__(self, peer: str, admit: Admit, max_length: int) -> None:
         super().__init__(peer, admit)
         self.committed = len(self.tokens)
-        self.lookahead = 2 * self.draft_length + 1  # a draft under verification, its bonus token, and the next draft
+        self.follow(self.draft_length)
         self.end = min(self.prompt_length + self.params.max_tokens, max_length)  # no draft beyond
+
+    def follow(self, draft_length: int) -> None:
+        """Look ahead as far as pays: a draft under verification, its bonus token, and the next draft."""
+        self.lookahead = 2 * draft_length + 1 if draft_length else 0
 
     @property
     def drafted(self) -> list[int]:
@@ -109,6 +113,8 @@ class Drafter:
                     self._rows.remove(row.key)
                 elif row is not None:
                     row.commit(base, tokens)
+                    if message.draft_length is not None:
+                        row.follow(message.draft_length)
             case Admit():
                 if len(message.tokens) < self._runner.max_length and self._can_read(message.tokens):
                     self._rows.add(DrafterRow(peer, message, self._runner.max_length))

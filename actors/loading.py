@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from decoding.errors import ConfigError
@@ -36,7 +37,7 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             spec.path, revision=spec.revision, dtype=spec.dtype, device_map={"": device}, use_safetensors=True
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"models.{spec.name}.path: can't load {spec.path!r}: {error}") from error
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and spec.max_length > positions:

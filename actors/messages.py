@@ -55,6 +55,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     drafted: int  # draft tokens verified in this step
     accepted: int  # of these, how many the target also chose
     finish: FinishReason | None
+    draft_length: int | None = None  # how long a draft would pay in a next step; 0: none would. None: no news
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

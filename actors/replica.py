@@ -8,7 +8,7 @@ from actors.link import Link
 from actors.loading import ModelSpec, load_model
 from actors.loop import LoopThread, LoopTimes
 from actors.messages import Report
-from actors.runner import Runner
+from actors.runner import RowInput, Runner
 from actors.target import Target
 from actors.zmq_link import ReplicaZmqLink
 
@@ -16,8 +16,11 @@ Role = Literal["target", "drafter"]
 
 
 def load_runner(spec: ModelSpec) -> Runner:
-    """The model of `spec` over its KV slots."""
-    return Runner(load_model(spec), slots=spec.slots, max_length=spec.max_length, max_query=max(spec.prefill_chunk, 64))
+    """The model of `spec` over its KV slots, which are allocated, and the first slow step taken."""
+    max_query = max(spec.prefill_chunk, 64)
+    runner = Runner(load_model(spec), slots=spec.slots, max_length=spec.max_length, max_query=max_query)
+    runner.forward([RowInput(slot=0, start=0, tokens=[0])])
+    return runner
 
 
 def make_loop(role: Role, runner: Runner, link: Link, *, prefill_chunk: int) -> Target | Drafter:
@@ -49,7 +52,7 @@ class Replica:
 
     def report(self) -> Report:
         """The load at this moment."""
-        return self._loop._rows.report()
+        return self._loop.load()
 
     def stop(self) -> None:
         self._thread.stop()

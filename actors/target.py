@@ -70,7 +70,7 @@ class Target:
         self.times.step_s += now_s - began_s
         self._planner.note_step(sampled.numel(), now_s - began_s)
         for row, draft, tokens, count in zip(rows, drafts, sampled.tolist(), accepted, strict=True):
-            row.acceptance.note(drafted=len(draft), accepted=count)
+            self._planner.note_verdict(row, drafted=len(draft), accepted=count)
             self._commit(row, tokens[: count + 1], drafted=len(draft))
         self._planner.plan(rows, now_s)
 
@@ -95,7 +95,8 @@ class Target:
         peer, request_id = row.key
         kept, finish = cut_at_stop(tokens, row.generated, row.params)
         accepted = min(len(tokens) - 1, len(kept))
-        self._reception.put(peer, Commit(request_id, len(row.tokens), kept, drafted, accepted, finish))
+        useful = row.useful_draft_length  # as of the step before, which is soon enough for the drafter
+        self._reception.put(peer, Commit(request_id, len(row.tokens), kept, drafted, accepted, finish, useful))
         row.cached += len(tokens)
         row.trie.commit(kept)
         if finish is not None:
@@ -134,7 +135,7 @@ class Target:
         elif not message.tokens or not self._knows(message.tokens):
             error = f"the prompt is empty, or has tokens outside the target's vocabulary of {self._runner.vocab_size}"
         else:
-            self._rows.add(TargetRow(peer, message))
+            self._rows.add(TargetRow(peer, message, acceptance=self._planner.acceptance))
             return
         self._reception.put(peer, Failed(message.request_id, error))
 

@@ -9,12 +9,14 @@ from decoding.drafts import DraftTrie
 class TargetRow(Row):
     """`tokens` are all committed; all but the last are in the cache while the row is running."""
 
-    def __init__(self, peer: str, admit: Admit) -> None:
+    def __init__(self, peer: str, admit: Admit, *, acceptance: float) -> None:
+        """acceptance: what to expect of its drafts."""
         super().__init__(peer, admit)
         self.trie = DraftTrie(self.tokens)
-        self.acceptance = AcceptanceEstimate()
+        self.acceptance = AcceptanceEstimate(prior=acceptance)
         self.expects_drafts = self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # what is worth waiting for
+        self.useful_draft_length = self.draft_length  # what is worth verifying if it is there
         self.incomplete_since_s: float | None = None  # when waiting for that draft began
         self.deadline_s = 0.0
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from decoding.errors import InvalidRequestError
 
 MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 100
 
 
@@ -33,7 +34,7 @@ class SamplingParams:
             f"0 (greedy) or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE}",
         )
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0 and at most 1 (1 turns it off)")
-        _require(self.top_k >= 0, "top_k", self.top_k, "a whole number of at least 0 (0 turns it off)")
+        _require(0 <= self.top_k <= MAX_TOP_K, "top_k", self.top_k, f"a whole number from 0 (off) to {MAX_TOP_K}")
         _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"a whole number from 0 to {MAX_SEED}")
         _require(all(self.stop), "stop", self.stop, "non-empty strings")
 

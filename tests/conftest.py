@@ -8,6 +8,7 @@ for name, value in {
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or Ray replaces a loopback address by the host's outward one
     # Ray listens on every interface, so a test's cluster keeps token authentication, with its own token.
     # Left to itself, ray.init() writes one to ~/.ray, which switches later `ray start` commands to tokens.
     "RAY_AUTH_MODE": "token",

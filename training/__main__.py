@@ -35,7 +35,7 @@ threads_option = click.option("--threads", type=int, default=3, show_default=Tru
 @click.option("--target-minutes", type=float, default=33, show_default=True)
 @click.option("--drafter-minutes", type=float, default=22, show_default=True)
 @click.option("--member-minutes", type=float, default=60, show_default=True)
-@click.option("--distill-minutes", type=float, default=46, show_default=True)
+@click.option("--distill-minutes", type=float, default=45, show_default=True)
 @click.pass_context
 def main(
     context: click.Context,
@@ -53,7 +53,7 @@ def main(
     _run("pretrain", "drafter", "--models", models, "--minutes", drafter_minutes, "--threads", 1)
     member = _start("pretrain", "member", "--models", models, "--minutes", member_minutes, "--threads", 1)
     _finish(target)
-    _run("distill", "--models", models, "--minutes", distill_minutes, "--threads", 3)
+    _run("distill", "--models", models, "--minutes", distill_minutes, "--threads", 1)
     _finish(member)
     _run("accept", "--models", models)
 

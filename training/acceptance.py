@@ -6,6 +6,7 @@ tells every draft it would make there. Must not know about training.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -43,7 +44,9 @@ def measure(
 ) -> Acceptance:
     """Acceptance along `new_tokens` tokens that the target writes after each prompt."""
     generator = torch.Generator().manual_seed(seed)
-    rows = [_measure_row(target, drafter, prompt, temperature, new_tokens, generator) for prompt in prompts]
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    for _, group in groupby(sorted(prompts, key=len), key=len):
+        rows += _measure_group(target, drafter, torch.tensor(list(group)), temperature, new_tokens, generator)
     argmax, coupled, overlap = ([row[part] for row in rows] for part in range(3))
     return Acceptance(
         temperature=temperature,
@@ -77,25 +80,32 @@ def tokens_per_step(agreements: Sequence[Tensor], draft_tokens: int) -> float:
 
 
 @torch.no_grad()
-def _measure_row(
+def _measure_group(
     target: LlamaForCausalLM,
     drafter: LlamaForCausalLM,
-    prompt: Sequence[int],
+    prompts: Tensor,
     temperature: float,
     new_tokens: int,
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Per new position: argmax agreement, coupled agreement, sum of min(p, q); float32, (N,) each."""
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Argmax agreement, coupled agreement and sum of min(p, q) at the new positions; float32, (N,) each, per row.
+
+    Args:
+        prompts: int64, (B, P)
+    """
     padding = target.config.pad_token_id
     assert isinstance(padding, int)
-    noise = gumbel(1, new_tokens, target.config.vocab_size, generator=generator)
-    row = continue_prompts(target, torch.tensor([prompt]), noise, torch.tensor([temperature]))[0]
-    row = row[: len(prompt) + int(torch.ne(row[len(prompt) :], padding).sum())]
-    tokens = row[len(prompt) :]
-    p_logits, q_logits = (model(row[None, :-1]).logits[0, len(prompt) - 1 :].float() for model in (target, drafter))
-    argmax = (q_logits.argmax(-1) == tokens).float()
-    if temperature == 0.0:
-        return argmax, argmax, argmax
-    coupled = ((q_logits + temperature * noise[0, : len(tokens)]).argmax(-1) == tokens).float()
-    p, q = ((logits / temperature).softmax(-1) for logits in (p_logits, q_logits))
-    return argmax, coupled, torch.minimum(p, q).sum(-1)
+    count, length = prompts.shape
+    noise = gumbel(count, new_tokens, target.config.vocab_size, generator=generator)
+    rows = continue_prompts(target, prompts, noise, torch.full((count,), temperature))
+    tokens = rows[:, length:]
+    p_logits, q_logits = (model(rows[:, :-1]).logits[:, length - 1 :].float() for model in (target, drafter))
+    argmax = q_logits.argmax(-1) == tokens
+    coupled = (q_logits + temperature * noise).argmax(-1) == tokens
+    overlap = argmax.float()
+    if temperature > 0.0:
+        p, q = ((logits / temperature).softmax(-1) for logits in (p_logits, q_logits))
+        overlap = torch.minimum(p, q).sum(-1)
+    wanted = tokens.ne(padding)
+    rows_of = zip(argmax.float(), coupled.float(), overlap, wanted, strict=True)
+    return [(same[kept], drawn[kept], shared[kept]) for same, drawn, shared, kept in rows_of]

@@ -54,4 +54,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer saved in a model folder."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    for trace_of_loading in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(trace_of_loading, None)
     return tokenizer

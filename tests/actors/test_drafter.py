@@ -110,3 +110,14 @@ def test_after_a_lost_verdict_it_gives_the_request_back() -> None:
     stage.drafter.turn()
     assert isinstance(stage.coordinator.receive(0)[-1][1], Failed)
     assert stage.drafter.load().active == 0
+
+
+def test_it_rests_while_drafts_do_not_pay_and_goes_on_when_they_do() -> None:
+    stage = Stage()
+    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
+    text = [*PROMPT, *first[:1]]
+    wrong = (stage.continuation(text, 1)[0] + 1) % stage.model.config.vocab_size
+    assert stage.say(Commit(1, 4, [first[0], wrong], 0, 0, None, draft_length=0)) == []
+    base, tokens = longest(stage.say(Commit(1, 6, [9], 0, 0, None, draft_length=1)))
+    assert base == 7
+    assert tokens == stage.continuation([*text, wrong, 9], 3)

@@ -151,30 +151,24 @@ def drafted(answers: Sequence[list[Delta]]) -> int:
     return sum(answer[-1].statistics.drafted for answer in answers)
 
 
-HOW_MANY = [FEW, pytest.param(MANY, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("count", HOW_MANY)
-def test_greedy_text_is_that_of_generate(bundle: Bundle, count: int) -> None:
-    requests = bundle.requests(greedy(count))
+def test_greedy_text_is_that_of_generate(bundle: Bundle) -> None:
+    requests = bundle.requests(greedy(MANY))
     with running(bundle) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
-    assert accepted(answers) > count
+    assert accepted(answers) > MANY
 
 
-@pytest.mark.parametrize("count", HOW_MANY)
-def test_greedy_text_without_a_drafter(bundle: Bundle, count: int) -> None:
-    requests = bundle.requests(greedy(count), drafter=None)
+def test_greedy_text_without_a_drafter(bundle: Bundle) -> None:
+    requests = bundle.requests(greedy(MANY), drafter=None)
     with running(bundle) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
     assert drafted(answers) == 0
 
 
-@pytest.mark.parametrize("count", HOW_MANY)
-def test_greedy_text_with_an_adversarial_drafter(bundle: Bundle, count: int) -> None:
-    requests = bundle.requests(greedy(count))
+def test_greedy_text_with_an_adversarial_drafter(bundle: Bundle) -> None:
+    requests = bundle.requests(greedy(MANY))
     with running(bundle, adversary_for=requests) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)

@@ -77,7 +77,7 @@ def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     text = stage.text()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
     messages = stage.say(Offer(1, 4, text[4:10]), turns=1)
-    assert messages == [Commit(1, 5, text[5:10], 4, 4, None)]
+    assert messages == [Commit(1, 5, text[5:10], 4, 4, None, draft_length=4)]
     assert committed(stage.say(Drafting(1, 0))) == text[10:]
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     text = stage.text()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
-    assert stage.say(Offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None)]
+    assert stage.say(Offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, draft_length=4)]
     assert committed(stage.say(Drafting(1, 0))) == text[8:]
 
 
