@@ -49,8 +49,8 @@ test test-slow test-gpu: export HF_HUB_OFFLINE ?= 1
 test: install ## run the quick tests
 	$(BIN)/python -m pytest $(ARGS)
 
-test-slow: install ## run the tests that are slow or start a Ray cluster
-	$(BIN)/python -m pytest -m '(slow or cluster) and not gpu' $(ARGS)
+test-slow: install ## run the tests that are too slow for every change
+	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
 
 test-gpu: install ## run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu $(ARGS)
