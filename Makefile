@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve bench models test test-slow test-gpu lint types format
+.PHONY: help install demo serve bench models test lint types format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,16 +44,10 @@ models: install ## train the bundled pair of models
 	$(BIN)/python -m training
 
 # Tests never reach for the model hub.
-test test-slow test-gpu: export HF_HUB_OFFLINE ?= 1
+test: export HF_HUB_OFFLINE ?= 1
 
-test: install ## run the quick tests
+test: install ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
-
-test-slow: install ## run the tests that are too slow for every change
-	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
-
-test-gpu: install ## run the tests that need an NVIDIA GPU
-	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 lint: install ## check formatting, lint and types
 	$(BIN)/ruff format --check

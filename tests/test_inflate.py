@@ -108,9 +108,7 @@ def test_the_command_writes_a_checkpoint_and_replaces_one_only_when_forced(tmp_p
 
 def test_the_command_reports_errors_without_a_traceback(tmp_path: Path) -> None:
     runner = CliRunner()
-    missing = runner.invoke(
-        main, ["inflate", "--source", str(tmp_path / "no"), "--output", str(tmp_path / "grown")]
-    )
+    missing = runner.invoke(main, ["inflate", "--source", str(tmp_path / "no"), "--output", str(tmp_path / "grown")])
     assert missing.exit_code == 1
     assert "is not a model folder" in missing.output
     small = runner.invoke(main, ["inflate", "--hidden", "64", "--output", str(tmp_path / "grown")])
