@@ -29,7 +29,7 @@ class Coordinator:
         link: CoordinatorLink,
         *,
         max_requests: int = 256,
-        max_silence_s: float = 20.0,
+        max_silence_s: float = 60.0,
         max_unplaced_s: float = 120.0,
     ) -> None:
         """

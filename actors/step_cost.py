@@ -7,6 +7,7 @@ from actors.runner import RowInput, Runner
 
 _MEASURED_SIZES = (1, 2, 3, 5, 9, 17, 33)
 _REPETITIONS = 3
+_MEASURING_S = 5.0  # no further size is begun after that
 _SMOOTHING = 0.1  # weight of the newest time
 _EXACT_SIZES = 16  # beyond, sizes share a mean with others up to an eighth larger
 
@@ -50,6 +51,7 @@ def _representative(tokens: int) -> int:
 def measure_step_cost(runner: Runner) -> StepCost:
     """Time steps of a few sizes on an idle runner; doubles as its warm-up. Scribbles over slot 0."""
     cost = StepCost()
+    end_s = time.perf_counter() + _MEASURING_S
     for tokens in (size for size in _MEASURED_SIZES if size <= runner.max_query):
         row = RowInput(slot=0, start=0, tokens=[0] * tokens)
         runner.forward([row])
@@ -57,4 +59,6 @@ def measure_step_cost(runner: Runner) -> StepCost:
         for _ in range(_REPETITIONS):
             runner.forward([row]).argmax(dim=-1).tolist()
         cost.note(tokens, (time.perf_counter() - began_s) / _REPETITIONS)
+        if time.perf_counter() > end_s:
+            break  # a slow model: steps will tell the rest
     return cost

@@ -34,7 +34,6 @@ COORDINATOR = "Coordinator"
 
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
 _ASK_TIMEOUT_S = 3.0
-_MAX_SILENCE_S = 20.0  # a replica whose loop is stuck for so long gets no requests until it turns again
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class ModelReplica:
 
     def address(self) -> "ReplicaAddress":
         """Where coordinators reach it; raises UnavailableError while its loop is stuck."""
-        self._replica.check(max_silence_s=_MAX_SILENCE_S)
+        self._replica.check()
         return self._replica.address
 
     def status(self) -> ReplicaStatus:
