@@ -33,9 +33,13 @@ def generate(coordinator: Coordinator, requests: Sequence[Request], check: Calla
         ConsortError: a request was refused, or failed.
     """
     queues: list[queue.SimpleQueue[Delta]] = [queue.SimpleQueue() for _ in requests]
-    for request, deltas in zip(requests, queues, strict=True):
-        coordinator.submit(request, deltas.put)
-    return [list(_until_finished(deltas, check)) for deltas in queues]
+    try:
+        for request, deltas in zip(requests, queues, strict=True):
+            coordinator.submit(request, deltas.put)
+        return [list(_until_finished(deltas, check)) for deltas in queues]
+    finally:
+        for request in requests:
+            coordinator.cancel(request.request_id)
 
 
 def _until_finished(deltas: queue.SimpleQueue[Delta], check: Callable[[], None]) -> Iterator[Delta]:

@@ -15,9 +15,10 @@ from actors.link import CoordinatorLink, Outbox, ReplicaAddress
 from actors.messages import Alive, Cancel, Commit, Drafting, Failed, Message, Offer, Report
 from actors.placement import Placement
 from actors.request import ActiveRequest, Delta, Request
-from decoding.errors import ConsortError, OverloadedError, UnavailableError
+from decoding.errors import ConsortError, InvalidRequestError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
+_MAX_TARGETS_LOST = 3  # by one request, before it is given up
 _TICK_S = 0.5  # how often deaths and time-outs are looked for
 
 
@@ -98,7 +99,9 @@ class Coordinator:
         match message:
             case Offer(request_id):
                 active = self._active.get(request_id)
-                if active is not None and active.drafter == peer and active.target is not None:
+                if active is None or active.drafter != peer:
+                    self._outbox.put(peer, Cancel(request_id))
+                elif active.target is not None:
                     self._outbox.put(active.target, message)
             case Commit(request_id):
                 active = self._active.get(request_id)
@@ -109,12 +112,11 @@ class Coordinator:
             case Failed(request_id, error):
                 active = self._active.get(request_id)
                 if active is not None and active.target == peer:
-                    self._fail(request_id, UnavailableError(error))
+                    self._fail(active, UnavailableError(error))
                 elif active is not None and active.drafter == peer:
-                    self._placement.release(peer, request_id)
                     self._detach_drafter(active)
             case Report():
-                pass
+                self._reconcile(peer, message)
             case _:
                 _log.warning("%s sent a %s, which is not for coordinators", peer, type(message).__name__)
 
@@ -128,21 +130,49 @@ class Coordinator:
             self._place(active)
             return
         if known > 0:  # partly a duplicate, after a new start
-            accepted = max(0, message.accepted - known)
-            message = replace(message, base=len(active.tokens), tokens=message.tokens[known:], accepted=accepted)
+            drafted, accepted = max(0, message.drafted - known), max(0, message.accepted - known)
+            tokens = message.tokens[known:]
+            message = replace(message, base=len(active.tokens), tokens=tokens, drafted=drafted, accepted=accepted)
         try:
             delta = active.commit(message)
-            if delta.finish is not None:
-                self._end(message.request_id)
-            elif active.drafter is not None:
-                self._outbox.put(active.drafter, message)
-            active.sink(delta)
-        except Exception:  # a tokenizer's or a client's fault must not end the other requests
-            _log.exception("request %d ends, because its text could not be handed on", message.request_id)
+        except Exception as error:  # a tokenizer's fault must not end the other requests
+            _log.exception("request %d has tokens that can't be read", message.request_id)
+            self._fail(active, UnavailableError(f"the answer's tokens can't be read: {error}"))
+            return
+        if delta.finish is not None:
             self._end(message.request_id)
+        elif active.drafter is not None:
+            self._outbox.put(active.drafter, message)
+        self._tell(active, delta)
+
+    def _tell(self, active: ActiveRequest, delta: Delta) -> None:
+        try:
+            active.sink(delta)
+        except Exception:  # a client's fault must not end the other requests
+            _log.exception("request %d ends, because its client failed", active.request.request_id)
+            self._end(active.request.request_id)
+
+    def _reconcile(self, name: str, report: Report) -> None:
+        """Make what a replica works on what it should: whatever was lost on the way comes right here.
+
+        A request counts as lost by its replica only if two reports in a row lack it: the first may have crossed it.
+        """
+        strays, lost = self._placement.compare(name, report)
+        for request_id in strays:
+            self._outbox.put(name, Cancel(request_id))
+        for request_id in lost:
+            active = self._active[request_id]
+            if active.target == name:
+                self._lose_target(active)
+            else:
+                self._detach_drafter(active)
 
     def _begin(self, request: Request, sink: Callable[[Delta], None]) -> None:
         active = ActiveRequest(request, sink, time.monotonic())
+        if request.request_id in self._active:
+            error = InvalidRequestError(f"request {request.request_id} is in progress already", field="request_id")
+            self._tell(active, Delta("", (), active.statistics, error=error))
+            return
         self._active[request.request_id] = active
         self._place(active)
 
@@ -151,10 +181,16 @@ class Coordinator:
         if active is not None:
             self._unplace(active)
 
-    def _fail(self, request_id: int, error: ConsortError) -> None:
-        active = self._active[request_id]
-        self._end(request_id)
-        active.sink(Delta("", (), active.statistics, error=error))
+    def _fail(self, active: ActiveRequest, error: ConsortError) -> None:
+        self._end(active.request.request_id)
+        self._tell(active, Delta("", (), active.statistics, error=error))
+
+    def _lose_target(self, active: ActiveRequest) -> None:
+        """The next tick places the request anew, unless it seems to be what ends targets."""
+        self._unplace(active)
+        active.targets_lost += 1
+        if active.targets_lost > _MAX_TARGETS_LOST:
+            self._fail(active, UnavailableError(f"{active.targets_lost} target replicas were lost while they answered"))
 
     def _place(self, active: ActiveRequest) -> None:
         """Give the request a target and, if it wants one, a drafter, which begin to prefill at the same time."""
@@ -190,7 +226,9 @@ class Coordinator:
 
     def _detach_drafter(self, active: ActiveRequest) -> None:
         """The drafter no longer works on the request, which goes on without; the next tick looks for another."""
+        self._placement.release(active.drafter, active.request.request_id)
         active.drafter = None
+        active.drafters_lost += 1
         if active.target is not None:
             self._outbox.put(active.target, Drafting(active.request.request_id, 0))
 
@@ -203,12 +241,12 @@ class Coordinator:
         self._place_waiting(time.monotonic())
 
     def _lose(self, name: str) -> None:
-        """A replica is gone. Rows go on without a drafter; requests without a target are placed anew."""
+        """A replica is gone. Rows go on without a drafter; requests without a target wait for the next tick."""
         self._link.disconnect(name)
         for request_id in self._placement.remove(name):
             active = self._active[request_id]
             if active.target == name:
-                self._unplace(active)
+                self._lose_target(active)
             else:
                 self._detach_drafter(active)
 
@@ -218,11 +256,11 @@ class Coordinator:
 
     def _place_waiting(self, now_s: float) -> None:
         """Place what has no target, attach drafters where one is missing, and fail what has waited too long."""
-        for request_id, active in list(self._active.items()):
+        for active in list(self._active.values()):
             if active.target is None:
                 self._place(active)
             else:
                 self._attach_drafter(active)
             if active.target is None and now_s - active.unplaced_since_s > self._max_unplaced_s:
                 model = active.request.endpoint.target
-                self._fail(request_id, UnavailableError(f"no replica of model {model!r} came up in time"))
+                self._fail(active, UnavailableError(f"no replica of model {model!r} came up in time"))

@@ -1,51 +1,63 @@
 """Decides how many draft tokens a target's rows verify, and how long they wait for them, from measured times."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from actors.rows import RowKey
 from actors.runner import Runner
 from actors.step_cost import measure_step_cost
 from actors.target_row import TargetRow
-from decoding.draft_length import choose_draft_lengths
+from decoding.draft_length import AcceptanceEstimate, choose_draft_lengths
 
 _PATIENCE = 1.5  # how many usual draft latencies to wait for a draft
 _SMOOTHING = 0.1  # weight of the newest value in running means
+_DRIFT = 0.99  # of the latency estimate per step without news, so that waiting is tried again
 
 
 class DraftPlanner:
-    """One target's planner."""
+    """One target's planner. No estimate is final: without news, each drifts back to where drafts are tried again."""
 
     def __init__(self, runner: Runner, *, adaptive: bool) -> None:
         """adaptive: as many draft tokens as pay; otherwise always as many as the request allows."""
-        self.acceptance = 0.6  # of all rows: what to expect of a new one
         self._adaptive = adaptive
+        self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: what to expect of a new one
         self._step_cost_s = measure_step_cost(runner)
         self._mean_step_s = self._step_cost_s(1)
-        self._draft_token_s: float | None = None  # from a commit to the draft it needs next, per draft token
+        self._draft_token_s: float | None = None  # how long a missing draft token takes to come
 
-    def choose(self, rows: Sequence[TargetRow]) -> list[list[int]]:
+    @property
+    def acceptance(self) -> float:
+        """What to expect of a new row's drafts."""
+        return self._acceptance.value
+
+    def choose(self, rows: Sequence[TargetRow], now_s: float) -> list[list[int]]:
         """Of the drafts that are there, as much as pays in this step."""
         drafts = [row.draft() for row in rows]
         for row, draft in zip(rows, drafts, strict=True):
+            if row.incomplete_since_s is not None:  # the wanted draft did not come in time
+                self._note_latency(row, now_s)
             row.expects_drafts &= bool(draft)  # a drafter that missed its chance is waited for again once it offers
         lengths = self._lengths(rows, [len(draft) for draft in drafts], latency_s=0.0)
         return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
 
-    def plan(self, rows: Sequence[TargetRow], now_s: float) -> None:
-        """Decide, after a step, what draft each row waits for, and until when; never longer than a step."""
+    def plan(self, rows: Sequence[TargetRow], committed: Collection[RowKey], now_s: float) -> None:
+        """Decide what draft each row should have; those that just committed wait for it, but never longer than a step.
+
+        rows: all that will be in the next step.
+        """
         limits = [row.usable_draft_length for row in rows]
         wanted = self._lengths(rows, limits, latency_s=self._draft_token_s or 0.0)
         useful = self._lengths(rows, limits, latency_s=0.0)
-        for i, row in enumerate(rows):
-            row.wanted_draft_length, row.useful_draft_length = wanted[i], useful[i]
-            row.incomplete_since_s = None if row.has_wanted_draft() else now_s
-            row.deadline_s = now_s + self._patience_s(wanted[i])
+        if self._draft_token_s is not None:
+            self._draft_token_s *= _DRIFT
+        for row, wanted_length, useful_length in zip(rows, wanted, useful, strict=True):
+            row.wanted_draft_length, row.useful_draft_length = wanted_length, useful_length
+            if row.key in committed:
+                row.await_draft(now_s, self._patience_s(wanted_length))
 
     def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
         """Learn from what became of a row's draft."""
         row.acceptance.note(drafted=drafted, accepted=accepted)
-        if drafted:
-            share = accepted / min(accepted + 1, drafted)
-            self.acceptance += _SMOOTHING * (share - self.acceptance)
+        self._acceptance.note(drafted=drafted, accepted=accepted)
 
     def note_step(self, tokens: int, seconds: float) -> None:
         """Learn from a step over so many tokens, padding included."""
@@ -55,9 +67,14 @@ class DraftPlanner:
     def note_offer(self, row: TargetRow, now_s: float) -> None:
         """Learn from an offer that fitted, if it completed what the row was waiting for."""
         row.expects_drafts = row.draft_length > 0
-        if row.incomplete_since_s is None or not row.has_wanted_draft():
-            return
-        latency_s = (now_s - row.incomplete_since_s) / max(1, row.wanted_draft_length)
+        if row.incomplete_since_s is not None and row.has_wanted_draft():
+            self._note_latency(row, now_s)
+
+    def _note_latency(self, row: TargetRow, now_s: float) -> None:
+        """One more time per draft token; a row that got none in its whole wait counts as half a token."""
+        assert row.incomplete_since_s is not None
+        got = max(len(row.draft()) - row.drafted_at_plan, 0.5)
+        latency_s = (now_s - row.incomplete_since_s) / got
         row.incomplete_since_s = None
         if self._draft_token_s is None:
             self._draft_token_s = latency_s

@@ -11,7 +11,7 @@ from actors.link import Link
 from actors.loop import LoopTimes
 from actors.messages import Admit, Commit, Failed, Message, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
-from actors.rows import Row, RowTable, choose_prefill
+from actors.rows import Row, RowTable, choose_prefill, in_slot_order
 from actors.runner import Runner
 from decoding.sampling import SamplingBatch, sample
 
@@ -79,7 +79,7 @@ class Drafter:
         behind = [row for row in wanting if row.pending > _CATCH_UP]
         if behind:
             self.times.prefill_s += self._extend(choose_prefill(behind, self._prefill_chunk), self._prefill_chunk)
-        running = [row for row in wanting if row.pending <= _CATCH_UP]
+        running = in_slot_order(row for row in wanting if row.pending <= _CATCH_UP)
         if running:
             self.times.steps += 1
             self.times.step_s += self._extend(running, _CATCH_UP)
@@ -104,23 +104,25 @@ class Drafter:
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
-            case Commit(request_id, base, tokens):
-                row = self._rows.get((peer, request_id))
-                if row is not None and base > row.committed:
-                    self._rows.remove(row.key)
-                    self._reception.put(peer, Failed(request_id, "a verdict was lost on its way to the drafter"))
-                elif row is not None and not self._can_read(tokens):
-                    self._rows.remove(row.key)
-                elif row is not None:
-                    row.commit(base, tokens)
-                    if message.draft_length is not None:
-                        row.follow(message.draft_length)
-            case Admit():
-                if len(message.tokens) < self._runner.max_length and self._can_read(message.tokens):
-                    self._rows.add(DrafterRow(peer, message, self._runner.max_length))
+            case Commit():
+                self._commit(peer, message)
+            case Admit(request_id, tokens) if self._runner.knows(tokens):
+                self._rows.add(DrafterRow(peer, message, self._runner.max_length))
+            case Admit(request_id):
+                self._reception.put(peer, Failed(request_id, "the drafter has no room for the text, or not its tokens"))
             case _:
                 _log.warning("%s sent a %s, which is not for drafters", peer, type(message).__name__)
 
-    def _can_read(self, tokens: list[int]) -> bool:
-        """Whether the drafter has all of the target's tokens: vocabularies may be padded to different sizes."""
-        return max(tokens) < self._runner.vocab_size
+    def _commit(self, peer: str, message: Commit) -> None:
+        """Follow a verdict, or give the request back where that is impossible."""
+        row = self._rows.get((peer, message.request_id))
+        if row is None:
+            return
+        if message.base > row.committed or not self._runner.knows(message.tokens):
+            self._rows.remove(row.key)
+            self._reception.put(
+                peer, Failed(message.request_id, "a verdict was lost, or has tokens beyond the drafter's")
+            )
+            return
+        row.commit(message.base, message.tokens)
+        row.follow(message.draft_length)

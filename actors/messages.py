@@ -55,11 +55,11 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     drafted: int  # draft tokens verified in this step
     accepted: int  # of these, how many the target also chose
     finish: FinishReason | None
-    draft_length: int | None = None  # how long a draft would pay in a next step; 0: none would. None: no news
+    draft_length: int  # how long a draft would pay in a next step; 0: none would, so the drafter may rest
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The replica could not go on with this request, through no fault of the request."""
+    """The replica can't go on with this request."""
 
     request_id: int
     error: str
@@ -75,6 +75,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     active: int  # requests that hold a slot
     waiting: int  # requests that wait for one
     slots: int
+    request_ids: list[int]  # the receiver's requests among them
 
 
 Message = Admit | Cancel | Drafting | Offer | Commit | Failed | Alive | Report

@@ -8,6 +8,7 @@ class _Replica:
     def __init__(self, model: str, now_s: float) -> None:
         self.model = model
         self.request_ids: set[int] = set()
+        self.missing: set[int] = set()  # of these, by the last report
         self.heard_at_s = now_s
         self.reported: Report | None = None
 
@@ -60,6 +61,17 @@ class Placement:
         if replica is not None:
             replica.heard_at_s = now_s
             replica.reported = report or replica.reported
+
+    def compare(self, name: str, report: Report) -> tuple[set[int], set[int]]:
+        """Requests that the replica has and should not have, and those that two reports in a row lack."""
+        replica = self._replicas.get(name)
+        if replica is None:
+            return set(), set()
+        there = set(report.request_ids)
+        missing = replica.request_ids - there
+        lost = missing & replica.missing
+        replica.missing = missing - lost
+        return there - replica.request_ids, lost
 
     def silent(self, now_s: float, max_silence_s: float) -> list[str]:
         """Replicas that have work of ours and have not been heard of for too long."""

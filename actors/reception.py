@@ -39,11 +39,12 @@ class Reception(Generic[R]):
         now_s = time.monotonic()
         if now_s - self._reported_at_s >= REPORT_PERIOD_S:
             self._reported_at_s = now_s
-            for peer in self._rows.peers():
-                if now_s - self._heard_at_s[peer] > _MAX_SILENCE_S:
+            for peer, heard_at_s in list(self._heard_at_s.items()):
+                if now_s - heard_at_s > _MAX_SILENCE_S:
                     self._rows.remove_peer(peer)
+                    del self._heard_at_s[peer]
                 else:
-                    self._outbox.put(peer, self._rows.report())
+                    self._outbox.put(peer, self._rows.report(peer))
         self._outbox.flush()
 
     def _handle(self, peer: str, message: Message) -> bool:

@@ -10,7 +10,7 @@ from decoding.errors import ConsortError
 from decoding.params import SamplingParams
 from decoding.stopping import FinishReason, StopStrings
 
-_CONTEXT_TOKENS = 5  # of the prompt, for decoders that treat the beginning of a text differently
+_MAX_DRAFTERS_LOST = 3  # before the request goes on without
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,16 @@ class ActiveRequest:
         self.statistics = Statistics()
         self.target: str | None = None  # names of the replicas that work on it
         self.drafter: str | None = None
+        self.targets_lost = self.drafters_lost = 0
         self.unplaced_since_s = now_s
-        self._detokenizer = Detokenizer(request.endpoint.decode, context=request.prompt[-_CONTEXT_TOKENS:])
+        self._detokenizer = Detokenizer(request.endpoint.decode, prompt=request.prompt)
         self._stop_strings = StopStrings(request.params.stop)
 
     @property
     def wants_drafter(self) -> bool:
         endpoint = self.request.endpoint
-        return self.request.speculate and endpoint.drafter is not None and endpoint.draft_length > 0
+        drafts = self.request.speculate and endpoint.drafter is not None and endpoint.draft_length > 0
+        return drafts and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
     def admit(self) -> Admit:
         """The message that lets a replica take the request up where it is."""
@@ -107,6 +109,8 @@ class ActiveRequest:
         """The text to show, how many of the tokens belong to the answer, and why it ends here, if it does."""
         text = ""
         for used, token in enumerate(tokens, 1):
+            if token in self.request.params.eos_token_ids:
+                continue  # it ends the text and is not part of it
             shown, stopped = self._stop_strings.add(self._detokenizer.add([token]))
             text += shown
             if stopped:

@@ -72,12 +72,10 @@ class RowTable(Generic[R]):
         for key in [key for key in (*self._active, *self._waiting) if key[0] == peer]:
             self.remove(key)
 
-    def peers(self) -> set[str]:
-        """The coordinators whose requests are here."""
-        return {peer for peer, _ in (*self._active, *self._waiting)}
-
-    def report(self) -> Report:
-        return Report(active=len(self._active), waiting=len(self._waiting), slots=self._cache.slots)
+    def report(self, peer: str | None = None) -> Report:
+        """The load of all coordinators together, and which requests of `peer` are here."""
+        request_ids = [request_id for owner, request_id in (*self._active, *self._waiting) if owner == peer]
+        return Report(len(self._active), len(self._waiting), self._cache.slots, request_ids)
 
     def _fill_slots(self) -> None:
         while self._waiting and self._cache.free:
@@ -96,3 +94,8 @@ def choose_prefill(rows: Iterable[R], budget: int) -> list[R]:
             break
         chosen.append(row)
     return chosen
+
+
+def in_slot_order(rows: Iterable[R]) -> list[R]:
+    """So that rows in neighbouring slots read the cache as one slice, without a copy."""
+    return sorted(rows, key=lambda row: row.slot)

@@ -31,15 +31,12 @@ class Runner:
         """max_query: the most tokens that one call brings per row, Q; padding may write that far past a row's end."""
         self.model = model.eval().requires_grad_(False)
         self.device = model.device
+        text_config = model.config.get_text_config()
+        self._takes_boolean_mask = text_config._attn_implementation == "sdpa"
+        self.vocab_size = int(text_config.vocab_size)
         self.max_length = max_length
         self.max_query = max_query
-        self.cache = SlotCache(
-            layers=model.config.get_text_config().num_hidden_layers, slots=slots, capacity=max_length + max_query
-        )
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.model.config.get_text_config().vocab_size)
+        self.cache = SlotCache(layers=text_config.num_hidden_layers, slots=slots, capacity=max_length + max_query)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
@@ -85,8 +82,12 @@ class Runner:
 
     def _mask(self, visible: Tensor) -> Tensor:
         """What the attention implementation takes: only SDPA knows boolean masks, others add masks to scores."""
-        if self.model.config.get_text_config()._attn_implementation == "sdpa":
+        if self._takes_boolean_mask:
             return visible
         return torch.zeros(visible.shape, dtype=self.model.dtype, device=self.device).masked_fill_(
             ~visible, torch.finfo(self.model.dtype).min
         )
+
+    def knows(self, tokens: Sequence[int]) -> bool:
+        """Whether there are tokens, all of them in the model's vocabulary, and room for one more in a slot."""
+        return 0 < len(tokens) < self.max_length and min(tokens) >= 0 and max(tokens) < self.vocab_size

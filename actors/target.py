@@ -15,7 +15,7 @@ from actors.link import Link
 from actors.loop import LoopTimes
 from actors.messages import Admit, Commit, Drafting, Failed, Message, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
-from actors.rows import RowTable, choose_prefill
+from actors.rows import RowTable, choose_prefill, in_slot_order
 from actors.runner import RowInput, Runner
 from actors.target_row import TargetRow
 from decoding.sampling import SamplingBatch, sample
@@ -46,12 +46,11 @@ class Target:
 
     def turn(self) -> None:
         """Receive; prefill one chunk of the new rows; take one step with the running ones, once they are ready."""
-        for peer, message in self._reception.receive(self._timeout_s()):
-            self._handle(peer, message)
+        self._receive(self._timeout_s())
         prefilling = [row for row in self._rows if row.prefilling]
         if prefilling:
             self._prefill(choose_prefill(prefilling, self._prefill_chunk))
-        running = [row for row in self._rows if not row.prefilling]
+        running = self._running()
         if running and _wait_s(running) == 0:
             self._step(running)
         self._reception.close_turn()
@@ -59,7 +58,7 @@ class Target:
     def _step(self, rows: list[TargetRow]) -> None:
         """One batched forward over every row's last token and its draft; each row commits one token or more."""
         began_s = time.perf_counter()
-        drafts = self._planner.choose(rows)
+        drafts = self._planner.choose(rows, began_s)
         logits = self._runner.forward(
             [RowInput(row.slot, row.cached, [row.tokens[-1], *draft]) for row, draft in zip(rows, drafts, strict=True)]
         )
@@ -72,7 +71,7 @@ class Target:
         for row, draft, tokens, count in zip(rows, drafts, sampled.tolist(), accepted, strict=True):
             self._planner.note_verdict(row, drafted=len(draft), accepted=count)
             self._commit(row, tokens[: count + 1], drafted=len(draft))
-        self._planner.plan(rows, now_s)
+        self._plan(rows)
 
     def _prefill(self, rows: list[TargetRow]) -> None:
         """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token."""
@@ -88,7 +87,7 @@ class Target:
             if row.pending == 0:
                 row.cached -= 1  # as in a step, where the cache lacks the last token: _commit counts it
                 self._commit(row, [token], drafted=0)
-        self._planner.plan([row for row in rows if not row.prefilling], now_s)
+        self._plan([row for row in rows if not row.prefilling])
 
     def _commit(self, row: TargetRow, tokens: list[int], *, drafted: int) -> None:
         """Append a step's accepted tokens and the target's own last one, and tell the coordinator."""
@@ -102,6 +101,18 @@ class Target:
         if finish is not None:
             self._rows.remove(row.key)
 
+    def _plan(self, committed: list[TargetRow]) -> None:
+        """Look at the offers that came meanwhile, then decide what the rows that just committed wait for."""
+        self._receive(0.0)
+        self._planner.plan(self._running(), {row.key for row in committed}, time.perf_counter())
+
+    def _running(self) -> list[TargetRow]:
+        return in_slot_order(row for row in self._rows if not row.prefilling)
+
+    def _receive(self, timeout_s: float) -> None:
+        for peer, message in self._reception.receive(timeout_s):
+            self._handle(peer, message)
+
     def _timeout_s(self) -> float:
         """How long to wait for messages: not at all while there is something to compute."""
         if any(row.prefilling for row in self._rows):
@@ -112,7 +123,7 @@ class Target:
         match message:
             case Offer(request_id, base, tokens):
                 row = self._rows.get((peer, request_id))
-                if row is not None and self._knows(tokens) and row.trie.offer(base, tokens):
+                if row is not None and self._runner.knows(tokens) and row.trie.offer(base, tokens):
                     self._planner.note_offer(row, time.perf_counter())
             case Admit():
                 self._admit(peer, message)
@@ -124,15 +135,11 @@ class Target:
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 
-    def _knows(self, tokens: list[int]) -> bool:
-        """Whether all tokens are in the target's vocabulary: a drafter's may be larger."""
-        return all(0 <= token < self._runner.vocab_size for token in tokens)
-
     def _admit(self, peer: str, message: Admit) -> None:
         needed = message.prompt_length + message.params.max_tokens
         if needed > self._runner.max_length:
             error = f"the request needs {needed} positions, but the target has {self._runner.max_length}"
-        elif not message.tokens or not self._knows(message.tokens):
+        elif not self._runner.knows(message.tokens):
             error = f"the prompt is empty, or has tokens outside the target's vocabulary of {self._runner.vocab_size}"
         else:
             self._rows.add(TargetRow(peer, message, acceptance=self._planner.acceptance))

@@ -13,11 +13,12 @@ class TargetRow(Row):
         """acceptance: what to expect of its drafts."""
         super().__init__(peer, admit)
         self.trie = DraftTrie(self.tokens)
-        self.acceptance = AcceptanceEstimate(prior=acceptance)
+        self.acceptance = AcceptanceEstimate(expected=acceptance)
         self.expects_drafts = self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # what is worth waiting for
         self.useful_draft_length = self.draft_length  # what is worth verifying if it is there
-        self.incomplete_since_s: float | None = None  # when waiting for that draft began
+        self.incomplete_since_s: float | None = None  # when waiting for that draft began, and it has not come
+        self.drafted_at_plan = 0  # draft tokens that were there by then
         self.deadline_s = 0.0
 
     @property
@@ -45,3 +46,9 @@ class TargetRow(Row):
         if not self.expects_drafts or self.has_wanted_draft():
             return 0.0
         return max(0.0, self.deadline_s - now_s)
+
+    def await_draft(self, now_s: float, patience_s: float) -> None:
+        """From now on, wait for what is missing of the wanted draft, up to `patience_s`."""
+        self.drafted_at_plan = len(self.draft())
+        self.incomplete_since_s = None if self.has_wanted_draft() or not self.expects_drafts else now_s
+        self.deadline_s = now_s + patience_s

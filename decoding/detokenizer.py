@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"  # what a decoder prints for bytes that are not (yet) a character
+_CONTEXT_TOKENS = range(5, 17)  # of the prompt: as few as begin with a whole character
 
 
 class Detokenizer:
@@ -12,27 +13,39 @@ class Detokenizer:
     decoders treat the beginning of a text differently (leading spaces).
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int] = ()) -> None:
-        """decode: ids to text; context: the last tokens of the prompt, which are never emitted."""
+    def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int] = ()) -> None:
+        """decode: ids to text; prompt: the tokens before, which are never emitted."""
         self._decode = decode
-        self._window = list(context)  # context tokens, then tokens not yet emitted
-        self._emitted = len(self._window)  # how many of the window are context
+        self._window = _context(decode, prompt)  # context tokens, then tokens not yet emitted
+        self._context_length = len(self._window)
+        self._context_text = decode(self._window)
 
     def add(self, tokens: Sequence[int]) -> str:
         """The text that became certain with these tokens; empty while a character is incomplete."""
         self._window.extend(tokens)
-        before, after = self._texts()
-        if after.endswith(_INCOMPLETE) or len(after) <= len(before):
+        text = self._decode(self._window)
+        if text.endswith(_INCOMPLETE) or len(text) <= len(self._context_text):
             return ""
-        self._window = self._window[self._emitted :]
-        self._emitted = len(self._window)
-        return after[len(before) :]
+        shown = text[len(self._context_text) :]
+        self._window = self._window[self._context_length :]
+        self._context_length = len(self._window)
+        self._context_text = self._decode(self._window)
+        return shown
 
     def flush(self) -> str:
         """What is left at the end, incomplete characters included, as the decoder prints them."""
-        before, after = self._texts()
-        self._emitted = len(self._window)
-        return after[len(before) :]
+        shown = self._decode(self._window)[len(self._context_text) :]
+        self._window, self._context_length, self._context_text = [], 0, ""
+        return shown
 
-    def _texts(self) -> tuple[str, str]:
-        return self._decode(self._window[: self._emitted]), self._decode(self._window)
+
+def _context(decode: Callable[[list[int]], str], prompt: Sequence[int]) -> list[int]:
+    """The last tokens of the prompt, cut where a character begins; none if the prompt ends within a character."""
+    for length in _CONTEXT_TOKENS:
+        context = list(prompt[-length:])
+        text = decode(context)
+        if text.endswith(_INCOMPLETE):
+            return []
+        if not text.startswith(_INCOMPLETE) or length >= len(prompt):
+            return context
+    return []

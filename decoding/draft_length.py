@@ -8,24 +8,28 @@ from collections.abc import Callable, Sequence
 
 
 class AcceptanceEstimate:
-    """A row's probability that its next draft token is accepted, from what it saw lately."""
+    """The probability that a next draft token is accepted, from what was seen lately.
 
-    _FORGETTING = 0.95  # per step; without news the estimate drifts back to the prior, so that drafts get tried again
-    _PRIOR_TOKENS = 2.0
+    Without news it drifts to an optimistic prior, so that drafts get tried again: no estimate is ever final.
+    """
 
-    def __init__(self, prior: float = 0.6) -> None:
-        self._prior = prior
-        self._accepted = 0.0
-        self._tested = 0.0
+    _PRIOR, _PRIOR_TOKENS = 0.6, 0.5
+    _EXPECTED_TOKENS = 4.0  # how many tokens the first expectation is worth
+
+    def __init__(self, expected: float = _PRIOR, *, forgetting: float = 0.98) -> None:
+        """expected: before anything was seen. forgetting: what a step later an observation still counts."""
+        self._forgetting = forgetting
+        self._accepted = self._EXPECTED_TOKENS * expected
+        self._tested = self._EXPECTED_TOKENS
 
     @property
     def value(self) -> float:
-        return (self._accepted + self._PRIOR_TOKENS * self._prior) / (self._tested + self._PRIOR_TOKENS)
+        return (self._accepted + self._PRIOR_TOKENS * self._PRIOR) / (self._tested + self._PRIOR_TOKENS)
 
     def note(self, *, drafted: int, accepted: int) -> None:
         """Count one step: its accepted tokens, and the first rejected one; those behind it were never tested."""
-        self._accepted = self._FORGETTING * self._accepted + accepted
-        self._tested = self._FORGETTING * self._tested + min(accepted + 1, drafted)
+        self._accepted = self._forgetting * self._accepted + accepted
+        self._tested = self._forgetting * self._tested + min(accepted + 1, drafted)
 
 
 def choose_draft_lengths(

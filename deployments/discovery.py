@@ -19,8 +19,8 @@ class Discovery:
 
     def __init__(self, ask: Mapping[str, Ask], found: Callable[[list[ReplicaAddress]], None]) -> None:
         """
-        ask: by model. May raise UnavailableError if there is no replica, and TimeoutError if one is too slow to
-            answer: then the last known ones stay.
+        ask: by model. May raise UnavailableError if there is no replica; after any other error, such as a
+            TimeoutError, the last known ones stay.
         found: gets the addresses of all models' replicas after every look.
         """
         self._ask = ask
@@ -42,6 +42,6 @@ class Discovery:
             self._known[model] = list(await self._ask[model]())
         except UnavailableError:
             self._known[model] = []
-        except TimeoutError:
-            _logger.warning("replicas of %s are slow to answer", model)
+        except Exception:  # a hiccup of the control plane must not end streams: the last known replicas stay
+            _logger.warning("could not ask for the replicas of %s", model, exc_info=True)
         self._found([address for addresses in self._known.values() for address in addresses])

@@ -1,5 +1,6 @@
 """The coordinator, turn by turn, between fake replicas and with a clock that the test moves."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -69,7 +70,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def commit(base: int, *tokens: int, request_id: int = 1, finish: str | None = None) -> Commit:
-    return Commit(request_id, base, list(tokens), 4, len(tokens) - 1, finish)  # type: ignore[arg-type]
+    return Commit(request_id, base, list(tokens), 4, len(tokens) - 1, finish, 4)  # type: ignore[arg-type]
 
 
 def admitted(messages: list[Message]) -> list[list[int]]:
@@ -82,7 +83,7 @@ def tokens_of(deltas: list[Delta]) -> list[int]:
 
 def test_a_request_goes_to_the_least_loaded_replicas(stage: Stage) -> None:
     stage.set_replicas("t1", "t2", "d1", "d2")
-    stage.say("t1", Report(active=9, waiting=0, slots=16))
+    stage.say("t1", Report(active=9, waiting=0, slots=16, request_ids=[]))
     for request_id in (1, 2):
         stage.submit(request_id)
     placed = {name: len(admitted(stage.received(name))) for name in stage.replicas}
@@ -204,11 +205,11 @@ def test_a_silent_replica_is_given_up_and_a_talking_one_is_not(stage: Stage) -> 
     second = "t2" if first == "t1" else "t1"
     for _ in range(5):
         stage.turn(later_s=15)
-        stage.say(first, Report(active=1, waiting=0, slots=2))
-        stage.say("d1", Report(active=1, waiting=0, slots=2))
+        stage.say(first, Report(active=1, waiting=0, slots=2, request_ids=[1]))
+        stage.say("d1", Report(active=1, waiting=0, slots=2, request_ids=[1]))
     assert admitted(stage.received(second)) == []
     stage.turn(later_s=15)
-    stage.say("d1", Report(active=1, waiting=0, slots=2))
+    stage.say("d1", Report(active=1, waiting=0, slots=2, request_ids=[1]))
     stage.turn(later_s=15)
     assert admitted(stage.received(second)) == [PROMPT]
 
@@ -295,3 +296,87 @@ def test_a_drafter_that_lost_its_way_starts_again(stage: Stage) -> None:
     stage.turn(later_s=1)
     assert stage.received("t1") == [Drafting(1, 0), Drafting(1, 4)]
     assert admitted(stage.received("d1")) == [[*PROMPT, 20]]
+
+
+def reports(*request_ids: int) -> Report:
+    return Report(active=len(request_ids), waiting=0, slots=4, request_ids=list(request_ids))
+
+
+def test_a_request_that_its_target_does_not_know_starts_again(stage: Stage) -> None:
+    """Whatever was lost: the request's admission, or the verdict that ended it."""
+    stage.set_replicas("t1", "d1")
+    stage.submit()
+    stage.say("t1", commit(3, 20))
+    stage.received("t1")
+    stage.say("t1", reports())
+    stage.turn(later_s=1)
+    assert admitted(stage.received("t1")) == []  # the report may have crossed the admission
+    stage.say("t1", reports())
+    stage.turn(later_s=1)
+    assert admitted(stage.received("t1")) == [[*PROMPT, 20]]
+
+
+def test_a_request_that_its_replicas_know_is_left_alone(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    stage.submit()
+    stage.received("t1"), stage.received("d1")
+    for _ in range(5):
+        stage.say("t1", reports(1))
+        stage.say("d1", reports(1))
+        stage.turn(later_s=1)
+    assert stage.received("t1") == stage.received("d1") == []
+
+
+def test_strays_are_cancelled(stage: Stage) -> None:
+    """A drafter that was given up and came back still has rows, which would hold their slots for ever."""
+    stage.set_replicas("t1", "d1")
+    stage.submit()
+    stage.say("d1", reports(1, 77))
+    assert Cancel(77) in stage.received("d1")
+    stage.say("d1", Offer(78, 3, [5]))
+    assert Cancel(78) in stage.received("d1")
+
+
+def test_a_drafter_that_keeps_losing_a_request_is_not_asked_for_ever(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    stage.submit()
+    asked = 0
+    for _ in range(20):
+        asked += len(admitted(stage.received("d1")))
+        stage.say("d1", Failed(1, "no"))
+        stage.turn(later_s=1)
+    assert 1 < asked < 10
+
+
+def test_a_request_that_ends_its_targets_fails(stage: Stage) -> None:
+    deltas = stage.submit()
+    for number in range(10):
+        stage.set_replicas(f"t{number}")
+        stage.turn(later_s=1)
+    assert isinstance(deltas[-1].error, UnavailableError)
+    assert "4 target replicas were lost" in str(deltas[-1].error)
+
+
+def test_tokens_that_cannot_be_read_fail_only_their_request(stage: Stage) -> None:
+    def decode_few(tokens: list[int]) -> str:
+        if 66 in tokens:
+            raise ValueError("no such token")
+        return decode(tokens)
+
+    stage.set_replicas("t1", "d1")
+    endpoint = replace(ENDPOINT, decode=decode_few)
+    deltas: list[Delta] = []
+    params = SamplingParams(max_tokens=50)
+    stage.coordinator.submit(Request(endpoint, PROMPT, params, request_id=2), deltas.append)
+    others = stage.submit(1)
+    stage.say("t1", commit(3, 66, request_id=2), commit(3, 20, request_id=1))
+    assert "no such token" in str(deltas[-1].error)
+    assert tokens_of(others) == [20]
+
+
+def test_an_id_that_is_in_use_is_refused(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    first, second = stage.submit(1), stage.submit(1)
+    assert second[-1].error is not None
+    stage.say("t1", commit(3, 20))
+    assert tokens_of(first) == [20]

@@ -1,5 +1,6 @@
 """The drafter alone, turn by turn: what it offers is its own continuation, and verdicts steer it."""
 
+import pytest
 import torch
 
 from actors.drafter import Drafter
@@ -54,7 +55,7 @@ def test_it_runs_ahead_up_to_its_lookahead() -> None:
 def test_an_agreeing_verdict_lets_it_go_on() -> None:
     stage = Stage()
     _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
-    base, tokens = longest(stage.say(Commit(1, 4, first[:4], 3, 3, None)))
+    base, tokens = longest(stage.say(Commit(1, 4, first[:4], 3, 3, None, 3)))
     assert base == 8
     assert tokens == stage.continuation([*PROMPT, *first[:4]], len(tokens))
 
@@ -63,7 +64,7 @@ def test_after_a_rejection_it_starts_from_the_true_token() -> None:
     stage = Stage()
     _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
     verdict = [first[0], (first[1] + 1) % 64]
-    base, tokens = longest(stage.say(Commit(1, 4, verdict, 3, 1, None)))
+    base, tokens = longest(stage.say(Commit(1, 4, verdict, 3, 1, None, 3)))
     assert base == 6
     assert tokens == stage.continuation([*PROMPT, *verdict], len(tokens))
 
@@ -71,7 +72,7 @@ def test_after_a_rejection_it_starts_from_the_true_token() -> None:
 def test_a_verdict_beyond_its_draft_is_followed_and_a_repeated_one_changes_nothing() -> None:
     stage = Stage()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 1))
-    verdict = Commit(1, 4, list(range(20, 32)), 0, 0, None)
+    verdict = Commit(1, 4, list(range(20, 32)), 0, 0, None, 3)
     base, tokens = longest(stage.say(verdict))
     assert base == 16
     assert tokens == stage.continuation([*PROMPT, *range(20, 32)], len(tokens))
@@ -91,7 +92,7 @@ def test_it_does_not_draft_beyond_the_end_of_the_request() -> None:
 def test_a_text_that_is_too_long_for_it_is_not_drafted() -> None:
     stage = Stage()
     assert stage.say(Admit(1, [1] * 64, 64, GREEDY, 4)) == []
-    assert [stage.drafter.load()] == [Report(active=0, waiting=0, slots=2)]
+    assert [stage.drafter.load()] == [Report(active=0, waiting=0, slots=2, request_ids=[])]
 
 
 def test_a_cancelled_request_frees_its_slot() -> None:
@@ -106,7 +107,7 @@ def test_a_cancelled_request_frees_its_slot() -> None:
 def test_after_a_lost_verdict_it_gives_the_request_back() -> None:
     stage = Stage()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 3))
-    stage.coordinator.send("d", [Commit(1, 9, [1], 0, 0, None)])
+    stage.coordinator.send("d", [Commit(1, 9, [1], 0, 0, None, 3)])
     stage.drafter.turn()
     assert isinstance(stage.coordinator.receive(0)[-1][1], Failed)
     assert stage.drafter.load().active == 0
@@ -121,3 +122,12 @@ def test_it_rests_while_drafts_do_not_pay_and_goes_on_when_they_do() -> None:
     base, tokens = longest(stage.say(Commit(1, 6, [9], 0, 0, None, draft_length=1)))
     assert base == 7
     assert tokens == stage.continuation([*text, wrong, 9], 3)
+
+
+@pytest.mark.parametrize("tokens", [[], [-1], [10**6]], ids=str)
+def test_requests_that_it_cannot_read_are_given_back(tokens: list[int]) -> None:
+    stage = Stage()
+    stage.coordinator.send("d", [Admit(1, tokens, len(tokens), GREEDY, 3)])
+    stage.drafter.turn()
+    assert Failed in [type(message) for _, message in stage.coordinator.receive(0)]
+    assert stage.drafter.load().active == 0

@@ -25,7 +25,7 @@ def test_requests_spread_and_released_ones_no_longer_count() -> None:
 
 def test_other_coordinators_load_counts() -> None:
     placement = make_placement("a", "b")
-    placement.heard("a", 1.0, Report(active=2, waiting=1, slots=4))
+    placement.heard("a", 1.0, Report(active=2, waiting=1, slots=4, request_ids=[]))
     placement.heard("gone", 1.0, None)
     assert [placement.assign("m", i) for i in range(3)] == ["b", "b", "b"]
 

@@ -40,10 +40,10 @@ def test_only_the_loops_own_business_is_handed_on() -> None:
 def test_cancel_frees_the_slot() -> None:
     desk = Desk()
     desk.admit()
-    assert desk.rows.report() == Report(active=1, waiting=0, slots=1)
+    assert desk.rows.report() == Report(active=1, waiting=0, slots=1, request_ids=[])
     desk.coordinator.send("target", [Cancel(7)])
     desk.reception.receive(0.0)
-    assert desk.rows.report() == Report(active=0, waiting=0, slots=1)
+    assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[])
 
 
 def test_waits_count_as_waiting_only_with_requests_in_hand() -> None:
@@ -60,7 +60,7 @@ def test_coordinators_get_reports_and_are_forgotten_when_silent(monkeypatch: pyt
     desk = Desk()
     desk.admit()
     desk.reception.close_turn()
-    assert desk.coordinator.receive(0.0) == [("target", Report(active=1, waiting=0, slots=1))]
+    assert desk.coordinator.receive(0.0) == [("target", Report(active=1, waiting=0, slots=1, request_ids=[7]))]
     clock_s = time.monotonic() + reception._MAX_SILENCE_S + 1
     monkeypatch.setattr("actors.reception.time.monotonic", lambda: clock_s)
     desk.reception.close_turn()

@@ -66,10 +66,10 @@ def test_each_peer_gets_its_own(replica: ReplicaZmqLink) -> None:
         second.send("r2", [Cancel(3)])
         assert sorted(receive(replica, 2), key=str) == [("c1", Cancel(1)), ("c2", Cancel(2))]
         assert receive(other, 1) == [("c2", Cancel(3))]
-        replica.send("c2", [Report(1, 2, 3)])
-        replica.send("nobody", [Report(0, 0, 0)])
-        other.send("c2", [Report(4, 5, 6)])
-        assert sorted(receive(second, 2), key=str) == [("r1", Report(1, 2, 3)), ("r2", Report(4, 5, 6))]
+        replica.send("c2", [Report(1, 2, 3, [])])
+        replica.send("nobody", [Report(0, 0, 0, [])])
+        other.send("c2", [Report(4, 5, 6, [])])
+        assert sorted(receive(second, 2), key=str) == [("r1", Report(1, 2, 3, [])), ("r2", Report(4, 5, 6, []))]
         assert first.receive(0) == []
 
 
@@ -92,8 +92,8 @@ def test_the_same_coordinator_may_come_back(replica: ReplicaZmqLink) -> None:
         with connected(replica) as new:
             new.send("r1", [Cancel(2)])
             assert receive(replica, 1) == [("c1", Cancel(2))]
-            replica.send("c1", [Report(1, 0, 1)])
-            assert receive(new, 1) == [("r1", Report(1, 0, 1))]
+            replica.send("c1", [Report(1, 0, 1, [])])
+            assert receive(new, 1) == [("r1", Report(1, 0, 1, []))]
             assert old.receive(0) == []
 
 
@@ -161,9 +161,9 @@ def test_garbage_does_not_end_a_coordinator(replica: ReplicaZmqLink, caplog: pyt
         receive(replica, 1)
         for frames in GARBAGE:
             replica._socket.send_multipart([b"c1", *frames])
-        replica.send("c1", [Report(1, 0, 1)])
+        replica.send("c1", [Report(1, 0, 1, [])])
         with caplog.at_level(logging.WARNING):
-            assert receive(coordinator, 1) == [("r1", Report(1, 0, 1))]
+            assert receive(coordinator, 1) == [("r1", Report(1, 0, 1, []))]
         assert len(caplog.records) == len(GARBAGE)
 
 

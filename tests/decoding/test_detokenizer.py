@@ -1,5 +1,6 @@
 """Text in pieces is the text as a whole, however its tokens arrive."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ def split(data: st.DataObject, tokens: list[int]) -> list[list[int]]:
 def test_any_split_of_any_text(data: st.DataObject, prompt: str, text: str) -> None:
     context = byte_level_tokenizer().encode(prompt).ids
     tokens = byte_level_tokenizer().encode(text).ids
-    detokenizer = Detokenizer(decode, context=context[-5:])
+    detokenizer = Detokenizer(decode, prompt=context)
     pieces = [detokenizer.add(part) for part in split(data, tokens)]
     assert "".join(pieces) + detokenizer.flush() == text
     assert INCOMPLETE in text or not any(INCOMPLETE in piece for piece in pieces)
@@ -57,7 +58,23 @@ def test_only_a_short_window_is_decoded() -> None:
         longest = max(longest, len(tokens))
         return decode(tokens)
 
-    detokenizer = Detokenizer(watched, context=[1] * 5)
+    detokenizer = Detokenizer(watched, prompt=[1] * 5)
     for token in byte_level_tokenizer().encode("漢字 the cat sat " * 50).ids:
         detokenizer.add([token])
     assert longest <= 12
+
+
+@pytest.mark.parametrize("characters", range(1, 9))
+def test_context_begins_with_a_whole_character(characters: int) -> None:
+    """Emoji take four tokens each, so that most numbers of context tokens begin within one."""
+    prompt = byte_level_tokenizer().encode("😀" * characters + "a").ids
+    tokens = byte_level_tokenizer().encode("😀x").ids
+    detokenizer = Detokenizer(decode, prompt=prompt)
+    assert "".join(detokenizer.add([token]) for token in tokens) + detokenizer.flush() == "😀x"
+
+
+def test_a_prompt_that_ends_within_a_character_loses_no_later_text() -> None:
+    ids = byte_level_tokenizer().encode("😀xyz").ids
+    detokenizer = Detokenizer(decode, prompt=ids[:2])
+    text = "".join(detokenizer.add([token]) for token in ids[2:]) + detokenizer.flush()
+    assert text.endswith("xyz")

@@ -53,15 +53,15 @@ def test_a_drafter_slower_than_the_target_is_not_waited_for() -> None:
 
 
 def test_estimate_follows_what_it_sees_and_forgets() -> None:
-    estimate = AcceptanceEstimate(prior=0.6)
-    assert estimate.value == 0.6
-    for _ in range(100):
+    estimate = AcceptanceEstimate(0.3)
+    assert 0.3 < estimate.value < 0.4
+    for _ in range(200):
         estimate.note(drafted=4, accepted=4)
     assert estimate.value > 0.95
-    for _ in range(100):
-        estimate.note(drafted=4, accepted=0)
-    assert estimate.value < 0.15
     for _ in range(200):
+        estimate.note(drafted=4, accepted=0)
+    assert estimate.value < 0.1
+    for _ in range(400):
         estimate.note(drafted=0, accepted=0)
     assert abs(estimate.value - 0.6) < 0.01
 

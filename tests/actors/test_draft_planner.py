@@ -1,0 +1,92 @@
+"""The planner learns from steps, offers and verdicts, and never for good."""
+
+import pytest
+
+from actors.draft_planner import DraftPlanner
+from actors.messages import Admit
+from actors.step_cost import StepCost
+from actors.target_row import TargetRow
+from decoding.params import SamplingParams
+
+STEP_S = 0.030
+
+
+@pytest.fixture
+def planner(monkeypatch: pytest.MonkeyPatch) -> DraftPlanner:
+    """Of a target whose step takes 30 ms, and 1 ms more for each further token."""
+    cost = StepCost([1, 101], [STEP_S, STEP_S + 0.1])
+    monkeypatch.setattr("actors.draft_planner.measure_step_cost", lambda runner: cost)
+    return DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
+
+
+def running_row(planner: DraftPlanner, request_id: int = 1) -> TargetRow:
+    params = SamplingParams(max_tokens=10_000, temperature=0)
+    row = TargetRow("c", Admit(request_id, [1, 2, 3], 3, params, 4), acceptance=planner.acceptance)
+    row.cached = 2
+    return row
+
+
+class Story:
+    """Steps of one row whose drafter takes `token_s` per token and guesses right or not."""
+
+    def __init__(self, planner: DraftPlanner) -> None:
+        self.planner, self.row, self.now_s = planner, running_row(planner), 0.0
+
+    def step(self, *, token_s: float, right: bool) -> int:
+        """One step; returns how many draft tokens it verified."""
+        row, planner = self.row, self.planner
+        planner.plan([row], {row.key}, self.now_s)
+        ready_s = token_s * row.useful_draft_length
+        if row.useful_draft_length and ready_s <= row.wait_s(self.now_s) + STEP_S:
+            self.now_s += min(ready_s, row.wait_s(self.now_s))
+            row.trie.offer(len(row.tokens), [7] * row.useful_draft_length)
+            planner.note_offer(row, self.now_s)
+        else:
+            self.now_s += row.wait_s(self.now_s)
+        draft = planner.choose([row], self.now_s)[0]
+        accepted = len(draft) if right else 0
+        planner.note_verdict(row, drafted=len(draft), accepted=accepted)
+        planner.note_step(1 + len(draft), STEP_S)
+        self.now_s += STEP_S
+        row.trie.commit([7] * accepted + [8])
+        row.cached = len(row.tokens) - 1
+        return len(draft)
+
+
+def test_good_drafts_are_used(planner: DraftPlanner) -> None:
+    story = Story(planner)
+    assert sum(story.step(token_s=0.001, right=True) for _ in range(50)) > 150
+
+
+def test_useless_drafts_are_given_up_and_tried_again_now_and_then(planner: DraftPlanner) -> None:
+    story = Story(planner)
+    lengths = [story.step(token_s=0.001, right=False) for _ in range(600)]
+    assert sum(lengths[300:]) < 0.25 * 300
+    assert sum(lengths[300:]) > 0
+
+
+def test_a_useless_drafter_does_not_end_drafting_for_good(planner: DraftPlanner) -> None:
+    story = Story(planner)
+    for _ in range(500):
+        story.step(token_s=0.001, right=False)
+    lengths = [story.step(token_s=0.001, right=True) for _ in range(500)]
+    assert sum(lengths[-100:]) > 300
+    fresh = Story(planner)
+    assert sum(fresh.step(token_s=0.001, right=True) for _ in range(100)) > 200
+
+
+def test_a_slow_spell_of_the_drafter_does_not_end_waiting_for_good(planner: DraftPlanner) -> None:
+    story = Story(planner)
+    for _ in range(100):
+        story.step(token_s=0.5, right=True)
+    lengths = [story.step(token_s=0.001, right=True) for _ in range(600)]
+    assert sum(lengths[-100:]) > 300
+
+
+def test_a_new_rows_wait_does_not_prolong_the_others(planner: DraftPlanner) -> None:
+    old, new = running_row(planner, 1), running_row(planner, 2)
+    planner.plan([old], {old.key}, 1.0)
+    deadline_s = old.deadline_s
+    planner.plan([old, new], {new.key}, 1.01)
+    assert old.deadline_s == deadline_s
+    assert new.deadline_s > deadline_s
