@@ -10,8 +10,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Several processes share the cores: idle threads must sleep, not spin.
+# Several processes share the cores: idle threads must not spin for long (actors/environment.py).
 export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 20000
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 

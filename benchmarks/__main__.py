@@ -33,7 +33,7 @@ Answers = dict[str, list[list[int]]]  # by contestant, one per prompt run
 @click.option("--drafter", type=FOLDER, default=Path("models/drafter"), show_default=True)
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--draft-length", "draft_lengths", multiple=True, default=(4, 6, 8), show_default=True, help="γ of ours.")
-@click.option("--threads", default=4, show_default=True, help="For HF; ours share them between target and drafter.")
+@click.option("--threads", default=4, show_default=True, help="In all; a drafter takes some of the target's.")
 @click.option("--drafter-threads", default=1, show_default=True)
 @click.option("--repetitions", default=5, show_default=True)
 @click.option("--prompts", "prompts_per_run", default=2, show_default=True, help="Per repetition, new ones each time.")
@@ -69,9 +69,9 @@ def main(
         target,
         drafter,
         dtype=dtype,
-        target_threads=threads - drafter_threads,
+        threads=threads,
         drafter_threads=drafter_threads,
-        draft_lengths=[0, *draft_lengths],
+        draft_lengths=list(draft_lengths),
     ) as own:
         rates, answers = _compare([*peers, *own], workload, repetitions, prompts_per_run)
     scores = [Score(name, rates[name], _same_text(answers[name], answers[peers[0].name])) for name in rates]

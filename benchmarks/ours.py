@@ -32,7 +32,7 @@ class Ours:
         self.forget()
         self._coordinator, self._check = coordinator, check
         self._target, self._drafter = target, drafter
-        self._endpoint = Endpoint("bench", "target", "drafter", draft_length, decode=lambda tokens: "")
+        self._endpoint = Endpoint("bench", target.address.model, "drafter", draft_length, decode=lambda tokens: "")
 
     def forget(self) -> None:
         """Begin to count anew, after a warm-up."""
@@ -54,23 +54,32 @@ class Ours:
 
 @contextlib.contextmanager
 def start(
-    target: Path, drafter: Path, *, dtype: str, target_threads: int, drafter_threads: int, draft_lengths: list[int]
+    target: Path, drafter: Path, *, dtype: str, threads: int, drafter_threads: int, draft_lengths: list[int]
 ) -> Iterator[list[Ours]]:
-    """Contestants that share one target and one drafter process, one per draft length."""
+    """Contestants: plain decoding by a target with all threads; and, for each draft length, one that leaves some of
+    them to its drafter. Those that speculate share their processes."""
     specs = (
-        ModelSpec(name="target", path=str(target), dtype=dtype, slots=8, threads=target_threads),
+        ModelSpec(name="plain", path=str(target), dtype=dtype, slots=8, threads=threads),
+        ModelSpec(name="target", path=str(target), dtype=dtype, slots=8, threads=threads - drafter_threads),
         ModelSpec(name="drafter", path=str(drafter), dtype=dtype, slots=8, threads=drafter_threads),
     )
-    with ReplicaProcess("target", specs[0]) as target_process, ReplicaProcess("drafter", specs[1]) as drafter_process:
+    with (
+        ReplicaProcess("target", specs[0]) as plain_process,
+        ReplicaProcess("target", specs[1]) as target_process,
+        ReplicaProcess("drafter", specs[2]) as drafter_process,
+    ):
         link = CoordinatorZmqLink("bench")
         coordinator = Coordinator(link)
         thread = LoopThread("coordinator", coordinator.turn, link.wake)
         thread.start()
-        coordinator.set_replicas([target_process.address, drafter_process.address])
+        coordinator.set_replicas([plain_process.address, target_process.address, drafter_process.address])
         try:
             yield [
-                Ours(coordinator, thread.check, target_process, drafter_process, draft_length=draft_length)
-                for draft_length in draft_lengths
+                Ours(coordinator, thread.check, plain_process, drafter_process, draft_length=0),
+                *(
+                    Ours(coordinator, thread.check, target_process, drafter_process, draft_length=draft_length)
+                    for draft_length in draft_lengths
+                ),
             ]
         finally:
             thread.stop()

@@ -7,6 +7,7 @@ from types import TracebackType
 
 from transformers.utils.logging import disable_progress_bar
 
+from actors.environment import compute_environment
 from actors.link import ReplicaAddress
 from actors.loading import ModelSpec
 from actors.loop import LoopTimes
@@ -17,7 +18,7 @@ class ReplicaProcess:
     """One replica in a child process, which ends with the `with` block."""
 
     def __init__(self, role: Role, spec: ModelSpec) -> None:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # children inherit it; idle threads must not spin
+        os.environ |= compute_environment(spec.threads)  # children inherit it
         context = multiprocessing.get_context("spawn")
         self._connection, child_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(role, spec, child_end), daemon=True)

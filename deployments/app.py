@@ -20,6 +20,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
+from actors.environment import compute_environment
 from decoding.errors import UnavailableError
 from deployments.config import ModelConfig, ServerConfig, load_config, parse_config
 from deployments.strict import StrictModel
@@ -168,11 +169,7 @@ def _options() -> dict[str, Any]:
 
 
 def _runtime_env(threads: int | None) -> dict[str, Any]:
-    """Idle threads sleep instead of spinning, since models share cores; tokenizers need no threads of their own."""
-    variables = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
-    if threads is not None:
-        variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {"env_vars": variables}
+    return {"env_vars": compute_environment(threads)}
 
 
 async def _addresses(handle: DeploymentHandle[ModelReplica]) -> list["ReplicaAddress"]:

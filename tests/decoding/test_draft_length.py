@@ -63,7 +63,7 @@ def test_estimate_follows_what_it_sees_and_forgets() -> None:
     assert estimate.value < 0.1
     for _ in range(400):
         estimate.note(drafted=0, accepted=0)
-    assert abs(estimate.value - 0.6) < 0.01
+    assert abs(estimate.value - 0.6) < 0.03
 
 
 def test_tokens_behind_a_rejection_are_not_counted() -> None:
