@@ -36,17 +36,33 @@ class LoopTimes:
 class LoopThread:
     """Calls `turn` again and again until `stop`; an exception ends the loop and is what `check` raises."""
 
-    def __init__(self, name: str, turn: Callable[[], None], wake: Callable[[], None]) -> None:
-        """wake: makes a waiting `turn` return early."""
-        self._turn, self._wake = turn, wake
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], None],
+        wake: Callable[[], None],
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        wake: makes a waiting `turn` return early.
+        prepare: what has to happen first, in the loop's own thread. OpenMP keeps a pool of workers for each thread that
+            computes, and lets workers sleep at once when all pools together are larger than the machine: see
+            docs/experiments.md. So a model is loaded in the thread that will run it.
+        """
+        self._turn, self._wake, self._prepare = turn, wake, prepare
+        self._prepared = threading.Event()
         self._stopping = False
         self._error: BaseException | None = None
+        self._unprepared: BaseException | None = None
         self._last_turn_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._last_turn_s = time.monotonic()
+        """Begin, once `prepare` is done; raises what that raised."""
         self._thread.start()
+        self._prepared.wait()
+        if self._unprepared is not None:
+            raise self._unprepared
 
     def stop(self) -> None:
         """End the loop after its current turn and wait for that."""
@@ -67,6 +83,14 @@ class LoopThread:
             raise UnavailableError(f"{self._thread.name}: the loop has been stuck for {silence_s:.0f} s")
 
     def _run(self) -> None:
+        try:
+            self._prepare()
+        except BaseException as error:
+            self._unprepared = self._error = error
+            return
+        finally:
+            self._last_turn_s = time.monotonic()
+            self._prepared.set()
         try:
             while not self._stopping:
                 self._turn()

@@ -34,12 +34,22 @@ class Replica:
 
     def __init__(self, role: Role, spec: ModelSpec, host: str) -> None:
         """host: the address to listen on. Loads the model and starts the loop; raises ConfigError if it can't."""
-        runner = load_runner(spec)
-        self._link = ReplicaZmqLink(f"{spec.name}-{secrets.token_hex(4)}", spec.name, host)
+        name = f"{spec.name}-{secrets.token_hex(4)}"
+        self._link = ReplicaZmqLink(name, spec.name, host)
         self.address = self._link.address
-        self._loop = make_loop(role, runner, self._link, prefill_chunk=spec.prefill_chunk)
-        self._thread = LoopThread(self.address.name, self._loop.turn, self._link.wake)
-        self._thread.start()
+        self._loop: Target | Drafter
+        self._thread = LoopThread(name, self._turn, self._link.wake, prepare=lambda: self._load(role, spec))
+        try:
+            self._thread.start()
+        except BaseException:
+            self._link.close()
+            raise
+
+    def _load(self, role: Role, spec: ModelSpec) -> None:
+        self._loop = make_loop(role, load_runner(spec), self._link, prefill_chunk=spec.prefill_chunk)
+
+    def _turn(self) -> None:
+        self._loop.turn()
 
     @property
     def times(self) -> LoopTimes:

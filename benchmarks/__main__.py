@@ -33,7 +33,8 @@ Answers = dict[str, list[list[int]]]  # by contestant, one per prompt run
 @click.option("--drafter", type=FOLDER, default=Path("models/drafter"), show_default=True)
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--draft-length", "draft_lengths", multiple=True, default=(4, 6, 8), show_default=True, help="γ of ours.")
-@click.option("--threads", default=4, show_default=True, help="In all; a drafter takes some of the target's.")
+@click.option("--threads", default=4, show_default=True, help="Of HF and of plain decoding.")
+@click.option("--target-threads", default=3, show_default=True, help="Of a target with a drafter beside it.")
 @click.option("--drafter-threads", default=1, show_default=True)
 @click.option("--repetitions", default=5, show_default=True)
 @click.option("--prompts", "prompts_per_run", default=2, show_default=True, help="Per repetition, new ones each time.")
@@ -46,6 +47,7 @@ def main(
     dtype: str,
     draft_lengths: tuple[int, ...],
     threads: int,
+    target_threads: int,
     drafter_threads: int,
     repetitions: int,
     prompts_per_run: int,
@@ -69,7 +71,8 @@ def main(
         target,
         drafter,
         dtype=dtype,
-        threads=threads,
+        plain_threads=threads,
+        target_threads=target_threads,
         drafter_threads=drafter_threads,
         draft_lengths=list(draft_lengths),
     ) as own:

@@ -54,13 +54,19 @@ class Ours:
 
 @contextlib.contextmanager
 def start(
-    target: Path, drafter: Path, *, dtype: str, threads: int, drafter_threads: int, draft_lengths: list[int]
+    target: Path,
+    drafter: Path,
+    *,
+    dtype: str,
+    plain_threads: int,
+    target_threads: int,
+    drafter_threads: int,
+    draft_lengths: list[int],
 ) -> Iterator[list[Ours]]:
-    """Contestants: plain decoding by a target with all threads; and, for each draft length, one that leaves some of
-    them to its drafter. Those that speculate share their processes."""
+    """Contestants: plain decoding by a target of its own, and one per draft length; these share target and drafter."""
     specs = (
-        ModelSpec(name="plain", path=str(target), dtype=dtype, slots=8, threads=threads),
-        ModelSpec(name="target", path=str(target), dtype=dtype, slots=8, threads=threads - drafter_threads),
+        ModelSpec(name="plain", path=str(target), dtype=dtype, slots=8, threads=plain_threads),
+        ModelSpec(name="target", path=str(target), dtype=dtype, slots=8, threads=target_threads),
         ModelSpec(name="drafter", path=str(drafter), dtype=dtype, slots=8, threads=drafter_threads),
     )
     with (

@@ -24,7 +24,8 @@ class Client:
     """A server, by its base URL."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        """url: with or without http:// and OpenAI's /v1."""
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
 
     def get(self, path: str) -> Reply:
         """Raises UnavailableError if nothing answers, or what answers is not JSON."""

@@ -116,8 +116,10 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
         raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
     _check_roles(config)
     _check_devices(config)
-    for model in config.models.values():
+    for name, model in config.models.items():
         model.path = _anchor(model.path, folder)
+        if model.path.startswith((".", "/", "~")) and not Path(locate(model.path)).is_dir():
+            raise ConfigError(f"models.{name}.path: there is no folder {model.path!r}")
     return config
 
 

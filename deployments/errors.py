@@ -79,6 +79,9 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_invalid_body(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
+    if isinstance(error.body, bytes):  # FastAPI reads JSON only if it is announced
+        message = "The body: should be JSON; send the header Content-Type: application/json"
+        return JSONResponse(_body(message, "invalid_request_error").model_dump(), HTTPStatus.BAD_REQUEST)
     path, problem = first_problem(error.errors())
     field = path.removeprefix("body").removeprefix(".")
     message = f"{field or 'The body'}: {problem}"

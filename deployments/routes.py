@@ -140,7 +140,7 @@ def _card(served: ServedEndpoint, created: int, ready: set[str]) -> ModelCard:
         created=created,
         target=endpoint.target,
         drafter=endpoint.drafter,
-        draft_length=endpoint.draft_length,
+        draft_length=endpoint.draft_length if endpoint.drafter is not None else 0,
         context_length=served.context_length,
         ready=endpoint.target in ready,
     )

@@ -54,3 +54,17 @@ def test_a_stuck_turn_shows() -> None:
     wait_until(lambda: fails(thread, max_silence_s=0.05), "silence")
     thread.check(max_silence_s=60)
     thread.stop()
+
+
+def test_preparation_runs_in_the_loops_thread_and_its_error_reaches_the_caller() -> None:
+    threads: list[threading.Thread] = []
+    thread = LoopThread("loop", lambda: None, lambda: None, lambda: threads.append(threading.current_thread()))
+    thread.start()
+    thread.stop()
+    assert threads == [thread._thread]
+
+    def fail() -> None:
+        raise ValueError("no such model")
+
+    with pytest.raises(ValueError, match="no such model"):
+        LoopThread("loop", lambda: None, lambda: None, fail).start()

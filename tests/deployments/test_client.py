@@ -68,3 +68,8 @@ def test_nothing_there() -> None:
         Client("http://127.0.0.1:1").get("/health")
     with pytest.raises(UnavailableError, match="refused"):
         list(Client("http://127.0.0.1:1").stream("/v1/completions", {}))
+
+
+@pytest.mark.parametrize("url", ["localhost:1", "http://localhost:1", "http://localhost:1/v1", "localhost:1/v1/"])
+def test_urls_as_users_write_them(url: str) -> None:
+    assert Client(url).url == "http://localhost:1"
