@@ -1,11 +1,12 @@
 """Rows get slots in order of admission, and prefills fit their budget."""
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.messages import Admit
-from actors.rows import Row, RowTable, choose_prefill
-from actors.slots import SlotCache
+from actors.rows import Row, RowTable, choose_prefill, in_slot_order
+from actors.slots import SlotCache, select_rows
 from decoding.params import SamplingParams
 from tests.support.properties import repeatable
 
@@ -82,3 +83,15 @@ def test_chosen_prefills_fit_the_budget(lengths: list[int], budget: int) -> None
     assert chosen
     width = max(len(row.next_input(budget).tokens) for row in chosen)
     assert width * len(chosen) <= budget
+
+
+def test_running_rows_read_the_cache_as_a_slice_after_others_have_left() -> None:
+    """Admission order differs from slot order once a slot has been used twice."""
+    table = make_table(3)
+    for request_id in (1, 2, 3):
+        table.add(make_row(request_id))
+    table.remove(make_row(1).key)
+    table.add(make_row(4))
+    slots = [row.slot for row in in_slot_order(table)]
+    assert slots == [0, 1, 2]
+    assert select_rows(slots, torch.device("cpu")) == slice(0, 3)

@@ -192,3 +192,9 @@ def test_a_failure_in_mid_stream_is_an_event(service: Service, monkeypatch: pyte
     chunk, error = events(client.post("/v1/completions", json={**BODY, "stream": True}).text)
     assert chunk["choices"][0]["index"] == 0
     assert error == {"error": {"message": "gone", "type": "server_error", "param": None, "code": "unavailable"}}
+
+
+def test_a_body_that_is_not_announced_as_json_says_what_is_missing(client: TestClient) -> None:
+    answer = client.post("/v1/completions", content=b'{"model": "e", "prompt": "x"}')
+    assert answer.status_code == 400
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
