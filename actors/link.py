@@ -7,6 +7,7 @@ the target's process) and `actors.zmq_link` (between processes and hosts). A lin
 
 import queue
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,12 +84,10 @@ class LocalLink:
 
     def receive(self, timeout_s: float) -> list[Envelope]:
         envelopes: list[Envelope | None] = []
-        try:
+        with suppress(queue.Empty):
             envelopes.append(self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait())
             while len(envelopes) < MAX_RECEIVED:
                 envelopes.append(self._inbox.get_nowait())
-        except queue.Empty:
-            pass  # that was all
         return [envelope for envelope in envelopes if envelope is not None]
 
     def wake(self) -> None:
