@@ -17,11 +17,18 @@ _PAD = 0
 
 @dataclass(frozen=True, slots=True)
 class RowInput:
-    """New tokens of one row: they are written at positions start, start + 1, … of the row's slot."""
+    """New tokens of one row: they are written to columns start, start + 1, … of the row's slot.
+
+    Without `paths` they continue the text in columns 0 … start - 1, each token the one before it. With `paths` they are
+    nodes of a tree below the text in columns 0 … trunk - 1: paths[j] lists the columns of token j's ancestors below the
+    text, topmost first, and its own column last. Columns in between may hold nodes of earlier calls.
+    """
 
     slot: int
     start: int
     tokens: Sequence[int]
+    trunk: int = 0
+    paths: Sequence[Sequence[int]] | None = None
 
 
 class Runner:
@@ -56,18 +63,22 @@ class Runner:
         tokens = torch.tensor(padded, dtype=torch.int64, device=self.device)  # [B, Q]
         starts = torch.tensor([row.start for row in rows], dtype=torch.int64, device=self.device)
         slots = torch.tensor([row.slot for row in rows], dtype=torch.int64, device=self.device)
-        positions = starts[:, None] + torch.arange(width, device=self.device)  # [B, Q]
+        columns = starts[:, None] + torch.arange(width, device=self.device)  # [B, Q]
         kv_length = max(row.start for row in rows) + width
         if kv_length > self.cache.capacity:
             raise ValueError(f"the batch writes {kv_length} positions, but a slot has {self.cache.capacity}")
-        written = (slots[:, None] * self.cache.capacity + positions).flatten()
+        written = (slots[:, None] * self.cache.capacity + columns).flatten()
         window = SlotWindow(select_rows([row.slot for row in rows], self.device), written, kv_length)
         self.cache.look_at(window)
-        visible = torch.arange(kv_length, device=self.device) <= positions[:, :, None]  # [B, Q, kv_length]
+        visible = torch.arange(kv_length, device=self.device) <= columns[:, :, None]  # [B, Q, kv_length]
+        positions = columns.clamp(max=self.max_length - 1)  # padding may lie beyond what the model knows
+        for index, row in enumerate(rows):
+            if row.paths is not None:
+                _place_tree(row, positions[index], visible[index])
         same_end = min(lengths) == width
         logits: Tensor = self.model(
             input_ids=tokens,
-            position_ids=positions.clamp(max=self.max_length - 1),  # padding may lie beyond what the model knows
+            position_ids=positions,
             attention_mask=self._mask(visible[:, None]),
             past_key_values=self.cache,
             use_cache=True,
@@ -80,6 +91,11 @@ class Runner:
         ends = torch.tensor(lengths, device=self.device) - 1
         return logits[torch.arange(len(rows), device=self.device), ends]
 
+    def keep(self, slot: int, trunk: int, path: Sequence[int]) -> None:
+        """Make the tree nodes in the columns of `path` the text that follows column trunk - 1."""
+        if list(path) != list(range(trunk, trunk + len(path))):
+            self.cache.move(slot, path, trunk)
+
     def _mask(self, visible: Tensor) -> Tensor:
         """What the attention implementation takes: only SDPA knows boolean masks, others add masks to scores."""
         if self._takes_boolean_mask:
@@ -91,3 +107,12 @@ class Runner:
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether there are tokens, all of them in the model's vocabulary, and room for one more in a slot."""
         return 0 < len(tokens) < self.max_length and min(tokens) >= 0 and max(tokens) < self.vocab_size
+
+
+def _place_tree(row: RowInput, positions: Tensor, visible: Tensor) -> None:
+    """Set a tree's positions, [Q], and what its tokens see, [Q, kv_length]."""
+    assert row.paths is not None
+    visible[: len(row.paths), row.trunk :] = False
+    for j, path in enumerate(row.paths):
+        visible[j, path] = True
+        positions[j] = row.trunk + len(path) - 1

@@ -4,6 +4,7 @@ Rollback is free: positions at or beyond a row's length are never read before th
 only module that knows transformers' cache interface.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,12 @@ class SlotLayer(CacheLayerMixin):
         rows = columns[window.rows] if isinstance(window.rows, slice) else columns.index_select(0, window.rows)
         return rows.transpose(1, 2)
 
+    def move(self, slot: int, source: list[int], target: int) -> None:
+        """Copy the columns `source` of a slot to the columns from `target` on."""
+        for store in (self.keys, self.values):
+            assert store is not None
+            store[slot, target : target + len(source)] = store[slot, source]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.window.length, 0
 
@@ -76,6 +83,12 @@ class SlotCache(Cache):
     def look_at(self, window: SlotWindow) -> None:
         for layer in self._slot_layers:
             layer.window = window
+
+    @torch.inference_mode()
+    def move(self, slot: int, source: Sequence[int], target: int) -> None:
+        """Copy the columns `source` of a slot to the columns from `target` on, in every layer."""
+        for layer in self._slot_layers:
+            layer.move(slot, list(source), target)
 
     @property
     def free(self) -> int:

@@ -99,3 +99,34 @@ def test_a_query_that_is_too_long_is_refused() -> None:
 def test_the_vocabulary_is_the_width_of_the_logits() -> None:
     runner = make_runner()
     assert runner.forward([RowInput(0, 0, [1])]).shape == (1, 1, runner.vocab_size)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_trees_grown_over_several_calls(family: str) -> None:
+    """Each node's logits are those of its own path; a path that is kept continues as text."""
+    runner = make_runner(family)
+    chance = random.Random(family)
+    texts = [random_tokens(chance, length) for length in (7, 20)]
+    for slot, text in enumerate(texts):
+        runner.forward([RowInput(slot, 0, text)])
+    nodes: list[list[tuple[list[int], list[int]]]] = [[], []]  # by slot: a node's columns from the top, and its tokens
+    for _ in range(3):
+        rows = []
+        for slot, text in enumerate(texts):
+            start = len(text) + len(nodes[slot])
+            tokens = random_tokens(chance, chance.randint(1, 4))
+            for j, token in enumerate(tokens):
+                columns, path = chance.choice([([], []), *nodes[slot]])
+                nodes[slot].append(([*columns, start + j], [*path, token]))
+            paths = [columns for columns, _ in nodes[slot][-len(tokens) :]]
+            rows.append(RowInput(slot, start, tokens, trunk=len(text), paths=paths))
+        logits = runner.forward(rows)
+        for slot, row in enumerate(rows):
+            for j, (_, path) in enumerate(nodes[slot][-len(row.tokens) :]):
+                assert_close(logits[slot, j], plain(runner.model, texts[slot] + path)[-1])
+    for slot, text in enumerate(texts):
+        columns, path = max(nodes[slot], key=lambda node: len(node[0]))
+        runner.keep(slot, len(text), columns)
+        new = random_tokens(chance, 3)
+        logits = runner.forward([RowInput(slot, len(text) + len(path), new)])
+        assert_close(logits[0], plain(runner.model, text + path + new)[-3:])
