@@ -8,7 +8,12 @@ def compute_environment(threads: int | None) -> dict[str, str]:
     processes on the machine; sleeping at once makes each operator of a model wait for its threads to wake up: see
     docs/experiments.md.
     """
-    variables = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", "TOKENIZERS_PARALLELISM": "false"}
+    variables = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "20000",
+        "THP_MEM_ALLOC_ENABLE": "1",  # weights in huge pages
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     if threads is not None:
         variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return variables

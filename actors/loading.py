@@ -44,12 +44,6 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
         raise ConfigError(
             f"models.{spec.name}.max_length is {spec.max_length}, but the model has {positions} positions; lower it"
         )
-    window = getattr(model.config.get_text_config(), "sliding_window", None)
-    if window is not None and spec.max_length > window:
-        raise ConfigError(
-            f"models.{spec.name}.max_length is {spec.max_length}, but the model attends only to the last {window} "
-            f"positions, which is not supported; lower it to {window}"
-        )
     return model
 
 

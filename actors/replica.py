@@ -8,6 +8,7 @@ from actors.link import Link
 from actors.loading import ModelSpec, load_model
 from actors.loop import LoopThread, LoopTimes
 from actors.messages import Report
+from actors.packing import pack_linears
 from actors.runner import RowInput, Runner
 from actors.target import Target
 from actors.zmq_link import ReplicaZmqLink
@@ -18,8 +19,10 @@ Role = Literal["target", "drafter"]
 def load_runner(spec: ModelSpec) -> Runner:
     """The model of `spec` over its KV slots, which are allocated, and the first slow step taken."""
     max_query = max(spec.prefill_chunk, 64)
-    runner = Runner(load_model(spec), slots=spec.slots, max_length=spec.max_length, max_query=max_query)
-    runner.forward([RowInput(slot=0, start=0, tokens=[0])])
+    model = load_model(spec)
+    pack_linears(model)
+    runner = Runner(model, slots=spec.slots, max_length=spec.max_length, max_query=max_query)
+    runner.logits([RowInput(slot=0, start=0, tokens=[0])])
     return runner
 
 

@@ -3,6 +3,7 @@
 It knows nothing of requests, drafts or sampling: rows of token ids go in at given positions, logits come out.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.slots import SlotCache, SlotWindow, select_rows
-
-_PAD = 0
+from actors.attention import NAME, SlotBatch
+from actors.slots import SlotCache
+from decoding.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,89 +31,128 @@ class RowInput:
     trunk: int = 0
     paths: Sequence[Sequence[int]] | None = None
 
+    @property
+    def end(self) -> int:
+        """The first column behind the new tokens."""
+        return self.start + len(self.tokens)
+
+    def positions(self) -> Sequence[int]:
+        """Where the tokens stand in the text."""
+        if self.paths is None:
+            return range(self.start, self.end)
+        return [self.trunk + len(path) - 1 for path in self.paths]
+
 
 class Runner:
     """A model with a cache of `slots` rows, each of `max_length` tokens."""
 
     def __init__(self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int) -> None:
-        """max_query: the most tokens that one call brings per row, Q; padding may write that far past a row's end."""
+        """max_query: the most tokens that one call brings per row, Q; a tree may reach that far past a row's end.
+
+        Raises:
+            ConfigError: the model's attention can't be replaced.
+        """
         self.model = model.eval().requires_grad_(False)
+        try:
+            model.set_attn_implementation(NAME)
+        except ValueError as error:
+            raise ConfigError(f"{type(model).__name__} can't run over KV slots: {error}") from error
         self.device = model.device
         text_config = model.config.get_text_config()
-        self._takes_boolean_mask = text_config._attn_implementation == "sdpa"
         self.vocab_size = int(text_config.vocab_size)
         self.max_length = max_length
         self.max_query = max_query
-        self.cache = SlotCache(layers=text_config.num_hidden_layers, slots=slots, capacity=max_length + max_query)
+        self.cache = SlotCache(slots=slots, capacity=max_length + max_query)
+        self._window: int | None = getattr(text_config, "sliding_window", None)
+
+    def forward(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+        """TRANSITION [B, Q, V] padded."""
+        logits = self.logits(rows, last_only=last_only)
+        if last_only:
+            return logits
+        width = max(len(row.tokens) for row in rows)
+        flat = [i * width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]
+        padded = logits.new_zeros(len(rows) * width, logits.shape[-1])
+        padded[flat] = logits
+        return padded.view(len(rows), width, -1)
 
     @torch.inference_mode()
-    def forward(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
-        """One batched forward over ragged rows, padded on the right to the longest, Q.
+    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+        """One forward over ragged rows, whose tokens lie one after the other.
 
-        A row's query token j attends to positions 0 … start + j of its slot, which earlier calls (or this one) wrote.
+        A row's token attends to the text before it, which earlier calls (or this one) wrote to the row's slot.
 
         Raises:
-            ValueError: a query, or the padding that others need, reaches beyond its slot.
+            ValueError: a row reaches beyond its slot.
 
         Returns:
-            [B, Q, V] logits, meaningless where a row is padded; with `last_only` [B, V], after each row's last token.
+            [N, V] logits after every token, row after row; with `last_only` [B, V], after each row's last token.
         """
-        lengths = [len(row.tokens) for row in rows]
-        width = max(lengths)
-        padded = [[*row.tokens, *[_PAD] * (width - len(row.tokens))] for row in rows]
-        tokens = torch.tensor(padded, dtype=torch.int64, device=self.device)  # [B, Q]
-        starts = torch.tensor([row.start for row in rows], dtype=torch.int64, device=self.device)
-        slots = torch.tensor([row.slot for row in rows], dtype=torch.int64, device=self.device)
-        columns = starts[:, None] + torch.arange(width, device=self.device)  # [B, Q]
-        kv_length = max(row.start for row in rows) + width
-        if kv_length > self.cache.capacity:
-            raise ValueError(f"the batch writes {kv_length} positions, but a slot has {self.cache.capacity}")
-        written = (slots[:, None] * self.cache.capacity + columns).flatten()
-        window = SlotWindow(select_rows([row.slot for row in rows], self.device), written, kv_length)
-        self.cache.look_at(window)
-        visible = torch.arange(kv_length, device=self.device) <= columns[:, :, None]  # [B, Q, kv_length]
-        positions = columns.clamp(max=self.max_length - 1)  # padding may lie beyond what the model knows
+        end = max(row.end for row in rows)
+        if end > self.cache.capacity:
+            raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
+        positions = [position for row in rows for position in row.positions()]
+        batch = self._place(rows, end)
+        logits: Tensor = self.model(
+            input_ids=self._index([[token for row in rows for token in row.tokens]]),  # [1, N]
+            position_ids=self._index([positions]),
+            attention_mask=batch.mask[:, None],
+            use_cache=False,
+            logits_to_keep=self._ends(rows) if last_only else 0,
+            slot_batch=batch,
+            slot_cache=self.cache,
+        ).logits
+        return logits[0]
+
+    def _place(self, rows: Sequence[RowInput], length: int) -> SlotBatch:
+        """Where the rows' tokens stand. length: columns to read, L."""
+        width = max(len(row.tokens) for row in rows)
+        mask = self._mask(rows, width, length, None)
+        return SlotBatch(
+            slots=self._index([row.slot for row in rows for _ in row.tokens]),
+            columns=self._index([column for row in rows for column in range(row.start, row.end)]),
+            rows=self._index([row.slot for row in rows]),
+            flat=self._index([i * width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]),
+            mask=mask,
+            windowed=mask if self._window is None else self._mask(rows, width, length, self._window),
+        )
+
+    def _mask(self, rows: Sequence[RowInput], width: int, length: int, window: int | None) -> Tensor:
+        """[B, Q, L] to be added to scores: 0 where a token sees a column, else -inf."""
+        columns = torch.arange(length)
+        ends = torch.tensor([row.start for row in rows])[:, None] + torch.arange(width)
+        visible = columns <= ends[:, :, None]
+        if window is not None:
+            visible &= columns > ends[:, :, None] - window
         for index, row in enumerate(rows):
             if row.paths is not None:
-                _place_tree(row, positions[index], visible[index])
-        same_end = min(lengths) == width
-        logits: Tensor = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=self._mask(visible[:, None]),
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1 if last_only and same_end else 0,
-        ).logits
-        if not last_only:
-            return logits
-        if same_end:
-            return logits[:, -1]
-        ends = torch.tensor(lengths, device=self.device) - 1
-        return logits[torch.arange(len(rows), device=self.device), ends]
+                _see_tree(row, visible[index], window or length)
+        mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, -math.inf)
+        return mask.to(self.device)
+
+    def _ends(self, rows: Sequence[RowInput]) -> Tensor:
+        """[B] int64, the index of each row's last token among all."""
+        lengths = torch.tensor([len(row.tokens) for row in rows])
+        return (lengths.cumsum(0) - 1).to(self.device)
+
+    def _index(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def keep(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         """Make the tree nodes in the columns of `path` the text that follows column trunk - 1."""
         if list(path) != list(range(trunk, trunk + len(path))):
             self.cache.move(slot, path, trunk)
 
-    def _mask(self, visible: Tensor) -> Tensor:
-        """What the attention implementation takes: only SDPA knows boolean masks, others add masks to scores."""
-        if self._takes_boolean_mask:
-            return visible
-        return torch.zeros(visible.shape, dtype=self.model.dtype, device=self.device).masked_fill_(
-            ~visible, torch.finfo(self.model.dtype).min
-        )
-
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether there are tokens, all of them in the model's vocabulary, and room for one more in a slot."""
         return 0 < len(tokens) < self.max_length and min(tokens) >= 0 and max(tokens) < self.vocab_size
 
 
-def _place_tree(row: RowInput, positions: Tensor, visible: Tensor) -> None:
-    """Set a tree's positions, [Q], and what its tokens see, [Q, kv_length]."""
+def _see_tree(row: RowInput, visible: Tensor, window: int) -> None:
+    """What the tokens of a tree see, [Q, L] bool: the text and their own paths, at most `window` positions back."""
     assert row.paths is not None
-    visible[: len(row.paths), row.trunk :] = False
+    visible[: len(row.paths)] = False
     for j, path in enumerate(row.paths):
-        visible[j, path] = True
-        positions[j] = row.trunk + len(path) - 1
+        position = row.trunk + len(path) - 1
+        visible[j, max(0, position - window + 1) : row.trunk] = True
+        visible[j, list(path[-window:])] = True

@@ -65,12 +65,12 @@ def measure_step_cost(runner: Runner) -> StepCost:
     """
     sizes = [size for size in _MEASURED_SIZES if size <= runner.max_query]
     seconds = [math.inf] * len(sizes)
-    runner.forward([RowInput(slot=0, start=0, tokens=[0])])
+    runner.logits([RowInput(slot=0, start=0, tokens=[0])])
     end_s = time.perf_counter() + _MEASURING_S
     for _ in range(_ROUNDS):
         for at, tokens in enumerate(sizes):
             began_s = time.perf_counter()
-            runner.forward([RowInput(slot=0, start=0, tokens=[0] * tokens)]).argmax(dim=-1).tolist()
+            runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)]).argmax(dim=-1).tolist()
             seconds[at] = min(seconds[at], time.perf_counter() - began_s)
         if time.perf_counter() > end_s:
             break

@@ -21,7 +21,7 @@ class Desk:
         exchange = LocalExchange()
         self.coordinator: LocalLink = exchange.join("coordinator")
         self.times = LoopTimes()
-        self.rows: RowTable[Row] = RowTable(SlotCache(layers=1, slots=1, capacity=8))
+        self.rows: RowTable[Row] = RowTable(SlotCache(slots=1, capacity=8))
         self.reception = Reception(exchange.join("target"), self.rows, self.times)
 
     def admit(self) -> None:

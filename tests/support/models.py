@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -28,6 +29,14 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "llama-gqa": LlamaConfig(**_SHAPE, num_key_value_heads=2),
     "qwen3": Qwen3Config(**_SHAPE, num_key_value_heads=1, head_dim=16),
     "mistral": MistralConfig(**_SHAPE, num_key_value_heads=2, sliding_window=None),
+    "mistral-window": MistralConfig(**_SHAPE, num_key_value_heads=2, sliding_window=9),
+    "gemma3": Gemma3TextConfig(
+        **_SHAPE,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
     "gpt2": GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2
     ),
