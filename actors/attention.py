@@ -82,7 +82,7 @@ def _attend(
     query: Tensor,  # [1, heads, N, head_dim]
     key: Tensor,  # [1, kv_heads, N, head_dim]
     value: Tensor,
-    keys: Tensor,  # [slots, kv_heads, capacity, head_dim]
+    keys: Tensor,  # [slots + 1, kv_heads, capacity, head_dim]
     values: Tensor,
     batch: SlotBatch,
     mask: Tensor,  # [B, Q, L]

@@ -4,43 +4,19 @@ It knows nothing of requests, drafts or sampling: rows of token ids go in at giv
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.attention import NAME, SlotBatch
+from actors.graphs import Graphs, Replay
+from actors.row_input import RowInput, visible_columns
 from actors.slots import SlotCache
 from decoding.errors import ConfigError
 
-
-@dataclass(frozen=True, slots=True)
-class RowInput:
-    """New tokens of one row: they are written to columns start, start + 1, … of the row's slot.
-
-    Without `paths` they continue the text in columns 0 … start - 1, each token the one before it. With `paths` they are
-    nodes of a tree below the text in columns 0 … trunk - 1: paths[j] lists the columns of token j's ancestors below the
-    text, topmost first, and its own column last. Columns in between may hold nodes of earlier calls.
-    """
-
-    slot: int
-    start: int
-    tokens: Sequence[int]
-    trunk: int = 0
-    paths: Sequence[Sequence[int]] | None = None
-
-    @property
-    def end(self) -> int:
-        """The first column behind the new tokens."""
-        return self.start + len(self.tokens)
-
-    def positions(self) -> Sequence[int]:
-        """Where the tokens stand in the text."""
-        if self.paths is None:
-            return range(self.start, self.end)
-        return [self.trunk + len(path) - 1 for path in self.paths]
+__all__ = ["RowInput", "Runner"]
 
 
 class Runner:
@@ -64,6 +40,21 @@ class Runner:
         self.max_query = max_query
         self.cache = SlotCache(slots=slots, capacity=max_length + max_query)
         self._window: int | None = getattr(text_config, "sliding_window", None)
+        self._graphs: Graphs | None = None
+        if self.device.type == "cuda":
+            self.use_graphs()
+
+    def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
+        """Run small batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
+        self._graphs = Graphs(
+            self._forward,
+            device=self.device,
+            dtype=self.model.dtype,
+            spare_slot=self.cache.slots,
+            capacity=self.cache.capacity,
+            window=self._window,
+            capture=capture,
+        )
 
     def forward(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
         """TRANSITION [B, Q, V] padded."""
@@ -91,14 +82,22 @@ class Runner:
         end = max(row.end for row in rows)
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
-        positions = [position for row in rows for position in row.positions()]
-        batch = self._place(rows, end)
+        bucket = self._graphs.bucket(rows) if self._graphs else None
+        if self._graphs and bucket:
+            logits = self._graphs.logits(bucket, rows)
+            return logits[self._ends(rows)] if last_only else logits
+        tokens = self._index([[token for row in rows for token in row.tokens]])  # [1, N]
+        positions = self._index([[position for row in rows for position in row.positions()]])
+        return self._forward(tokens, positions, self._place(rows, end), self._ends(rows) if last_only else 0)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, batch: SlotBatch, keep: Tensor | int = 0) -> Tensor:
+        """tokens, positions: [1, N]. keep: after which of the N tokens logits are wanted; 0: all. Returns [·, V]."""
         logits: Tensor = self.model(
-            input_ids=self._index([[token for row in rows for token in row.tokens]]),  # [1, N]
-            position_ids=self._index([positions]),
+            input_ids=tokens,
+            position_ids=positions,
             attention_mask=batch.mask[:, None],
             use_cache=False,
-            logits_to_keep=self._ends(rows) if last_only else 0,
+            logits_to_keep=keep,
             slot_batch=batch,
             slot_cache=self.cache,
         ).logits
@@ -119,14 +118,7 @@ class Runner:
 
     def _mask(self, rows: Sequence[RowInput], width: int, length: int, window: int | None) -> Tensor:
         """[B, Q, L] to be added to scores: 0 where a token sees a column, else -inf."""
-        columns = torch.arange(length)
-        ends = torch.tensor([row.start for row in rows])[:, None] + torch.arange(width)
-        visible = columns <= ends[:, :, None]
-        if window is not None:
-            visible &= columns > ends[:, :, None] - window
-        for index, row in enumerate(rows):
-            if row.paths is not None:
-                _see_tree(row, visible[index], window or length)
+        visible = visible_columns(rows, width, length, window)
         mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, -math.inf)
         return mask.to(self.device)
 
@@ -146,13 +138,3 @@ class Runner:
     def knows(self, tokens: Sequence[int]) -> bool:
         """Whether there are tokens, all of them in the model's vocabulary, and room for one more in a slot."""
         return 0 < len(tokens) < self.max_length and min(tokens) >= 0 and max(tokens) < self.vocab_size
-
-
-def _see_tree(row: RowInput, visible: Tensor, window: int) -> None:
-    """What the tokens of a tree see, [Q, L] bool: the text and their own paths, at most `window` positions back."""
-    assert row.paths is not None
-    visible[: len(row.paths)] = False
-    for j, path in enumerate(row.paths):
-        position = row.trunk + len(path) - 1
-        visible[j, max(0, position - window + 1) : row.trunk] = True
-        visible[j, list(path[-window:])] = True

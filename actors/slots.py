@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 class SlotCache:
-    """Keys and values of all layers, [slots, kv_heads, capacity, head_dim] each, and the list of free slots."""
+    """Keys and values of all layers, [slots + 1, kv_heads, capacity, head_dim] each, and the list of free slots.
+
+    The last slot is never taken: padding is written there.
+    """
 
     def __init__(self, *, slots: int, capacity: int) -> None:
         self.slots, self.capacity = slots, capacity
@@ -22,7 +25,7 @@ class SlotCache:
         self.layers[module] = self._allocate(key), self._allocate(value)
 
     def _allocate(self, states: Tensor) -> Tensor:
-        return states.new_zeros(self.slots, states.shape[1], self.capacity, states.shape[3])
+        return states.new_zeros(self.slots + 1, states.shape[1], self.capacity, states.shape[3])
 
     @torch.inference_mode()
     def move(self, slot: int, source: Sequence[int], target: int) -> None:

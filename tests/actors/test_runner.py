@@ -13,8 +13,12 @@ from tests.support.models import CONFIGS, VOCAB, tiny_model
 TOLERANCE = 5e-6
 
 
-def make_runner(family: str = "llama-gqa", *, attention: str = "sdpa", slots: int = 5) -> Runner:
-    return Runner(tiny_model(family, attention=attention), slots=slots, max_length=80, max_query=24)
+def make_runner(family: str = "llama-gqa", *, graphs: bool = False) -> Runner:
+    """graphs: bucketed shapes and fixed buffers as with CUDA graphs, but calls instead of replays."""
+    runner = Runner(tiny_model(family), slots=5, max_length=80, max_query=24)
+    if graphs:
+        runner.use_graphs(capture=lambda run: run)
+    return runner
 
 
 def random_tokens(chance: random.Random, count: int) -> list[int]:
@@ -32,11 +36,11 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_any_sequence_of_calls(family: str, attention: str) -> None:
+def test_any_sequence_of_calls(family: str, graphs: bool) -> None:
     """Random rows in random order extend, roll back and rewrite their slots; every logit is compared."""
-    runner = make_runner(family, attention=attention)
+    runner = make_runner(family, graphs=graphs)
     chance = random.Random(family)
     texts: list[list[int]] = [[] for _ in range(5)]
     for _ in range(40):
@@ -101,10 +105,11 @@ def test_the_vocabulary_is_the_width_of_the_logits() -> None:
     assert runner.forward([RowInput(0, 0, [1])]).shape == (1, 1, runner.vocab_size)
 
 
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_trees_grown_over_several_calls(family: str) -> None:
+def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
     """Each node's logits are those of its own path; a path that is kept continues as text."""
-    runner = make_runner(family)
+    runner = make_runner(family, graphs=graphs)
     chance = random.Random(family)
     texts = [random_tokens(chance, length) for length in (7, 20)]
     for slot, text in enumerate(texts):
