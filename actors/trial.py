@@ -1,0 +1,89 @@
+"""Whether speculation pays here and now, found out by trying: what no model of the costs can see, the clock can.
+
+A drafter may share cores, memory bandwidth or a GPU with the target, clients may be slow, a first guess may be wrong.
+So a target compares the tokens per second that it commits with speculation and without, for each size of batch.
+"""
+
+from dataclasses import dataclass, field
+
+_WINDOW_STEPS = {True: 24, False: 12}  # of a trial with speculation, and without
+_SETTLING_STEPS = 4  # at the begin of a window: drafters catch up, or come to rest
+_BUDGET = 0.01  # the share of the time that trials of the slower way may cost
+_LEAST_PAUSE_S = 1.0  # between trials
+_SMOOTHING = 0.3  # weight of the newest window
+_MARGIN = 1.2  # speculation that beats the estimate of plain decoding by that needs no trial
+
+
+@dataclass(slots=True)
+class _Contest:
+    """Both ways of decoding batches of about one size."""
+
+    speculating: bool = True  # in the current window
+    steps: int = 0  # of the current window
+    tokens: int = 0
+    seconds: float = 0.0
+    rates: dict[bool, float] = field(default_factory=dict)  # tokens per second, by whether it speculated
+    trying: bool = True  # the current window is a trial, not the use of what won
+    pause_s: float = 0.0  # how long what won is used before the next trial
+
+    def note(self, tokens: int, seconds: float) -> None:
+        self.steps += 1
+        if self.steps > _SETTLING_STEPS:
+            self.tokens += tokens
+            self.seconds += seconds
+
+    def is_over(self) -> bool:
+        if self.trying:
+            return self.steps >= _SETTLING_STEPS + _WINDOW_STEPS[self.speculating]
+        return self.seconds > self.pause_s
+
+    def close(self, plain_rate: float) -> None:
+        """Learn from the window that is over, and open the next. plain_rate: an estimate, tokens per second."""
+        rate = self.tokens / self.seconds
+        before = self.rates.get(self.speculating, rate)
+        self.rates[self.speculating] = before + _SMOOTHING * (rate - before)
+        clear = self.speculating and rate > _MARGIN * plain_rate
+        if clear:
+            self._use(True, pause_s=_LEAST_PAUSE_S)
+        elif not self.trying or len(self.rates) < len(_WINDOW_STEPS):
+            self._open(not self.speculating, trying=True)
+        else:
+            winner = max(self.rates, key=self.rates.__getitem__)
+            lost_s = self.seconds * (1 - rate / self.rates[winner])
+            self._use(winner, pause_s=max(_LEAST_PAUSE_S, lost_s / _BUDGET))
+
+    def _use(self, winner: bool, *, pause_s: float) -> None:
+        self._open(winner, trying=False)
+        self.pause_s = pause_s
+
+    def _open(self, speculating: bool, *, trying: bool) -> None:
+        self.steps = _SETTLING_STEPS if speculating == self.speculating else 0
+        self.tokens, self.seconds = 0, 0.0
+        self.speculating, self.trying = speculating, trying
+
+
+class SpeculationTrial:
+    """One target's standing contest between speculative and plain decoding."""
+
+    def __init__(self) -> None:
+        self._contests: dict[int, _Contest] = {}
+
+    def speculates(self, rows: int) -> bool:
+        """Whether batches of so many rows are to be speculated now."""
+        return self._contest(rows).speculating
+
+    def note(self, rows: int, tokens: int, seconds: float, *, plain_step_s: float) -> None:
+        """Count a step.
+
+        Args:
+            tokens: committed by it.
+            seconds: since the step before, waiting included.
+            plain_step_s: what a step without drafts is estimated to take.
+        """
+        contest = self._contest(rows)
+        contest.note(tokens, seconds)
+        if contest.is_over():
+            contest.close(rows / plain_step_s)
+
+    def _contest(self, rows: int) -> _Contest:
+        return self._contests.setdefault(rows.bit_length(), _Contest())
