@@ -18,6 +18,6 @@ def test_callers_hear_of_a_loop_that_ended(monkeypatch: pytest.MonkeyPatch) -> N
     endpoint = Endpoint("e", "target", None, 0, lambda tokens: "")
     runner = Runner(tiny_model("llama-gqa"), slots=1, max_length=64, max_query=64)
     with Engine({"target": ("target", runner)}) as engine:
-        monkeypatch.setattr(runner, "forward", broken)
+        monkeypatch.setattr(runner, "logits", broken)
         with pytest.raises(UnavailableError, match="out of memory"):
             engine.generate([Request(endpoint, [1, 2], SamplingParams(max_tokens=4))])

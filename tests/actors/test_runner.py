@@ -21,6 +21,11 @@ def make_runner(family: str = "llama-gqa", *, graphs: bool = False) -> Runner:
     return runner
 
 
+def run(runner: Runner, *rows: RowInput) -> list[Tensor]:
+    """Each row's logits, [Q, V]."""
+    return list(runner.logits(rows).split([len(row.tokens) for row in rows]))
+
+
 def random_tokens(chance: random.Random, count: int) -> list[int]:
     return [chance.randrange(VOCAB) for _ in range(count)]
 
@@ -52,10 +57,10 @@ def test_any_sequence_of_calls(family: str, graphs: bool) -> None:
                 start = 0
             texts[slot] = [*texts[slot][:start], *new]
             rows.append(RowInput(slot, start, new))
-        logits = runner.forward(rows)
+        logits = run(runner, *rows)
         for row, found in zip(rows, logits, strict=True):
             expected = plain(runner.model, texts[row.slot])
-            assert_close(found[: len(row.tokens)], expected[row.start :])
+            assert_close(found, expected[row.start :])
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -63,10 +68,10 @@ def test_prefill_in_chunks_beside_other_rows(family: str) -> None:
     runner = make_runner(family)
     chance = random.Random(3)
     long, short = random_tokens(chance, 70), random_tokens(chance, 9)
-    runner.forward([RowInput(2, 0, short)])
+    run(runner, RowInput(2, 0, short))
     for start in range(0, 70, 16):
         chunk = long[start : start + 16]
-        logits = runner.forward([RowInput(4, start, chunk), RowInput(2, 8, short[8:])], last_only=True)
+        logits = runner.logits([RowInput(4, start, chunk), RowInput(2, 8, short[8:])], last_only=True)
         assert_close(logits[0], plain(runner.model, long)[start + len(chunk) - 1])
         assert_close(logits[1], plain(runner.model, short)[-1])
 
@@ -75,7 +80,7 @@ def test_last_only_of_equal_lengths() -> None:
     runner = make_runner()
     chance = random.Random(4)
     texts = [random_tokens(chance, 12) for _ in range(3)]
-    logits = runner.forward([RowInput(slot, 0, text) for slot, text in enumerate(texts)], last_only=True)
+    logits = runner.logits([RowInput(slot, 0, text) for slot, text in enumerate(texts)], last_only=True)
     for found, text in zip(logits, texts, strict=True):
         assert_close(found, plain(runner.model, text)[-1])
 
@@ -86,23 +91,23 @@ def test_padding_at_the_end_of_a_slot_touches_no_other_slot() -> None:
     chance = random.Random(5)
     full, neighbour = random_tokens(chance, 80), random_tokens(chance, 20)
     for start in range(0, 80, 20):
-        runner.forward([RowInput(0, start, full[start : start + 20])])
-    runner.forward([RowInput(1, 0, neighbour)])
-    logits = runner.forward([RowInput(0, 79, full[79:]), RowInput(3, 0, random_tokens(chance, 24))])
-    assert_close(logits[0, 0], plain(runner.model, full)[-1])
-    assert_close(runner.forward([RowInput(1, 19, neighbour[19:])])[0, 0], plain(runner.model, neighbour)[-1])
+        run(runner, RowInput(0, start, full[start : start + 20]))
+    run(runner, RowInput(1, 0, neighbour))
+    logits = run(runner, RowInput(0, 79, full[79:]), RowInput(3, 0, random_tokens(chance, 24)))
+    assert_close(logits[0][0], plain(runner.model, full)[-1])
+    assert_close(run(runner, RowInput(1, 19, neighbour[19:]))[0][0], plain(runner.model, neighbour)[-1])
 
 
 def test_a_query_that_is_too_long_is_refused() -> None:
     """It would be written over the next slot."""
     runner = make_runner()
     with pytest.raises(ValueError, match="a row writes 105 positions"):
-        runner.forward([RowInput(0, 79, [1]), RowInput(1, 79, [1] * 26)])
+        run(runner, RowInput(0, 79, [1]), RowInput(1, 79, [1] * 26))
 
 
 def test_the_vocabulary_is_the_width_of_the_logits() -> None:
     runner = make_runner()
-    assert runner.forward([RowInput(0, 0, [1])]).shape == (1, 1, runner.vocab_size)
+    assert run(runner, RowInput(0, 0, [1]))[0].shape == (1, runner.vocab_size)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -113,7 +118,7 @@ def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
     chance = random.Random(family)
     texts = [random_tokens(chance, length) for length in (7, 20)]
     for slot, text in enumerate(texts):
-        runner.forward([RowInput(slot, 0, text)])
+        run(runner, RowInput(slot, 0, text))
     nodes: list[list[tuple[list[int], list[int]]]] = [[], []]  # by slot: a node's columns from the top, and its tokens
     for _ in range(3):
         rows = []
@@ -125,13 +130,13 @@ def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
                 nodes[slot].append(([*columns, start + j], [*path, token]))
             paths = [columns for columns, _ in nodes[slot][-len(tokens) :]]
             rows.append(RowInput(slot, start, tokens, trunk=len(text), paths=paths))
-        logits = runner.forward(rows)
+        logits = run(runner, *rows)
         for slot, row in enumerate(rows):
             for j, (_, path) in enumerate(nodes[slot][-len(row.tokens) :]):
-                assert_close(logits[slot, j], plain(runner.model, texts[slot] + path)[-1])
+                assert_close(logits[slot][j], plain(runner.model, texts[slot] + path)[-1])
     for slot, text in enumerate(texts):
         columns, path = max(nodes[slot], key=lambda node: len(node[0]))
         runner.keep(slot, len(text), columns)
         new = random_tokens(chance, 3)
-        logits = runner.forward([RowInput(slot, len(text) + len(path), new)])
+        logits = run(runner, RowInput(slot, len(text) + len(path), new))
         assert_close(logits[0], plain(runner.model, text + path + new)[-3:])
