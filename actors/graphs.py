@@ -101,12 +101,17 @@ class Graphs:
 
         mask = torch.zeros(shape, dtype=self._dtype, device=self._device)
         windowed = mask if self._window is None else torch.zeros_like(mask)
-        flat = torch.arange(count, device=self._device)
-        return Buffers(
-            index(1, count),
-            index(1, count),
-            SlotBatch(index(count), index(count), index(shape.rows), flat, mask, windowed),
+        batch = SlotBatch(
+            slots=index(count),
+            columns=index(count),
+            rows=index(shape.rows),
+            offsets=torch.arange(0, count + 1, shape.width, device=self._device),
+            ends=torch.full((shape.rows,), shape.columns, device=self._device),
+            flat=torch.arange(count, device=self._device),
+            mask=mask,
+            windowed=windowed,
         )
+        return Buffers(index(1, count), index(1, count), batch)
 
     def _fill(self, buffers: Buffers, shape: Shape, rows: Sequence[RowInput]) -> None:
         """Copy the rows and their padding into the buffers."""

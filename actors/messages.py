@@ -39,11 +39,17 @@ class Drafting(msgspec.Struct, frozen=True, tag=True):
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True):
-    """A proposed continuation: `tokens` from absolute position `base` on. A hint, checked by the target's trie."""
+    """Proposed continuations from absolute position `base` on. A hint, checked by the target's trie.
+
+    Without `parents`, tokens[j] follows tokens[j - 1]: a chain. With them it follows tokens[parents[j]], or the text
+    where that is -1: a tree, parents first.
+    """
 
     request_id: int
     base: int
     tokens: list[int]
+    parents: list[int] | None = None
+    chances: list[float] | None = None  # of each token, should those before it be the target's, to be so too
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
@@ -56,6 +62,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     accepted: int  # of these, how many the target also chose
     finish: FinishReason | None
     draft_length: int  # how long a draft would pay in a next step; 0: none would, so the drafter may rest
+    hit: bool | None = None  # whether a draft for what follows was there; None: nothing that was drafted was rejected
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

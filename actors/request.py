@@ -43,6 +43,8 @@ class Statistics:
     drafted: int = 0
     accepted: int = 0
     committed: int = 0
+    missed: int = 0  # target steps that rejected a draft token and went another way
+    hits: int = 0  # of these, those after which a draft of that other way was there already
 
     def __add__(self, other: "Statistics") -> "Statistics":
         return Statistics(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -51,6 +53,11 @@ class Statistics:
     def acceptance_rate(self) -> float:
         """α: accepted / drafted, 0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """hits / missed, 0 if nothing was rejected."""
+        return self.hits / self.missed if self.missed else 0.0
 
     @property
     def acceptance_length(self) -> float:
@@ -101,7 +108,12 @@ class ActiveRequest:
         tokens = message.tokens[:used]
         self.tokens.extend(tokens)
         self.statistics += Statistics(
-            steps=1, drafted=message.drafted, accepted=min(message.accepted, used), committed=used
+            steps=1,
+            drafted=message.drafted,
+            accepted=min(message.accepted, used),
+            committed=used,
+            missed=message.hit is not None,
+            hits=message.hit is True,
         )
         return Delta(text, tokens, self.statistics, finish)
 

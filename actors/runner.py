@@ -5,6 +5,7 @@ It knows nothing of requests, drafts or sampling: rows of token ids go in at giv
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -111,6 +112,8 @@ class Runner:
             slots=self._index([row.slot for row in rows for _ in row.tokens]),
             columns=self._index([column for row in rows for column in range(row.start, row.end)]),
             rows=self._index([row.slot for row in rows]),
+            offsets=self._index([0, *accumulate(len(row.tokens) for row in rows)]),
+            ends=self._index([row.end for row in rows]),
             flat=self._index([i * width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]),
             mask=mask,
             windowed=mask if self._window is None else self._mask(rows, width, length, self._window),

@@ -1,4 +1,4 @@
-"""What a target step costs, as a function of its tokens, padding included: measured at start, corrected ever after."""
+"""What a target step costs, as a function of its tokens: measured at start, corrected ever after."""
 
 import math
 import time
@@ -26,6 +26,7 @@ class StepCost:
         self._sizes = list(sizes)
         self._seconds = list(accumulate(seconds, max))
         self._factors = [1.0] * len(self._sizes)
+        self._current = self._seconds
         self._factor = 1.0  # of all steps
 
     def note(self, tokens: int, seconds: float) -> None:
@@ -41,10 +42,11 @@ class StepCost:
                 self._factors[at] += _SMOOTHING * (factor - self._factors[at])
             else:
                 self._factors[at] += _RELAXING * (self._factor - self._factors[at])
+        self._current = [factor * base for factor, base in zip(self._factors, self._seconds, strict=True)]
 
     def __call__(self, tokens: int) -> float:
         """Seconds of a step of so many tokens."""
-        return self._interpolate([f * s for f, s in zip(self._factors, self._seconds, strict=True)], tokens)
+        return self._interpolate(self._current, tokens)
 
     def _interpolate(self, seconds: Sequence[float], tokens: int) -> float:
         """Straight lines between the measured sizes; beyond the last, in proportion: bound by compute."""

@@ -6,8 +6,8 @@ It knows nothing of text, HTTP or which drafter made a draft.
 
 import logging
 import time
+from itertools import islice
 
-import torch
 from torch import Tensor
 
 from actors.draft_planner import DraftPlanner
@@ -18,9 +18,10 @@ from actors.reception import REPORT_PERIOD_S, Reception
 from actors.rows import RowTable, choose_prefill, in_slot_order
 from actors.runner import RowInput, Runner
 from actors.target_row import TargetRow
+from decoding.drafts import Draft
 from decoding.sampling import SamplingBatch, sample
 from decoding.stopping import cut_at_stop
-from decoding.verify import accepted_lengths
+from decoding.verify import accepted_path
 
 _log = logging.getLogger(__name__)
 
@@ -58,52 +59,65 @@ class Target:
     def _step(self, rows: list[TargetRow]) -> None:
         """One batched forward over every row's last token and its draft; each row commits one token or more."""
         began_s = time.perf_counter()
-        drafts = self._planner.choose(rows, began_s)
-        logits = self._runner.forward(
-            [RowInput(row.slot, row.cached, [row.tokens[-1], *draft]) for row, draft in zip(rows, drafts, strict=True)]
-        )
-        sampled = _sample_after_drafts(rows, logits)  # [B, Q]
-        accepted = accepted_lengths(sampled, *_pad(drafts, logits.shape[1] - 1)).tolist()
+        sizes = map(len, self._planner.choose(rows, began_s))
+        drafts = [row.best_draft(size) for row, size in zip(rows, sizes, strict=True)]
+        inputs = [_verify_input(row, draft) for row, draft in zip(rows, drafts, strict=True)]
+        sampled = _sample_after_drafts(rows, drafts, self._runner.logits(inputs))
         now_s = time.perf_counter()
         self.times.steps += 1
         self.times.step_s += now_s - began_s
-        self._planner.note_step(sampled.numel(), now_s - began_s)
-        for row, draft, tokens, count in zip(rows, drafts, sampled.tolist(), accepted, strict=True):
-            self._planner.note_verdict(row, drafted=len(draft), accepted=count)
-            self._commit(row, tokens[: count + 1], drafted=len(draft))
+        self._planner.note_step(sum(map(len, sampled)), now_s - began_s)
+        self._receive(0.0)  # what was offered meanwhile is there for the verdict
+        for row, draft, tokens in zip(rows, drafts, sampled, strict=True):
+            if self._rows.get(row.key) is row:
+                self._judge(row, draft, tokens)
         self._plan(rows)
+
+    def _judge(self, row: TargetRow, draft: Draft, sampled: list[int]) -> None:
+        """Commit what the target chose: of the draft, then the first token of its own. sampled: [K + 1]."""
+        path, disagrees = accepted_path(sampled, draft)
+        self._planner.note_verdict(row, drafted=len(path) + disagrees, accepted=len(path))
+        self._runner.keep(row.slot, row.cached + 1, [row.cached + 1 + place for place in path])
+        own = sampled[path[-1] + 1 if path else 0]
+        tokens = [*(draft.tokens[place] for place in path), own]
+        self._commit(row, tokens, drafted=len(draft.tokens), disagrees=disagrees)
 
     def _prefill(self, rows: list[TargetRow]) -> None:
         """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token."""
         began_s = time.perf_counter()
         chunks = [row.next_input(self._prefill_chunk) for row in rows]
-        logits = self._runner.forward(chunks, last_only=True)  # [B, V]
+        logits = self._runner.logits(chunks, last_only=True)  # [B, V]
         batch = SamplingBatch.build([(row.params, len(row.tokens)) for row in rows], logits.device)
         sampled = sample(logits, batch).tolist()
         now_s = time.perf_counter()
         self.times.prefill_s += now_s - began_s
+        self._receive(0.0)
         for row, chunk, token in zip(rows, chunks, sampled, strict=True):
             row.cached += len(chunk.tokens)
-            if row.pending == 0:
+            if row.pending == 0 and self._rows.get(row.key) is row:
                 row.cached -= 1  # as in a step, where the cache lacks the last token: _commit counts it
-                self._commit(row, [token], drafted=0)
+                self._commit(row, [token], drafted=0, disagrees=False)
         self._plan([row for row in rows if not row.prefilling])
 
-    def _commit(self, row: TargetRow, tokens: list[int], *, drafted: int) -> None:
-        """Append a step's accepted tokens and the target's own last one, and tell the coordinator."""
+    def _commit(self, row: TargetRow, tokens: list[int], *, drafted: int, disagrees: bool) -> None:
+        """Append a step's accepted tokens and the target's own last one, and tell the coordinator.
+
+        drafted: how many were verified. disagrees: the last token is not what was drafted in its place.
+        """
         peer, request_id = row.key
         kept, finish = cut_at_stop(tokens, row.generated, row.params)
         accepted = min(len(tokens) - 1, len(kept))
         useful = row.useful_draft_length  # as of the step before, which is soon enough for the drafter
-        self._reception.put(peer, Commit(request_id, len(row.tokens), kept, drafted, accepted, finish, useful))
+        base = len(row.tokens)
         row.cached += len(tokens)
         row.trie.commit(kept)
+        hit = bool(row.trie) if disagrees and finish is None else None
+        self._reception.put(peer, Commit(request_id, base, kept, drafted, accepted, finish, useful, hit))
         if finish is not None:
             self._rows.remove(row.key)
 
     def _plan(self, committed: list[TargetRow]) -> None:
-        """Look at the offers that came meanwhile, then decide what the rows that just committed wait for."""
-        self._receive(0.0)
+        """Decide what the rows that just committed wait for."""
         self._planner.plan(self._running(), {row.key for row in committed}, time.perf_counter())
 
     def _running(self) -> list[TargetRow]:
@@ -121,9 +135,9 @@ class Target:
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
-            case Offer(request_id, base, tokens):
+            case Offer(request_id, base, tokens, parents, chances):
                 row = self._rows.get((peer, request_id))
-                if row is not None and self._runner.knows(tokens) and row.trie.offer(base, tokens):
+                if row is not None and self._runner.knows(tokens) and row.trie.offer(base, tokens, parents, chances):
                     self._planner.note_offer(row, time.perf_counter())
             case Admit():
                 self._admit(peer, message)
@@ -153,16 +167,25 @@ def _wait_s(rows: list[TargetRow]) -> float:
     return max(row.wait_s(now_s) for row in rows)
 
 
-def _sample_after_drafts(rows: list[TargetRow], logits: Tensor) -> Tensor:
-    """The target's own token after each query token. logits: [B, Q, V]; returns [B, Q] int64 on the CPU."""
-    width = logits.shape[1]
-    positions = [(row.params, len(row.tokens) + j) for row in rows for j in range(width)]
-    sampled = sample(logits.flatten(0, 1), SamplingBatch.build(positions, logits.device))
-    return sampled.view(-1, width).cpu()
+def _verify_input(row: TargetRow, draft: Draft) -> RowInput:
+    """The row's last token and its draft; K + 1 tokens, of which the cache holds none yet."""
+    tokens = [row.tokens[-1], *draft.tokens]
+    if draft.is_chain:
+        return RowInput(row.slot, row.cached, tokens)
+    paths = [[row.cached]]
+    for place, parent in enumerate(draft.parents):
+        paths.append([*paths[parent + 1], row.cached + 1 + place])
+    return RowInput(row.slot, row.cached, tokens, trunk=row.cached, paths=paths)
 
 
-def _pad(drafts: list[list[int]], width: int) -> tuple[Tensor, Tensor]:
-    """Ragged drafts as [B, K] int64, padded on the right to K = width, and their lengths, [B] int64."""
-    padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
-    tokens = torch.tensor(padded, dtype=torch.int64).view(len(drafts), width)
-    return tokens, torch.tensor([len(draft) for draft in drafts])
+def _sample_after_drafts(rows: list[TargetRow], drafts: list[Draft], logits: Tensor) -> list[list[int]]:
+    """The target's own tokens after each row's last token and after each of its draft tokens; K + 1 of each row.
+
+    Siblings in a tree stand at the same position, so they see the same noise. logits: [N, V], row after row.
+    """
+    depths = [[0, *draft.depths()] for draft in drafts]
+    positions = [
+        (row.params, len(row.tokens) + depth) for row, below in zip(rows, depths, strict=True) for depth in below
+    ]
+    sampled = iter(sample(logits, SamplingBatch.build(positions, logits.device)).tolist())
+    return [list(islice(sampled, len(below))) for below in depths]

@@ -3,7 +3,7 @@
 from actors.messages import Admit
 from actors.rows import Row
 from decoding.draft_length import AcceptanceEstimate
-from decoding.drafts import DraftTrie
+from decoding.drafts import Draft, DraftTrie
 
 
 class TargetRow(Row):
@@ -35,8 +35,14 @@ class TargetRow(Row):
         return min(self.draft_length, self.params.max_tokens - self.generated - 1)
 
     def draft(self) -> list[int]:
-        """The draft that is there, as much of it as a step can use."""
-        return self.trie.longest_path(self.usable_draft_length)
+        """The most probable chain of what is there, as much of it as a step can use."""
+        return self.trie.best_path(self.usable_draft_length)
+
+    def best_draft(self, size: int) -> Draft:
+        """The most probable `size` draft tokens, a chain or a tree. Where the chain is short, others fill it up."""
+        if size == len(self.draft()):
+            size = max(size, self.useful_draft_length)
+        return self.trie.best_draft(size, self.usable_draft_length)
 
     def has_wanted_draft(self) -> bool:
         return len(self.draft()) >= min(self.wanted_draft_length, self.usable_draft_length)

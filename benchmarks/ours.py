@@ -1,92 +1,91 @@
-"""Consort itself: a coordinator in this process, a target and a drafter in processes of their own."""
+"""Consort as a contestant: requests to a coordinator, whose replicas may live anywhere."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from actors import client
 from actors.coordinator import Coordinator
-from actors.loading import ModelSpec
-from actors.loop import LoopThread, LoopTimes
 from actors.request import Endpoint, Request, Statistics
-from actors.zmq_link import CoordinatorZmqLink
-from benchmarks.processes import ReplicaProcess
+from benchmarks.contestant import Activity, Contestant
+from benchmarks.findings import Times
+from benchmarks.hosts import Host
+from benchmarks.replica import MeasuredReplica, Sweep
 from benchmarks.workload import Workload
 
+_SETTLING_S = 0.05  # until replicas have heard that a request has ended
 
-class Ours:
-    """One endpoint of a running Consort, with speculation on or off."""
+
+class Ours(Contestant):
+    """One endpoint of a running Consort."""
 
     def __init__(
         self,
+        kind: Literal["plain", "fixed", "adaptive"],
+        endpoint: Endpoint,
         coordinator: Coordinator,
         check: Callable[[], None],
-        target: ReplicaProcess,
-        drafter: ReplicaProcess,
+        target: Host[MeasuredReplica],
+        drafter: Host[MeasuredReplica] | None,
         *,
-        draft_length: int,
+        group: str = "Consort",
     ) -> None:
-        """draft_length: γ; 0 is plain decoding."""
-        self.name = f"Consort, γ = {draft_length}" if draft_length else "Consort, plain"
-        self.draft_length = draft_length
-        self.forget()
-        self._coordinator, self._check = coordinator, check
-        self._target, self._drafter = target, drafter
-        self._endpoint = Endpoint("bench", target.address.model, "drafter", draft_length, decode=lambda tokens: "")
-
-    def forget(self) -> None:
-        """Begin to count anew, after a warm-up."""
-        self.statistics = Statistics()
-        self.target_times, self.drafter_times = LoopTimes(), LoopTimes()
+        """
+        endpoint: its draft length is γ, or for "adaptive" the most that γ may be.
+        check: raises if the coordinator has ended.
+        """
+        most = endpoint.draft_length
+        how = {"plain": "plain", "fixed": f"γ = {most}", "adaptive": f"adaptive, γ ≤ {most}"}[kind]
+        hosts = [target] if drafter is None else [target, drafter]
+        super().__init__(group, how, kind, hosts, draft_length=most if kind == "fixed" else None)
+        self.target, self.drafter, self.most = target, drafter, most
+        self._endpoint, self._coordinator, self._check = endpoint, coordinator, check
+        self._statistics = Statistics()
 
     def run(self, workload: Workload) -> list[list[int]]:
-        before = self._target.times(), self._drafter.times()
-        answers = []
-        for index, prompt in enumerate(workload.prompts):
-            request = Request(self._endpoint, prompt, workload.params(index))
-            deltas = client.generate(self._coordinator, [request], self._check)[0]
-            answers.append([token for delta in deltas for token in delta.tokens])
-            self.statistics += deltas[-1].statistics
-        self.target_times += self._target.times() - before[0]
-        self.drafter_times += self._drafter.times() - before[1]
+        answers: list[list[int]] = []
+        for prompts, params in workload.batches():
+            requests = [Request(self._endpoint, prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+            for deltas in client.generate(self._coordinator, requests, self._check_all):
+                answers.append([token for delta in deltas for token in delta.tokens])
+                self._statistics += deltas[-1].statistics
         return answers
 
+    def _check_all(self) -> None:
+        """Raises if a loop has ended: whoever waits for it would wait long."""
+        self._check()
+        self.target.call(MeasuredReplica.check)
+        if self.drafter is not None:
+            self.drafter.call(MeasuredReplica.check)
 
-@contextlib.contextmanager
-def start(
-    target: Path,
-    drafter: Path,
-    *,
-    dtype: str,
-    plain_threads: int,
-    target_threads: int,
-    drafter_threads: int,
-    draft_lengths: list[int],
-) -> Iterator[list[Ours]]:
-    """Contestants: plain decoding by a target of its own, and one per draft length; these share target and drafter."""
-    specs = (
-        ModelSpec(name="plain", path=str(target), dtype=dtype, slots=8, threads=plain_threads),
-        ModelSpec(name="target", path=str(target), dtype=dtype, slots=8, threads=target_threads),
-        ModelSpec(name="drafter", path=str(drafter), dtype=dtype, slots=8, threads=drafter_threads),
+    def activity(self) -> Activity:
+        time.sleep(_SETTLING_S)
+        statistics, self._statistics = self._statistics, Statistics()
+        target = self.target.call(MeasuredReplica.take_times)
+        if self.drafter is None:
+            return Activity(statistics, target)
+        return Activity(statistics, target, self.drafter.call(MeasuredReplica.take_times))
+
+
+def measure_times(plain: Ours, drafting: Ours, *, streams: int, draft_lengths: Sequence[int]) -> Times:
+    """Step times of the replicas of idle contestants, each alone on the machine."""
+    assert drafting.drafter is not None
+    sizes = sorted({1, *(γ + 1 for γ in draft_lengths)})
+    return Times(
+        plain=_sweep(plain.target, rows=streams, sizes=sizes),
+        target=_sweep(drafting.target, rows=streams, sizes=sizes),
+        draft_step_s=_sweep(drafting.drafter, rows=streams, sizes=[1])[1],
     )
-    with (
-        ReplicaProcess("target", specs[0]) as plain_process,
-        ReplicaProcess("target", specs[1]) as target_process,
-        ReplicaProcess("drafter", specs[2]) as drafter_process,
-    ):
-        link = CoordinatorZmqLink("bench")
-        coordinator = Coordinator(link)
-        thread = LoopThread("coordinator", coordinator.turn, link.wake)
-        thread.start()
-        coordinator.set_replicas([plain_process.address, target_process.address, drafter_process.address])
-        try:
-            yield [
-                Ours(coordinator, thread.check, plain_process, drafter_process, draft_length=0),
-                *(
-                    Ours(coordinator, thread.check, target_process, drafter_process, draft_length=draft_length)
-                    for draft_length in draft_lengths
-                ),
-            ]
-        finally:
-            thread.stop()
-            link.close()
+
+
+def _sweep(replica: Host[MeasuredReplica], *, rows: int, sizes: Sequence[int]) -> Sweep:
+    replica.resume()
+    try:
+        return replica.call(MeasuredReplica.sweep, rows=rows, sizes=sizes)
+    finally:
+        replica.pause()
+
+
+def swept_lengths(fixed: Sequence[int], most: int) -> list[int]:
+    """The draft lengths whose steps are worth timing: the fixed ones, and some up to the most of an adaptive one."""
+    return sorted({*fixed, *(γ for γ in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if γ < most), most})

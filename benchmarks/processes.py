@@ -1,50 +1,85 @@
-"""Replicas in processes of their own, as Ray would place them, but without Ray."""
+"""A Consort of processes, as Ray would place them, but without Ray: three targets, a drafter, a coordinator here."""
 
-import multiprocessing
-import os
-from multiprocessing.connection import Connection
-from types import TracebackType
+import contextlib
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils import logging
 
-from actors.environment import compute_environment
+from actors.coordinator import Coordinator
 from actors.link import ReplicaAddress
 from actors.loading import ModelSpec
-from actors.loop import LoopTimes
-from actors.replica import Replica, Role
+from actors.loop import LoopThread
+from actors.replica import load_runner
+from actors.request import Endpoint
+from actors.zmq_link import CoordinatorZmqLink, ReplicaZmqLink
+from benchmarks.hosts import Child
+from benchmarks.ours import Ours
+from benchmarks.replica import MeasuredReplica, Role
 
 
-class ReplicaProcess:
-    """One replica in a child process, which ends with the `with` block."""
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What every contestant loads, and how many threads it may use. `slots` must reach for the most streams."""
 
-    def __init__(self, role: Role, spec: ModelSpec) -> None:
-        os.environ |= compute_environment(spec.threads)  # children inherit it
-        context = multiprocessing.get_context("spawn")
-        self._connection, child_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(role, spec, child_end), daemon=True)
-
-    def __enter__(self) -> "ReplicaProcess":
-        self._process.start()
-        self.address: ReplicaAddress = self._connection.recv()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._connection.send("stop")
-        self._process.join()
-
-    def times(self) -> LoopTimes:
-        """Where the replica's time went since it started."""
-        self._connection.send("times")
-        times: LoopTimes = self._connection.recv()
-        return times
+    target: ModelSpec
+    drafter: ModelSpec
+    threads: int  # of a contestant that computes one thing at a time
+    target_threads: int  # of a target with a drafter beside it
+    drafter_threads: int
 
 
-def _serve(role: Role, spec: ModelSpec, connection: Connection) -> None:
-    disable_progress_bar()
-    replica = Replica(role, spec, "127.0.0.1")
-    connection.send(replica.address)
-    while connection.recv() == "times":
-        connection.send(replica.times)
-    replica.stop()
+class Consort:
+    """Started by `with`: the replicas' processes begin to import at once, and load one after the other."""
+
+    def __init__(self, models: Models) -> None:
+        plain = replace(models.target, name="plain", threads=models.threads)
+        beside = replace(models.target, threads=models.target_threads)
+        drafter = replace(models.drafter, name="drafter", threads=models.drafter_threads)
+        self.plain = _child("target", plain)
+        self.fixed = _child("target", replace(beside, name="fixed"))
+        self.adaptive = _child("adaptive-target", replace(beside, name="adaptive"))
+        self.drafter = _child("drafter", drafter)
+
+    @contextlib.contextmanager
+    def running(self, draft_lengths: Sequence[int], most: int) -> Iterator[list[Ours]]:
+        """Contestants: plain, one per fixed γ, and adaptive with γ ≤ `most`. All but the first share the drafter."""
+        with contextlib.ExitStack() as stack:
+            addresses: list[ReplicaAddress] = []
+            for child in (self.plain, self.fixed, self.adaptive, self.drafter):
+                stack.enter_context(child)
+                addresses.append(child.call(attrgetter("link.address")))
+                child.pause()
+            link = CoordinatorZmqLink("bench")
+            stack.callback(link.close)
+            coordinator = Coordinator(link)
+            thread = LoopThread("coordinator", coordinator.turn, link.wake)
+            thread.start()
+            stack.callback(thread.stop)
+            coordinator.set_replicas(addresses)
+
+            def endpoint(target: str, draft_length: int) -> Endpoint:
+                return Endpoint("bench", target, "drafter" if draft_length else None, draft_length, lambda tokens: "")
+
+            yield [
+                Ours("plain", endpoint("plain", 0), coordinator, thread.check, self.plain, None),
+                *(
+                    Ours("fixed", endpoint("fixed", γ), coordinator, thread.check, self.fixed, self.drafter)
+                    for γ in draft_lengths
+                ),
+                Ours("adaptive", endpoint("adaptive", most), coordinator, thread.check, self.adaptive, self.drafter),
+            ]
+
+
+def _child(role: Role, spec: ModelSpec) -> Child[MeasuredReplica]:
+    assert spec.threads is not None
+    return Child(partial(_open, role, spec), threads=spec.threads)
+
+
+def _open(role: Role, spec: ModelSpec) -> MeasuredReplica:
+    logging.disable_progress_bar()
+    link = ReplicaZmqLink(f"{spec.name}-{secrets.token_hex(4)}", spec.name, "127.0.0.1")
+    return MeasuredReplica(role, link, partial(load_runner, spec))

@@ -1,10 +1,13 @@
 """Goodput control: how many draft tokens each row should verify in the next step. Pure arithmetic.
 
-The draft lengths maximise expected committed tokens per second, from each row's acceptance and the measured cost of a
-step (TurboSpec, arXiv 2406.14066, section 3). Under load, where more tokens make a step slower, they fall to zero.
+Draft tokens are worth verifying as long as they raise the expected committed tokens per second, from their chances and
+the measured cost of a step (TurboSpec, arXiv 2406.14066, section 3). Under load, where more tokens make a step slower,
+they fall to zero.
 """
 
 from collections.abc import Callable, Sequence
+
+_PATIENCE_TOKENS = 16  # how far to look beyond the best so far: step costs have plateaus
 
 
 class AcceptanceEstimate:
@@ -32,33 +35,59 @@ class AcceptanceEstimate:
         self._tested = self._forgetting * self._tested + min(accepted + 1, drafted)
 
 
+def choose_draft_tokens(chances: Sequence[Sequence[float]], step_cost_s: Callable[[int], float]) -> list[int]:
+    """Of the drafts that are there, how many tokens of each row to verify.
+
+    Args:
+        chances: [B][K] the probability that each draft token is committed, the most probable first.
+        step_cost_s: seconds of a step over so many tokens in all, the rows' own last tokens included.
+
+    Returns:
+        [B] how many tokens of each row, those with the best chances.
+    """
+    rows = len(chances)
+    ordered = sorted(((chance, row) for row, of_row in enumerate(chances) for chance in of_row), reverse=True)
+    expected = float(rows)  # every row commits its recovered or bonus token
+    best, best_goodput = 0, expected / step_cost_s(rows)
+    for count, (chance, _) in enumerate(ordered, start=1):
+        expected += chance
+        goodput = expected / step_cost_s(rows + count)
+        if goodput > best_goodput:
+            best, best_goodput = count, goodput
+        elif count > best + _PATIENCE_TOKENS:
+            break
+    lengths = [0] * rows
+    for _, row in ordered[:best]:
+        lengths[row] += 1
+    return lengths
+
+
 def choose_draft_lengths(
     acceptance: Sequence[float],
     limits: Sequence[int],
     step_cost_s: Callable[[int], float],
     draft_latency_s: float,
 ) -> list[int]:
-    """The draft length of each row that maximises expected committed tokens per second.
-
-    A batch is padded to its longest row, and padding costs what tokens cost. So one length is best for all rows,
-    cut to what each can use; the longest of them sets the price.
+    """The draft length, common to all rows up to their limits, that maximises expected committed tokens per second.
 
     Args:
         acceptance: [B] probability that a draft token is accepted if those before it are.
         limits: [B] the most draft tokens that each row may verify.
-        step_cost_s: seconds of a step over so many tokens in all, padding and the rows' own last tokens included.
+        step_cost_s: seconds of a step over so many tokens in all, the rows' own last tokens included.
         draft_latency_s: seconds until a draft is there, per token; 0 for drafts that are there already.
 
     Returns:
         [B] draft lengths.
     """
-    rows = len(acceptance)
-    expected = float(rows)  # every row commits its recovered or bonus token
-    best, best_goodput = 0, expected / step_cost_s(rows)
+    tokens = len(acceptance)
+    expected = float(tokens)
+    best, best_goodput = 0, expected / step_cost_s(tokens)
     for length in range(1, max(limits) + 1):
-        expected += sum(rate**length for rate, limit in zip(acceptance, limits, strict=True) if limit >= length)
+        longer = [rate for rate, limit in zip(acceptance, limits, strict=True) if limit >= length]
+        tokens += len(longer)
+        expected += sum(rate**length for rate in longer)
         wait_s = draft_latency_s * length * _chance_to_wait(acceptance, limits, length)
-        goodput = expected / (step_cost_s(rows * (1 + length)) + wait_s)
+        goodput = expected / (step_cost_s(tokens) + wait_s)
         if goodput > best_goodput:
             best, best_goodput = length, goodput
     return [min(best, limit) for limit in limits]

@@ -61,6 +61,25 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """One token per position. logits: [N, V] of any float type; returns [N] int64."""
     tokens = logits.argmax(dim=-1)
     if len(batch.sampled):
-        noisy = process(logits, batch).add_(gumbel(batch.keys, logits.shape[-1]))
-        tokens[batch.sampled] = noisy.argmax(dim=-1)
+        tokens[batch.sampled] = _noisy(logits, batch).argmax(dim=-1)
     return tokens
+
+
+def rank(logits: Tensor, batch: SamplingBatch, count: int) -> tuple[Tensor, Tensor]:
+    """The best tokens by the scores whose maximum `sample` takes, best first: a draft and its alternatives.
+
+    logits: [N, V] of any float type, V ≥ count. Returns [N, count] int64 tokens and [N, count] float32 scores, −∞ for
+    what the parameters rule out.
+    """
+    scores = logits.float()
+    if len(batch.sampled) == len(logits):
+        scores = _noisy(logits, batch)
+    elif len(batch.sampled):
+        scores = scores.index_copy(0, batch.sampled, _noisy(logits, batch))
+    best = scores.topk(count, dim=-1)
+    return best.indices, best.values
+
+
+def _noisy(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """[S, V] float32, the processed logits and the noise; logits: [N, V]."""
+    return process(logits, batch).add_(gumbel(batch.keys, logits.shape[-1]))

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from decoding.params import SamplingParams
@@ -39,6 +39,23 @@ def _read_prompts(value: Any) -> list[Prompt]:
     return list(prompts)
 
 
+def _only(neutral: float) -> AfterValidator:
+    """For penalties: takes the value that changes nothing, which some clients always send, and refuses any other."""
+
+    def check(value: float) -> float:
+        if value != neutral:
+            reason = "should be {neutral}, which changes nothing; penalties are not supported"
+            raise PydanticCustomError("neutral", reason, {"neutral": neutral})
+        return value
+
+    return AfterValidator(check)
+
+
+def _no_logprobs(value: object) -> None:
+    if value is not None and value is not False:
+        raise PydanticCustomError("logprobs", "should be null; log-probabilities are not supported")
+
+
 def _is_list(value: object) -> bool:
     return isinstance(value, list)
 
@@ -50,6 +67,7 @@ def _is_token(value: object) -> bool:
 Limit = Annotated[int, Field(le=_MAX_INT)]
 Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts, json_schema_input_type=Prompt | list[Prompt])]
 StopString = Annotated[Text, Field(min_length=1, max_length=1000)]
+NoLogprobs = Annotated[None, BeforeValidator(_no_logprobs)]
 StopStrings = Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS), BeforeValidator(_as_list)]
 
 
@@ -72,6 +90,11 @@ class GenerationRequest(StrictModel):
     top_k: Limit | None = Field(None, description="Sample from the k most likely tokens; 0, the default, turns it off.")
     seed: int | None = Field(None, description="Same seed, same text; drawn if missing, and returned either way.")
     stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
+    ignore_eos: bool | None = Field(None, description="true: go on after end-of-text tokens, up to `max_tokens`.")
+    repetition_penalty: Annotated[float, _only(1.0)] | None = Field(None, description="Only 1, which changes nothing.")
+    presence_penalty: Annotated[float, _only(0.0)] | None = Field(None, description="Only 0, which changes nothing.")
+    frequency_penalty: Annotated[float, _only(0.0)] | None = Field(None, description="Only 0, which changes nothing.")
+    logprobs: NoLogprobs = Field(None, description="Only null: answers have none.")
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
     n: Annotated[int, Field(ge=1, le=1)] | None = Field(None, description="Answers per prompt; only 1.")
@@ -107,7 +130,7 @@ class GenerationRequest(StrictModel):
             top_k=self.top_k or 0,
             seed=seed,
             stop=tuple(self.stop or ()),
-            eos_token_ids=tuple(eos_token_ids),
+            eos_token_ids=() if self.ignore_eos else tuple(eos_token_ids),
         )
 
     def seed_or_new(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from decoding.limits import tokens_per_step
 from training.sampling import continue_prompts, gumbel
 
 DRAFT_LENGTHS = range(1, 9)
@@ -57,26 +58,6 @@ def measure(
         argmax_tokens_per_step={count: tokens_per_step(argmax, count) for count in DRAFT_LENGTHS},
         coupled_tokens_per_step={count: tokens_per_step(coupled, count) for count in DRAFT_LENGTHS},
     )
-
-
-def tokens_per_step(agreements: Sequence[Tensor], draft_tokens: int) -> float:
-    """Mean of accepted + 1 when each target step verifies `draft_tokens` drafts.
-
-    Args:
-        agreements: float32, (N,) each: 1 where the drafter has the target's token
-    """
-    tokens = steps = 0
-    for agreement in agreements:
-        agrees = agreement.bool().tolist()
-        place = 0
-        while place + draft_tokens < len(agrees):
-            accepted = 0
-            while accepted < draft_tokens and agrees[place + accepted]:
-                accepted += 1
-            place += accepted + 1
-            tokens += accepted + 1
-            steps += 1
-    return tokens / steps
 
 
 @torch.no_grad()

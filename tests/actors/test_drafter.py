@@ -1,5 +1,7 @@
 """The drafter alone, turn by turn: what it offers is its own continuation, and verdicts steer it."""
 
+import random
+
 import pytest
 import torch
 
@@ -38,9 +40,18 @@ class Stage:
         return tokens[-count:]
 
 
+def paths(offer: Offer) -> list[list[int]]:
+    """The tokens down to each of the offer's."""
+    found: list[list[int]] = []
+    assert offer.parents is not None
+    for token, parent in zip(offer.tokens, offer.parents, strict=True):
+        found.append([*(found[parent] if parent >= 0 else []), token])
+    return found
+
+
 def longest(offers: list[Offer]) -> tuple[int, list[int]]:
-    offer = max(offers, key=lambda offer: len(offer.tokens))
-    return offer.base, offer.tokens
+    """The first of the longest paths: the chain, which comes before what is beside it."""
+    return max(((offer.base, path) for offer in offers for path in paths(offer)), key=lambda found: len(found[1]))
 
 
 def test_it_runs_ahead_up_to_its_lookahead() -> None:
@@ -86,7 +97,9 @@ def test_it_does_not_draft_beyond_the_end_of_the_request() -> None:
     assert len(tokens) <= 3
     eos = stage.continuation(PROMPT, 1)[0]
     params = SamplingParams(max_tokens=30, temperature=0, eos_token_ids=(eos,))
-    assert len(longest(stage.say(Admit(2, PROMPT, 4, params, 8)))[1]) <= 2
+    found = [path for offer in stage.say(Admit(2, PROMPT, 4, params, 8)) for path in paths(offer)]
+    assert [eos] in found
+    assert all(eos not in path[:-1] for path in found)
 
 
 def test_a_text_that_is_too_long_for_it_is_not_drafted() -> None:
@@ -122,6 +135,39 @@ def test_it_rests_while_drafts_do_not_pay_and_goes_on_when_they_do() -> None:
     base, tokens = longest(stage.say(Commit(1, 6, [9], 0, 0, None, draft_length=1)))
     assert base == 7
     assert tokens == stage.continuation([*text, wrong, 9], 3)
+
+
+def test_what_follows_an_alternative_is_there_before_the_verdict() -> None:
+    stage = Stage()
+    offers = stage.say(Admit(1, PROMPT, 4, GREEDY, 3))
+    _, chain = longest(offers)
+    found = [path for offer in offers for path in paths(offer)]
+    beside = [path for path in found if len(path) > 1 and path[0] != chain[0]]
+    assert beside
+    assert all([path[0], *stage.continuation([*PROMPT, path[0]], 1)] in beside for path in beside)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_after_any_verdicts_its_chain_is_its_own_continuation(seed: int) -> None:
+    """Verdicts that agree, take an alternative, or something else, up to the end of the slot."""
+    stage = Stage()
+    chance = random.Random(seed)
+    params = SamplingParams(max_tokens=60, temperature=0)
+    offers = stage.say(Admit(1, PROMPT, 4, params, 4))
+    offered: set[tuple[int, ...]] = set()
+    text = list(PROMPT)
+    while True:
+        offered |= {(*text[: offer.base], *path) for offer in offers for path in paths(offer)}
+        ahead = stage.continuation(text, max(0, min(5, 64 - len(text))))
+        for count in range(1, len(ahead) + 1):
+            assert (*text, *ahead[:count]) in offered
+        below = [path[len(text) :] for path in sorted(offered) if list(path[: len(text)]) == text]
+        verdict = chance.choice([[*chance.choice(below), 3], chance.choice(below), ahead[:2], [chance.randrange(64)]])
+        verdict = list(verdict)[: chance.randint(1, 6)]
+        if len(text) + len(verdict) > 60:
+            return
+        offers = stage.say(Commit(1, len(text), verdict, 0, 0, None, 4))
+        text += verdict
 
 
 @pytest.mark.parametrize("tokens", [[], [-1], [10**6]], ids=str)

@@ -74,6 +74,6 @@ def test_the_admission_carries_all_committed_tokens(drafter: str | None, draft_l
 
 
 def test_the_rates() -> None:
-    assert Statistics().acceptance_rate == Statistics().acceptance_length == 0.0
-    statistics = Statistics(steps=4, drafted=8, accepted=6, committed=10)
-    assert (statistics.acceptance_rate, statistics.acceptance_length) == (0.75, 2.5)
+    assert Statistics().acceptance_rate == Statistics().acceptance_length == Statistics().hit_rate == 0.0
+    statistics = Statistics(steps=4, drafted=8, accepted=6, committed=10, missed=4, hits=1)
+    assert (statistics.acceptance_rate, statistics.acceptance_length, statistics.hit_rate) == (0.75, 2.5, 0.25)

@@ -1,5 +1,7 @@
 """The target alone, turn by turn: its text is its own, and no message can end its loop."""
 
+import math
+
 import pytest
 import torch
 
@@ -86,13 +88,41 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     text = stage.text()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
-    assert stage.say(Offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, draft_length=4)]
+    assert stage.say(Offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, draft_length=4, hit=False)]
     assert committed(stage.say(Drafting(1, 0))) == text[8:]
+
+
+def test_an_alternative_is_verified_beside_the_chain() -> None:
+    """A chain that is wrong from its third token on; beside that the right one and what follows it."""
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
+    tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
+    offer = Offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
+    assert stage.say(offer, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None, draft_length=4)]
+    assert committed(stage.say(Drafting(1, 0))) == text[9:]
+
+
+def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 1), turns=1)
+    offer = Offer(1, 4, [text[4], (text[5] + 1) % VOCAB, *text[5:7]], [-1, 0, 0, 2], [1.0, 0.6, 0.4, 1.0])
+    assert stage.say(offer, turns=2) == [
+        Commit(1, 5, text[5:6], 1, 0, None, draft_length=1, hit=True),
+        Commit(1, 6, text[6:8], 1, 1, None, draft_length=1),
+    ]
 
 
 @pytest.mark.parametrize(
     "offer",
     [
+        Offer(1, 4, [1, 2], [-1]),
+        Offer(1, 4, [1, 2], [0, 5]),
+        Offer(1, 4, [1, 2], [-1, -7]),
+        Offer(1, 5, [1, 2], None, [math.nan, 7.0]),
+        Offer(1, 5, [1, 2], None, [0.0, -1.0]),
+        Offer(1, 5, [1, 2], [-1, -1], [0.5]),
         Offer(1, 4, [VOCAB]),
         Offer(1, 5, [2**40]),
         Offer(1, 5, [-1]),

@@ -5,15 +5,15 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.draft_length import AcceptanceEstimate, choose_draft_lengths
+from decoding.draft_length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
 
 
 def goodput(acceptance: list[float], lengths: tuple[int, ...], fixed_s: float, token_s: float) -> float:
-    """Expected tokens per second; Leviathan et al. 2023, equation 1, for each row of a padded batch."""
+    """Expected tokens per second; Leviathan et al. 2023, equation 1, for each row."""
     expected = sum(
         sum(rate**depth for depth in range(length + 1)) for rate, length in zip(acceptance, lengths, strict=True)
     )
-    return expected / (fixed_s + token_s * len(lengths) * (1 + max(lengths)))
+    return expected / (fixed_s + token_s * sum(1 + length for length in lengths))
 
 
 @given(
@@ -23,13 +23,33 @@ def goodput(acceptance: list[float], lengths: tuple[int, ...], fixed_s: float, t
 )
 def test_no_other_lengths_are_better(rows: list[tuple[float, int]], fixed_s: float, token_s: float) -> None:
     acceptance, limits = [rate for rate, _ in rows], [limit for _, limit in rows]
-    chosen = choose_draft_lengths(acceptance, limits, lambda tokens: fixed_s + token_s * tokens, 0.0)
+    chances = [[rate**depth for depth in range(1, limit + 1)] for rate, limit in rows]
+    chosen = choose_draft_tokens(chances, lambda tokens: fixed_s + token_s * tokens)
     assert all(0 <= length <= limit for length, limit in zip(chosen, limits, strict=True))
     best = max(
         goodput(acceptance, lengths, fixed_s, token_s)
         for lengths in itertools.product(*(range(limit + 1) for limit in limits))
     )
     assert goodput(acceptance, tuple(chosen), fixed_s, token_s) >= best * (1 - 1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 0.99), st.integers(0, 6)), min_size=1, max_size=3),
+    st.floats(0.0, 10.0),
+    st.floats(0.01, 10.0),
+)
+def test_no_other_common_length_is_better(rows: list[tuple[float, int]], fixed_s: float, token_s: float) -> None:
+    acceptance, limits = [rate for rate, _ in rows], [limit for _, limit in rows]
+    chosen = choose_draft_lengths(acceptance, limits, lambda tokens: fixed_s + token_s * tokens, 0.0)
+    common = [tuple(min(length, limit) for limit in limits) for length in range(7)]
+    assert tuple(chosen) in common
+    best = max(goodput(acceptance, lengths, fixed_s, token_s) for lengths in common)
+    assert goodput(acceptance, tuple(chosen), fixed_s, token_s) >= best * (1 - 1e-9)
+
+
+def test_a_dear_token_does_not_hide_cheap_ones_behind_it() -> None:
+    """As where a step over 9 to 16 tokens costs the same."""
+    assert choose_draft_tokens([[0.9] * 12], lambda tokens: 1.0 if tokens <= 4 else 2.0) == [12]
 
 
 def test_free_tokens_are_all_verified() -> None:

@@ -1,10 +1,12 @@
 """The trie against a naive model: a set of offered paths, filtered by what was committed."""
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.drafts import MAX_DRAFT_LENGTH, DraftTrie
+from decoding.drafts import MAX_DRAFT_LENGTH, Draft, DraftTrie
 from tests.support.properties import repeatable
 
 TOKENS = st.integers(0, 2)
@@ -27,6 +29,14 @@ class NaiveTrie:
     def commit(self, tokens: list[int]) -> None:
         self.committed += tokens
 
+    def offer_tree(self, base: int, tokens: list[int], parents: list[int]) -> bool:
+        """A tree is the paths to its nodes."""
+        paths: list[list[int]] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else []), token])
+        fits = [self.offer(base, path) for path in paths]
+        return any(fits)
+
     def continuations(self, limit: int) -> list[tuple[int, ...]]:
         """What the surviving paths offer after the committed text, cut to the limit."""
         at = len(self.committed)
@@ -40,7 +50,7 @@ def test_any_offers_in_any_order(data: st.DataObject) -> None:
     committed = list(prompt)
     trie, naive = DraftTrie(committed), NaiveTrie(prompt)
     for _ in range(data.draw(st.integers(0, 25))):
-        match data.draw(st.sampled_from(["offer", "true offer", "offer again", "commit"])):
+        match data.draw(st.sampled_from(["offer", "true offer", "offer again", "tree", "commit"])):
             case "offer":
                 base = data.draw(st.integers(-1, len(committed) + 2))
                 path = data.draw(st.lists(TOKENS, max_size=4))
@@ -50,6 +60,12 @@ def test_any_offers_in_any_order(data: st.DataObject) -> None:
                 path = [*committed[base:], *data.draw(st.lists(TOKENS, max_size=4))]
             case "offer again" if naive.paths:
                 path, base = data.draw(st.sampled_from(naive.paths)), 0
+            case "tree":
+                path = data.draw(st.lists(TOKENS, min_size=1, max_size=6))
+                parents = [data.draw(st.integers(-1, place - 1)) for place in range(len(path))]
+                base = data.draw(st.integers(0, len(committed)))
+                assert trie.offer(base, path, parents) == naive.offer_tree(base, path, parents)
+                continue
             case _:
                 tokens = data.draw(st.lists(TOKENS, max_size=3))
                 trie.commit(tokens)
@@ -57,49 +73,100 @@ def test_any_offers_in_any_order(data: st.DataObject) -> None:
                 continue
         assert trie.offer(base, path) == naive.offer(base, path)
         limit = data.draw(st.integers(0, 6))
-        found = trie.longest_path(limit)
-        offered = naive.continuations(limit)
-        assert len(found) == max(map(len, offered), default=0)
-        assert not found or tuple(found) in {path[: len(found)] for path in offered}
+        prefixes = {path[:n] for path in naive.continuations(limit) for n in range(1, len(path) + 1)}
+        assert {tuple(path) for path in paths(trie.best_draft(1000, limit))} == prefixes
+        found = tuple(trie.best_path(limit))
+        assert not prefixes or found in prefixes
+        assert len(found) == limit or all(path[:-1] != found for path in prefixes)
     assert committed == naive.committed
 
 
-def test_the_earliest_of_equally_deep_paths_wins() -> None:
+def paths(draft: Draft) -> list[list[int]]:
+    """The tokens down to each of the draft's."""
+    found: list[list[int]] = []
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        found.append([*(found[parent] if parent >= 0 else []), token])
+    assert draft.depths() == list(map(len, found))
+    return found
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[int], list[int], list[float]]:
+    """Tokens, all different, their parents and chances; of siblings together at most 1."""
+    count = draw(st.integers(1, 7))
+    parents = [draw(st.integers(-1, place - 1)) for place in range(count)]
+    chances = [draw(st.floats(0, 1)) / parents.count(parent) for parent in parents]
+    return list(range(10, 10 + count)), parents, chances
+
+
+@repeatable
+@given(trees(), st.integers(0, 7), st.integers(0, 7))
+def test_the_best_draft_is_as_good_as_any(
+    tree: tuple[list[int], list[int], list[float]], size: int, depth: int
+) -> None:
+    """Compared with all subsets that hold their nodes' parents."""
+    tokens, parents, chances = tree
+    trie = DraftTrie([1])
+    trie.offer(1, tokens, parents, chances)
+    whole, depths = [], []
+    for parent, chance in zip(parents, chances, strict=True):
+        whole.append(chance * (whole[parent] if parent >= 0 else 1.0))
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    places = [place for place in range(len(tokens)) if depths[place] <= depth]
+    best = max(
+        sum(whole[place] for place in chosen)
+        for chosen in combinations(places, min(size, len(places)))
+        if all(parents[place] in (-1, *chosen) for place in chosen)
+    )
+    draft = trie.best_draft(size, depth)
+    assert len(draft.tokens) == min(size, len(places))
+    assert sum(whole[token - 10] for token in draft.tokens) == pytest.approx(best)
+
+
+def test_a_chain_is_best_when_the_drafter_is_sure_and_a_tree_when_it_is_not() -> None:
+    for chance, chain in ((0.9, True), (0.45, False)):
+        trie = DraftTrie([1])
+        trie.offer(1, [5, 6, 7, 8], [-1, 0, 1, -1], [chance, chance, chance, 0.4])
+        assert trie.best_draft(3, 8).is_chain == chain
+
+
+def test_the_earliest_of_equally_probable_paths_wins() -> None:
     trie = DraftTrie([1])
     for path in ([5, 6], [7, 8], [5, 9]):
         assert trie.offer(1, path)
-    assert trie.longest_path(8) == [5, 6]
+        trie.offer(1, path, None, [0.3, 0.3])
+    assert trie.best_path(8) == [5, 6]
     trie.commit([7])
-    assert trie.longest_path(8) == [8]
+    assert trie.best_path(8) == [8]
 
 
 @pytest.mark.parametrize(("base", "path"), [(4, [9]), (-1, [9]), (0, [1, 2, 3]), (1, [2]), (1, [9, 3, 4]), (3, [])])
 def test_offers_that_fit_nowhere_are_dropped(base: int, path: list[int]) -> None:
     trie = DraftTrie([1, 2, 3])
     assert not trie.offer(base, path)
-    assert trie.longest_path(8) == []
+    assert trie.best_path(8) == []
 
 
 def test_an_offer_for_what_is_committed_by_now_still_helps() -> None:
     trie = DraftTrie([1])
     trie.commit([2, 3])
     assert trie.offer(1, [2, 3, 4, 5])
-    assert trie.longest_path(8) == [4, 5]
+    assert trie.best_path(8) == [4, 5]
 
 
 def test_a_limit_of_zero_or_less_gives_nothing() -> None:
     trie = DraftTrie([1])
     trie.offer(1, [2])
-    assert trie.longest_path(0) == trie.longest_path(-3) == []
+    assert trie.best_path(0) == trie.best_path(-3) == []
 
 
 def test_floods_are_bounded() -> None:
     trie = DraftTrie([1])
     assert trie.offer(1, list(range(10_000)))
-    assert len(trie.longest_path(10_000)) == MAX_DRAFT_LENGTH
+    assert len(trie.best_path(10_000)) == MAX_DRAFT_LENGTH
     for token in range(10_000):
         trie.offer(1, [token, 5])
     trie.commit([9_999])
-    assert trie.longest_path(4) == []
+    assert trie.best_path(4) == []
     assert trie.offer(2, [7])
-    assert trie.longest_path(4) == [7]
+    assert trie.best_path(4) == [7]

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from decoding.params import SamplingParams
-from decoding.sampling import SamplingBatch, process, sample
+from decoding.sampling import SamplingBatch, process, rank, sample
 from decoding.verify import accepted_lengths
 from tests.support.chi_square import count, p_value
 
@@ -49,6 +49,20 @@ def test_greedy_is_argmax_in_any_float_type() -> None:
         logits = random_logits(50, 100, seed=2).to(dtype)
         drawn = sample(logits, SamplingBatch.build([(greedy, i) for i in range(50)]))
         assert torch.equal(drawn, logits.argmax(-1))
+
+
+def test_the_best_ranked_is_the_sample_and_the_next_what_it_would_be_without() -> None:
+    settings = [SamplingParams(max_tokens=1, temperature=0), sampled_params(1), sampled_params(2, 0.7)] * 30
+    for part in (settings, settings[::3], settings[1::3]):
+        batch = SamplingBatch.build([(params, i) for i, params in enumerate(part)])
+        logits = random_logits(len(part), 100, seed=3)
+        tokens, scores = rank(logits, batch, 3)
+        assert torch.equal(scores, scores.sort(descending=True).values)
+        for column in tokens.unbind(dim=1):
+            assert torch.equal(column, sample(logits, batch))
+            logits = logits.scatter(1, column[:, None], -1e9)
+    _, scores = rank(random_logits(1, 100, seed=3), SamplingBatch.build([(sampled_params(1, top_k=2), 0)]), 3)
+    assert scores[0].isinf().tolist() == [False, False, True]
 
 
 def test_a_mixed_batch_gives_each_row_what_it_gets_alone() -> None:

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.verify import accepted_lengths
+from decoding.drafts import Draft
+from decoding.verify import accepted_lengths, accepted_path
 from tests.support.properties import repeatable
 
 
@@ -41,3 +42,36 @@ def test_accepted_lengths(batch: tuple[list[list[int]], list[list[int]], list[in
 def test_padding_that_agrees_is_not_accepted() -> None:
     sampled, drafts = torch.tensor([[5, 0, 0, 0]]), torch.tensor([[5, 0, 0]])
     assert accepted_lengths(sampled, drafts, torch.tensor([1])).tolist() == [1]
+
+
+@repeatable
+@given(batches())
+def test_a_chain_is_a_tree_with_one_branch(batch: tuple[list[list[int]], list[list[int]], list[int]]) -> None:
+    for row, draft, length in zip(*batch, strict=True):
+        accepted = accepted_by_loop(row, draft[:length])
+        path, disagrees = accepted_path(row, Draft(draft[:length], list(range(-1, length - 1))))
+        assert path == list(range(accepted))
+        assert disagrees == (accepted < length)
+
+
+@repeatable
+@given(st.data())
+def test_trees(data: st.DataObject) -> None:
+    """Against a walk from the text down, over trees whose siblings differ."""
+    parents: list[int] = []
+    tokens: list[int] = []
+    for place in range(data.draw(st.integers(0, 8))):
+        parent = data.draw(st.integers(-1, place - 1))
+        siblings = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
+        parents.append(parent)
+        tokens.append(next(token for token in range(9) if token not in siblings))
+    sampled = data.draw(st.lists(st.integers(0, 2), min_size=len(tokens) + 1, max_size=len(tokens) + 1))
+    expected: list[int] = []
+    while True:
+        at = expected[-1] if expected else -1
+        below = [place for place, parent in enumerate(parents) if parent == at]
+        chosen = [place for place in below if tokens[place] == sampled[at + 1]]
+        if not chosen:
+            break
+        expected += chosen
+    assert accepted_path(sampled, Draft(tokens, parents)) == (expected, bool(below))

@@ -27,7 +27,7 @@ def _wide_console(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_version_and_help() -> None:
     assert invoke("--version").output.startswith("consort, version ")
-    for command in ([], ["serve"], ["demo"], ["models"]):
+    for command in ([], ["serve"], ["demo"], ["models"], ["bench"]):
         assert "Usage: " in invoke(*command, "--help").output
 
 

@@ -54,6 +54,25 @@ def test_an_answer_has_usage_statistics_and_the_seed(client: TestClient) -> None
     assert set(answer["speculation"]) == {"steps", "drafted", "accepted", "acceptance_rate", "acceptance_length"}
 
 
+def test_what_load_generators_send_is_served(client: TestClient) -> None:
+    """The very body of `vllm bench serve`."""
+    body = {
+        "model": "consort",
+        "prompt": "import os",
+        "repetition_penalty": 1.0,
+        "max_tokens": 8,
+        "logprobs": None,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "speculate": False,
+    }
+    *_, usage, done = events(client.post("/v1/completions", json=body).text)
+    assert done == "[DONE]"
+    assert usage["usage"]["completion_tokens"] == 8
+
+
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", BODY), ("/v1/chat/completions", CHAT_BODY)])
 def test_a_stream_is_the_answer_in_pieces(client: TestClient, path: str, body: dict[str, Any]) -> None:
     whole = client.post(path, json=body).json()

@@ -28,6 +28,27 @@ def test_defaults_are_openais() -> None:
     assert (params.max_tokens, params.eos_token_ids, params.seed) == (5, (2,), 9)
 
 
+def test_ignored_eos_ids_do_not_reach_the_decoder() -> None:
+    body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "ignore_eos": True})
+    assert body.sampling(max_tokens=5, eos_token_ids=[2], seed=0).eos_token_ids == ()
+
+
+@pytest.mark.parametrize("null", [False, True])
+def test_what_changes_nothing_is_taken(null: bool) -> None:
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0, "ignore_eos": False}
+    fields = dict.fromkeys(neutral) if null else neutral
+    body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "logprobs": None, **fields})
+    params = body.sampling(max_tokens=5, eos_token_ids=[2], seed=0)
+    assert params == CompletionRequest(model="m", prompt=["x"]).sampling(max_tokens=5, eos_token_ids=[2], seed=0)
+
+
+def test_a_penalty_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValidationError, match=r"should be 1\.0, which changes nothing; penalties are not supported"):
+        CompletionRequest.model_validate({"model": "m", "prompt": "x", "repetition_penalty": 1.2})
+    with pytest.raises(ValidationError, match="should be null; log-probabilities are not supported"):
+        CompletionRequest.model_validate({"model": "m", "prompt": "x", "logprobs": 5})
+
+
 def test_one_stop_string_needs_no_list() -> None:
     assert CompletionRequest.model_validate({"model": "m", "prompt": "x", "stop": "\n"}).stop == ["\n"]
 

@@ -46,6 +46,16 @@ def test_chat_streams_and_answers(client: Any) -> None:
     assert whole.choices[0].message.content
 
 
+def test_an_ignored_end_of_text_does_not_end_the_answer(client: Any) -> None:
+    options = {"model": "consort", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 400}
+    ended = client.chat.completions.create(**options)
+    assert ended.choices[0].finish_reason == "stop"
+    ignored = client.chat.completions.create(**options, extra_body={"ignore_eos": True})
+    assert ignored.choices[0].finish_reason == "length"
+    assert ignored.usage.completion_tokens == 400
+    assert ignored.choices[0].message.content.startswith(ended.choices[0].message.content)
+
+
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_the_drafter_does_not_change_the_text(client: Any, temperature: float) -> None:
     options = {"model": "consort", "prompt": PROMPT, "max_tokens": 60, "seed": 11, "temperature": temperature}

@@ -1,4 +1,4 @@
-"""A drafter that does its worst: wrong tokens, tokens that don't exist, stale and future bases, any length."""
+"""A drafter that does its worst: wrong tokens, tokens that don't exist, stale and future bases, any tree."""
 
 import random
 from collections.abc import Mapping
@@ -40,4 +40,9 @@ class AdversarialDrafter:
         wrong = [chance.randrange(self._vocab_size) for _ in range(chance.choice([1, 1, 2, 9, 30]))]
         if chance.random() < 0.2:
             wrong[-1] = chance.choice([self._vocab_size, self._vocab_size + 7, 2**40, -1])
-        return Offer(request_id, base, [*right, *wrong])
+        tokens = [*right, *wrong]
+        if chance.random() < 0.5:
+            return Offer(request_id, base, tokens)
+        parents = [chance.randrange(max(-1, at - 3), at) for at in range(len(tokens))]
+        parents[: len(right)] = range(-1, len(right) - 1)
+        return Offer(request_id, base, tokens, parents, [chance.uniform(-0.1, 1.1) for _ in tokens])

@@ -1,0 +1,150 @@
+"""A request on the drafter: the committed text, the tree of drafts below it, and the columns that both have.
+
+Columns 0 … trunk - 1 hold text; those from there on hold what was run as nodes of the tree, in the order it was run.
+Nodes that were committed since (the spine) are text too, and are moved to their place only when columns run out.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from actors.draft_tree import DraftNode, DraftTree
+from actors.messages import Admit, Offer
+from actors.rows import Row
+from actors.runner import RowInput, Runner
+from decoding.calibration import RankCalibration
+
+WIDTH = 8  # the most tokens of a row in one step
+_ALTERNATIVES = 48  # nodes of a row may be in the cache before no more alternatives are run
+_SPARE = 16  # columns that committed and dropped nodes may take up before the others are moved together
+
+
+class DrafterStep(NamedTuple):
+    """What one row runs in a step."""
+
+    input: RowInput
+    nodes: list[DraftNode]  # what its last tokens are, one each; their logits are wanted
+
+
+class DrafterRow(Row):
+    """`tokens` are all committed. The drafter's own are in the tree, whose root is the last committed token."""
+
+    def __init__(self, peer: str, admit: Admit, runner: Runner) -> None:
+        super().__init__(peer, admit)
+        self._runner = runner
+        self._end = min(self.prompt_length + self.params.max_tokens, runner.max_length)  # no draft beyond
+        self._trunk = self._used = 0  # columns of text; columns in use
+        self._spine: list[int] = []  # columns of the text that follows the trunk
+        self.follow(self.draft_length)
+        self._plant(None)
+
+    def follow(self, draft_length: int) -> None:
+        """From the next commit on, look ahead as far as pays: a draft under verification, its bonus token, the next."""
+        self._lookahead = 2 * draft_length + 1 if draft_length else 0
+
+    def is_late(self) -> bool:
+        """Whether what the target needs next may be missing: one draft, and the bonus token of the one before."""
+        tip = self.tree.tip()
+        return self.tree.can_run(tip) and tip.position <= self.tree.root.position + self._lookahead // 2
+
+    def wants_step(self, alternatives: int) -> bool:
+        """Whether there is anything to run, beside the chain at most so many nodes in all."""
+        if self.tree.can_run(self.tree.tip()):
+            return True
+        return not self.pending and self._room(0) > 0 and alternatives > 0 and self.tree.has_pending()
+
+    def next_step(self, alternatives: int) -> DrafterStep:
+        """What to run: text that is missing; else the chain's tip, and the best other nodes, `alternatives` in all."""
+        if self.pending:
+            return self.text_step(WIDTH)
+        nodes = self._choose(alternatives)
+        limit = self._runner.cache.capacity - WIDTH
+        if self._used + len(nodes) > min(self._trunk + self._lookahead + _ALTERNATIVES + _SPARE, limit):
+            self._compact()
+        if self._used + len(nodes) > limit:  # the slot is almost full: without alternatives there is room
+            self.cached -= 1
+            self._plant(None)
+            return self.text_step(WIDTH)
+        return DrafterStep(self._place(nodes), nodes)
+
+    def text_step(self, limit: int) -> DrafterStep:
+        """The next pending text, at most `limit` tokens. No node is in the cache then: the root comes before them."""
+        self._compact()
+        run = self.next_input(limit)
+        self.cached += len(run.tokens)
+        self._trunk = self._used = self.cached
+        return DrafterStep(run, [] if self.pending else [self.tree.root])
+
+    def offer(self, leaves: Sequence[DraftNode]) -> Offer:
+        """The paths to some nodes."""
+        places: dict[DraftNode | None, int] = {self.tree.root: -1}
+        nodes: list[DraftNode] = []
+        for leaf in leaves:
+            for node in leaf.path():
+                if node not in places:
+                    places[node] = len(nodes)
+                    nodes.append(node)
+        parents = [places[node.parent] for node in nodes]
+        chances = [node.chance / node.parent.chance for node in nodes if node.parent is not None]
+        return Offer(self.key[1], len(self.tokens), [node.token for node in nodes], parents, chances)
+
+    def commit(self, base: int, tokens: list[int], calibration: RankCalibration) -> None:
+        """Follow the verdict down the tree; where it leaves the tree, begin anew."""
+        node: DraftNode | None = self.tree.root
+        for token in tokens[len(self.tokens) - base :]:
+            if node is not None and node.choice:
+                rank = node.choice.index(token) if token in node.choice else None
+                calibration.note(node.gap, rank)
+            node = None if node is None else node.children.get(token)
+            self.tokens.append(token)
+            if node is not None and node.column >= 0:
+                self._spine.append(node.column)
+                self.cached += 1
+        while self._spine and self._spine[0] == self._trunk:
+            self._spine.pop(0)
+            self._trunk += 1
+        self._plant(node)
+
+    def _plant(self, root: DraftNode | None) -> None:
+        """Begin a tree from a node that has become text, or an empty one."""
+        position = len(self.tokens) - 1
+        last_position = min(position + self._lookahead, self._end - 1)
+        root = root or DraftNode(self.tokens[-1], position)
+        self.tree = DraftTree(root, last_position, self.params.eos_token_ids)
+
+    def _room(self, missing: int) -> int:
+        """How many more nodes may be run, when so many belong to the chain and are still missing."""
+        columns = self._runner.cache.capacity - WIDTH - len(self.tokens)
+        return min(_ALTERNATIVES, columns) - self.tree.ran - missing
+
+    def _choose(self, alternatives: int) -> list[DraftNode]:
+        """The tip of the chain, unless it is long enough, and the best other nodes."""
+        tip = self.tree.tip()
+        nodes = [tip] if self.tree.can_run(tip) else []
+        count = min(alternatives, self._room(self.tree.last_position - tip.position if nodes else 0))
+        while len(nodes) < count and self.tree.has_pending():
+            node = self.tree.pop_pending()
+            if node is not tip:
+                nodes.append(node)
+        return nodes
+
+    def _place(self, nodes: list[DraftNode]) -> RowInput:
+        """Give the nodes the next columns."""
+        start = self._used
+        for node in nodes:
+            node.column = self._used
+            self._used += 1
+        paths = [[*self._spine, *(above.column for above in node.path())] for node in nodes]
+        tokens = [node.token for node in nodes]
+        if len(nodes) == 1 and paths[0] == list(range(self._trunk, self._used)):
+            return RowInput(self.slot, start, tokens)
+        return RowInput(self.slot, start, tokens, trunk=self._trunk, paths=paths)
+
+    def _compact(self) -> None:
+        """Move the spine to its place, and the nodes to the columns behind it; all others are free again."""
+        nodes = [node for node in self.tree.root.descendants() if node.column >= 0]
+        self._runner.keep(self.slot, self._trunk, [*self._spine, *(node.column for node in nodes)])
+        self._spine = []
+        self._trunk = self._used = self.cached
+        for node in nodes:
+            node.column = self._used
+            self._used += 1

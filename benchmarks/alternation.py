@@ -1,0 +1,144 @@
+"""Classical alternation: draft, then verify, then draft again, strictly in turn. Only the pipelining is missing.
+
+The same runner, sampler and rule of acceptance as in actors/, so that a difference in speed is what the overlap of
+drafting and verification is worth. Leviathan et al., arXiv 2211.17192, algorithm 1, over a batch.
+"""
+
+import time
+from dataclasses import dataclass
+from itertools import islice
+
+from actors.loop import LoopTimes
+from actors.request import Statistics
+from actors.runner import RowInput, Runner
+from benchmarks.contestant import Activity, Contestant
+from benchmarks.hosts import Host
+from benchmarks.workload import Workload
+from decoding.drafts import Draft
+from decoding.params import SamplingParams
+from decoding.sampling import SamplingBatch, sample
+from decoding.verify import accepted_path
+
+
+@dataclass(slots=True)
+class _Row:
+    slot: int
+    tokens: list[int]  # prompt and answer
+    end: int  # how many tokens there will be
+    params: SamplingParams
+    in_target: int = 0  # tokens in the target's cache
+    in_drafter: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.end - len(self.tokens)
+
+
+class Alternation:
+    """A target and a drafter in one process, which take turns."""
+
+    def __init__(self, target: Runner, drafter: Runner) -> None:
+        self._target, self._drafter = target, drafter
+        self._activity = Activity()
+
+    def generate(self, workload: Workload, *, draft_length: int) -> list[list[int]]:
+        """Answers of exactly `max_tokens` tokens; draft_length: γ."""
+        answers: list[list[int]] = []
+        for prompts, params in workload.batches():
+            rows = [
+                _Row(slot, list(prompt), len(prompt) + one.max_tokens, one)
+                for slot, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+            ]
+            self._prefill(rows)
+            while running := [row for row in rows if row.left]:
+                drafts = self._draft(running, draft_length)
+                self._verify(running, drafts)
+            answers += [row.tokens[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+        return answers
+
+    def take_activity(self) -> Activity:
+        """What happened since the last call."""
+        activity, self._activity = self._activity, Activity()
+        return activity
+
+    def _prefill(self, rows: list[_Row]) -> None:
+        """The prompts, and each answer's first token."""
+        began_s = time.perf_counter()
+        tokens = self._next_tokens(self._target, rows, [RowInput(row.slot, 0, row.tokens) for row in rows])
+        for row, token in zip(rows, tokens, strict=True):
+            row.in_target = len(row.tokens)
+            row.tokens.append(token)
+        spent = LoopTimes(prefill_s=time.perf_counter() - began_s)
+        self._activity += Activity(Statistics(steps=len(rows), committed=len(rows)), spent)
+
+    def _draft(self, rows: list[_Row], draft_length: int) -> list[list[int]]:
+        """γ tokens for each row, all rows at once, one token after the other; none beyond the answer's last but one."""
+        began_s = time.perf_counter()
+        drafts: list[list[int]] = [[] for _ in rows]
+        limits = [min(draft_length, row.left - 1) for row in rows]
+        for length in range(max(limits)):
+            wanting = [i for i, limit in enumerate(limits) if limit > length]
+            inputs = []
+            for i in wanting:
+                text = [*rows[i].tokens, *drafts[i]]
+                inputs.append(RowInput(rows[i].slot, rows[i].in_drafter, text[rows[i].in_drafter :]))
+                rows[i].in_drafter = len(text)
+            tokens = self._next_tokens(self._drafter, [rows[i] for i in wanting], inputs)
+            for i, token in zip(wanting, tokens, strict=True):
+                drafts[i].append(token)
+        spent = LoopTimes(steps=max(limits), step_s=time.perf_counter() - began_s)
+        self._activity += Activity(drafter=spent)
+        return drafts
+
+    def _verify(self, rows: list[_Row], drafts: list[list[int]]) -> None:
+        """One step of the target over all drafts; each row gets its accepted tokens and the target's next one."""
+        began_s = time.perf_counter()
+        inputs = [
+            RowInput(row.slot, row.in_target, [row.tokens[-1], *draft]) for row, draft in zip(rows, drafts, strict=True)
+        ]
+        positions = [
+            (row.params, len(row.tokens) + j)
+            for row, draft in zip(rows, drafts, strict=True)
+            for j in range(len(draft) + 1)
+        ]
+        logits = self._target.logits(inputs)  # [N, V]
+        sampled = iter(sample(logits, SamplingBatch.build(positions, logits.device)).tolist())
+        accepted = 0
+        for row, draft in zip(rows, drafts, strict=True):
+            tokens = list(islice(sampled, len(draft) + 1))
+            path, _ = accepted_path(tokens, Draft(draft, list(range(-1, len(draft) - 1))))
+            row.in_target = len(row.tokens) + len(path)
+            row.in_drafter = min(row.in_drafter, row.in_target)
+            row.tokens += tokens[: len(path) + 1]
+            accepted += len(path)
+        self._activity += Activity(
+            Statistics(
+                steps=len(rows),
+                drafted=sum(map(len, drafts)),
+                accepted=accepted,
+                committed=accepted + len(rows),
+            ),
+            LoopTimes(steps=1, step_s=time.perf_counter() - began_s),
+        )
+
+    @staticmethod
+    def _next_tokens(runner: Runner, rows: list[_Row], inputs: list[RowInput]) -> list[int]:
+        """The token that follows each row's inputs."""
+        logits = runner.logits(inputs, last_only=True)  # [B, V]
+        positions = [(row.params, one.start + len(one.tokens)) for row, one in zip(rows, inputs, strict=True)]
+        tokens: list[int] = sample(logits, SamplingBatch.build(positions, logits.device)).tolist()
+        return tokens
+
+
+class AlternationContestant(Contestant):
+    """Alternation at one draft length."""
+
+    def __init__(self, models: Host[Alternation], *, draft_length: int) -> None:
+        super().__init__("alternation", f"γ = {draft_length}", "alternation", [models], draft_length=draft_length)
+        self._models, self._draft_length = models, draft_length
+
+    def run(self, workload: Workload) -> list[list[int]]:
+        return self._models.call(Alternation.generate, workload, draft_length=self._draft_length)
+
+    def activity(self) -> Activity:
+        return self._models.call(Alternation.take_activity)

@@ -1,0 +1,72 @@
+"""Tokens per second against draft length, as a picture. Needs matplotlib: the extra `bench`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.comparison import Comparison
+from benchmarks.contestant import Kind
+from benchmarks.findings import Score
+
+matplotlib.use("Agg")
+
+_COLOURS: dict[Kind, str] = {
+    "hf": "#7f7f7f",
+    "hf-assisted": "#bcbd22",
+    "vllm": "#2ca02c",
+    "alternation": "#ff7f0e",
+    "plain": "#1f77b4",
+    "fixed": "#d62728",
+    "adaptive": "#d62728",
+}
+_PLAIN: tuple[Kind, ...] = ("hf", "vllm", "plain")  # drawn as whole lines: they have no draft length
+
+
+def draw(comparisons: Sequence[Comparison], path: Path) -> None:
+    """One panel per comparison, in a row per temperature and a column per number of streams."""
+    temperatures = sorted({comparison.temperature for comparison in comparisons})
+    streams = sorted({comparison.streams for comparison in comparisons})
+    figure = Figure(figsize=(6.4 * len(streams), 4.8 * len(temperatures)), layout="constrained")
+    panels = figure.subplots(len(temperatures), len(streams), squeeze=False)
+    for comparison in comparisons:
+        _panel(panels[temperatures.index(comparison.temperature)][streams.index(comparison.streams)], comparison)
+    figure.savefig(path, dpi=150)
+
+
+def _panel(axes: Axes, comparison: Comparison) -> None:
+    for one in comparison.scores:
+        if one.draft_length is None:
+            style = "-" if one.kind in _PLAIN else "--"
+            axes.axhline(one.median, color=_COLOURS[one.kind], linestyle=style, label=one.name)
+    for group in dict.fromkeys(one.group for one in comparison.scores):
+        _curve(axes, [one for one in comparison.scores if one.group == group and one.draft_length is not None])
+    axes.set_title(f"{comparison.streams} stream(s), temperature {comparison.temperature:g}")
+    axes.set_xlabel("draft length γ")
+    axes.set_ylabel("tokens/s, median (bars: least and most)")
+    lengths = {one.draft_length for one in comparison.scores if one.draft_length is not None}
+    axes.set_xticks(sorted(lengths))
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _curve(axes: Axes, scores: Sequence[Score]) -> None:
+    """Medians over γ, with the spread as bars."""
+    if not scores:
+        return
+    scores = sorted(scores, key=lambda one: one.draft_length or 0)
+    medians = [one.median for one in scores]
+    below = [one.median - min(one.tokens_per_s) for one in scores]
+    above = [max(one.tokens_per_s) - one.median for one in scores]
+    axes.errorbar(
+        [one.draft_length or 0 for one in scores],
+        medians,
+        yerr=[below, above],
+        color=_COLOURS[scores[0].kind],
+        marker="o",
+        capsize=3,
+        label=f"{scores[0].group}, γ fixed",
+    )
