@@ -200,9 +200,15 @@ class Coordinator:
             return
         if active.wants_drafter and endpoint.drafter is not None:
             active.drafter = self._placement.assign(endpoint.drafter, request_id)
-        for name in (active.target, active.drafter):
-            if name is not None:
-                self._outbox.put(name, active.admit())
+        self._outbox.put(active.target, active.admit())
+        self._admit_to_drafter(active)
+
+    def _admit_to_drafter(self, active: ActiveRequest) -> None:
+        """The drafter begins at once if drafts are wanted, else when a verdict says so."""
+        if active.target is not None and active.drafter is not None:
+            admit = active.admit()
+            wanted = self._placement.wants_drafts(active.target)
+            self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))
 
     def _unplace(self, active: ActiveRequest) -> None:
         """Take the request off its replicas."""
@@ -221,7 +227,7 @@ class Coordinator:
             return
         active.drafter = self._placement.assign(endpoint.drafter, request_id)
         if active.drafter is not None:
-            self._outbox.put(active.drafter, active.admit())
+            self._admit_to_drafter(active)
             self._outbox.put(active.target, Drafting(request_id, endpoint.draft_length))
 
     def _detach_drafter(self, active: ActiveRequest) -> None:

@@ -6,7 +6,9 @@ from actors.rows import RowKey
 from actors.runner import Runner
 from actors.step_cost import measure_step_cost
 from actors.target_row import TargetRow
-from decoding.draft_length import AcceptanceEstimate, choose_draft_lengths
+from actors.trial import SpeculationTrial
+from decoding.draft_length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
+from decoding.drafts import Draft
 
 _PATIENCE = 1.5  # how many usual draft latencies to wait for a draft
 _SMOOTHING = 0.1  # weight of the newest value in running means
@@ -22,6 +24,7 @@ class DraftPlanner:
         self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: what to expect of a new one
         self._step_cost_s = measure_step_cost(runner)
         self._mean_step_s = self._step_cost_s(1)
+        self._trial = SpeculationTrial()
         self._draft_token_s: float | None = None  # how long a missing draft token takes to come
 
     @property
@@ -29,15 +32,23 @@ class DraftPlanner:
         """What to expect of a new row's drafts."""
         return self._acceptance.value
 
-    def choose(self, rows: Sequence[TargetRow], now_s: float) -> list[list[int]]:
+    def choose(self, rows: Sequence[TargetRow], now_s: float) -> list[Draft]:
         """Of the drafts that are there, as much as pays in this step."""
-        drafts = [row.draft() for row in rows]
+        drafts = [row.best_draft() for row in rows]
         for row, draft in zip(rows, drafts, strict=True):
             if row.incomplete_since_s is not None:  # the wanted draft did not come in time
                 self._note_latency(row, now_s)
-            row.expects_drafts &= bool(draft)  # a drafter that missed its chance is waited for again once it offers
-        lengths = self._lengths(rows, [len(draft) for draft in drafts], latency_s=0.0)
-        return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
+            row.expects_drafts &= bool(draft.tokens)  # a drafter that missed its chance is waited for once it offers
+        if not self._adaptive:
+            return drafts
+        if not self.speculates(len(rows)):
+            return [draft.first(0) for draft in drafts]
+        counts = choose_draft_tokens([draft.chances for draft in drafts], self._step_cost_s)
+        return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
+
+    def speculates(self, rows: int) -> bool:
+        """Whether drafts for batches of so many rows are wanted now."""
+        return not self._adaptive or self._trial.speculates(rows)
 
     def plan(self, rows: Sequence[TargetRow], committed: Collection[RowKey], now_s: float) -> None:
         """Decide what draft each row should have; those that just committed wait for it, but never longer than a step.
@@ -57,12 +68,18 @@ class DraftPlanner:
     def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
         """Learn from what became of a row's draft."""
         row.acceptance.note(drafted=drafted, accepted=accepted)
+        row.trie.usual_chance = row.acceptance.value
         self._acceptance.note(drafted=drafted, accepted=accepted)
 
     def note_step(self, tokens: int, seconds: float) -> None:
-        """Learn from a step over so many tokens, padding included."""
+        """Learn from a step over so many tokens."""
         self._step_cost_s.note(tokens, seconds)
         self._mean_step_s += _SMOOTHING * (seconds - self._mean_step_s)
+
+    def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float) -> None:
+        """Learn from a step and the wait before it, together so many seconds, in which the rows committed tokens."""
+        if any(row.draft_length for row in rows):
+            self._trial.note(len(rows), committed, seconds, plain_step_s=self._step_cost_s(len(rows)))
 
     def note_offer(self, row: TargetRow, now_s: float) -> None:
         """Learn from an offer that fitted, if it completed what the row was waiting for."""
@@ -83,6 +100,8 @@ class DraftPlanner:
     def _lengths(self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float) -> list[int]:
         if not self._adaptive or not rows:
             return limits
+        if not self.speculates(len(rows)):
+            return [0] * len(rows)
         return choose_draft_lengths([row.acceptance.value for row in rows], limits, self._step_cost_s, latency_s)
 
     def _patience_s(self, draft_length: int) -> float:

@@ -83,6 +83,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     waiting: int  # requests that wait for one
     slots: int
     request_ids: list[int]  # the receiver's requests among them
+    drafting: bool = True  # of a target: whether drafts are wanted; not while plain decoding is faster
 
 
 Message = Admit | Cancel | Drafting | Offer | Commit | Failed | Alive | Report

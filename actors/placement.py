@@ -51,6 +51,11 @@ class Placement:
         self._replicas[name].request_ids.add(request_id)
         return name
 
+    def wants_drafts(self, name: str) -> bool:
+        """Whether a target would use drafts, by its last report."""
+        reported = self._replicas[name].reported
+        return reported is None or reported.drafting
+
     def release(self, name: str | None, request_id: int) -> None:
         if name in self._replicas:
             self._replicas[name].request_ids.discard(request_id)

@@ -42,6 +42,7 @@ class RowTable(Generic[R]):
         self._cache = cache
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
+        self.drafting = True  # whether drafts for them are wanted
 
     def __iter__(self) -> Iterator[R]:
         """The rows that hold a slot."""
@@ -75,7 +76,7 @@ class RowTable(Generic[R]):
     def report(self, peer: str | None = None) -> Report:
         """The load of all coordinators together, and which requests of `peer` are here."""
         request_ids = [request_id for owner, request_id in (*self._active, *self._waiting) if owner == peer]
-        return Report(len(self._active), len(self._waiting), self._cache.slots, request_ids)
+        return Report(len(self._active), len(self._waiting), self._cache.slots, request_ids, self.drafting)
 
     def _fill_slots(self) -> None:
         while self._waiting and self._cache.free:

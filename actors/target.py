@@ -40,6 +40,7 @@ class Target:
         self._rows: RowTable[TargetRow] = RowTable(runner.cache)
         self._reception = Reception(link, self._rows, self.times)
         self._planner = DraftPlanner(runner, adaptive=adaptive)
+        self._round_began_s: float | None = None  # at the end of the step before, unless something else came between
 
     def load(self) -> Report:
         """The load at this moment; any thread may ask."""
@@ -52,15 +53,17 @@ class Target:
         if prefilling:
             self._prefill(choose_prefill(prefilling, self._prefill_chunk))
         running = self._running()
+        if prefilling or not running:
+            self._round_began_s = None
         if running and _wait_s(running) == 0:
             self._step(running)
+        self._rows.drafting = self._planner.speculates(len(running))
         self._reception.close_turn()
 
     def _step(self, rows: list[TargetRow]) -> None:
         """One batched forward over every row's last token and its draft; each row commits one token or more."""
         began_s = time.perf_counter()
-        sizes = map(len, self._planner.choose(rows, began_s))
-        drafts = [row.best_draft(size) for row, size in zip(rows, sizes, strict=True)]
+        drafts = self._planner.choose(rows, began_s)
         inputs = [_verify_input(row, draft) for row, draft in zip(rows, drafts, strict=True)]
         sampled = _sample_after_drafts(rows, drafts, self._runner.logits(inputs))
         now_s = time.perf_counter()
@@ -68,19 +71,27 @@ class Target:
         self.times.step_s += now_s - began_s
         self._planner.note_step(sum(map(len, sampled)), now_s - began_s)
         self._receive(0.0)  # what was offered meanwhile is there for the verdict
+        committed = 0
         for row, draft, tokens in zip(rows, drafts, sampled, strict=True):
             if self._rows.get(row.key) is row:
-                self._judge(row, draft, tokens)
+                committed += self._judge(row, draft, tokens)
+        if self._round_began_s is not None:
+            self._planner.note_round(rows, committed, now_s - self._round_began_s)
+        self._round_began_s = now_s
         self._plan(rows)
 
-    def _judge(self, row: TargetRow, draft: Draft, sampled: list[int]) -> None:
-        """Commit what the target chose: of the draft, then the first token of its own. sampled: [K + 1]."""
+    def _judge(self, row: TargetRow, draft: Draft, sampled: list[int]) -> int:
+        """Commit what the target chose: of the draft, then the first token of its own. sampled: [K + 1].
+
+        Returns how many tokens that is.
+        """
         path, disagrees = accepted_path(sampled, draft)
         self._planner.note_verdict(row, drafted=len(path) + disagrees, accepted=len(path))
         self._runner.keep(row.slot, row.cached + 1, [row.cached + 1 + place for place in path])
         own = sampled[path[-1] + 1 if path else 0]
         tokens = [*(draft.tokens[place] for place in path), own]
         self._commit(row, tokens, drafted=len(draft.tokens), disagrees=disagrees)
+        return len(tokens)
 
     def _prefill(self, rows: list[TargetRow]) -> None:
         """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token."""
@@ -107,7 +118,8 @@ class Target:
         peer, request_id = row.key
         kept, finish = cut_at_stop(tokens, row.generated, row.params)
         accepted = min(len(tokens) - 1, len(kept))
-        useful = row.useful_draft_length  # as of the step before, which is soon enough for the drafter
+        # as of the step before, which is soon enough for the drafter
+        useful = row.useful_draft_length if self._rows.drafting else 0
         base = len(row.tokens)
         row.cached += len(tokens)
         row.trie.commit(kept)

@@ -14,6 +14,7 @@ class TargetRow(Row):
         super().__init__(peer, admit)
         self.trie = DraftTrie(self.tokens)
         self.acceptance = AcceptanceEstimate(expected=acceptance)
+        self.trie.usual_chance = self.acceptance.value
         self.expects_drafts = self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # what is worth waiting for
         self.useful_draft_length = self.draft_length  # what is worth verifying if it is there
@@ -38,11 +39,9 @@ class TargetRow(Row):
         """The most probable chain of what is there, as much of it as a step can use."""
         return self.trie.best_path(self.usable_draft_length)
 
-    def best_draft(self, size: int) -> Draft:
-        """The most probable `size` draft tokens, a chain or a tree. Where the chain is short, others fill it up."""
-        if size == len(self.draft()):
-            size = max(size, self.useful_draft_length)
-        return self.trie.best_draft(size, self.usable_draft_length)
+    def best_draft(self) -> Draft:
+        """The most probable tokens of what is there, a chain or a tree, as many as a step can use."""
+        return self.trie.best_draft(self.usable_draft_length, self.usable_draft_length)
 
     def has_wanted_draft(self) -> bool:
         return len(self.draft()) >= min(self.wanted_draft_length, self.usable_draft_length)

@@ -1,13 +1,12 @@
 """The trie of proposed continuations of one request. Drafts are hints: nothing offered here can change the text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
 MAX_DRAFT_LENGTH = 64  # tokens of one path; more are cut off
 _NEW_NODES = 1024  # tokens that may be added between two commits, so that no proposer can fill the memory
-_UNKNOWN_CHANCE = 0.5  # of a token whose proposer gives none; half of that for the second, …
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +15,15 @@ class Draft:
 
     tokens: list[int]  # [K]
     parents: list[int]  # [K] the place of the token that each follows; -1: it follows the text
+    chances: list[float] = field(default_factory=list)  # [K] of each to be committed, if known; falling
 
     @property
     def is_chain(self) -> bool:
         return self.parents == list(range(-1, len(self.parents) - 1))
+
+    def first(self, count: int) -> "Draft":
+        """Its first `count` tokens."""
+        return Draft(self.tokens[:count], self.parents[:count], self.chances[:count])
 
     def depths(self) -> list[int]:
         """[K] how far below the text each token stands, from 1 on."""
@@ -51,6 +55,7 @@ class DraftTrie:
         self._committed = committed
         self._root = _Node()
         self._room = _NEW_NODES
+        self.usual_chance = 0.5  # of a token whose proposer gives none; half of that for its second, …
 
     def __bool__(self) -> bool:
         """Whether there is any draft."""
@@ -98,7 +103,7 @@ class DraftTrie:
         child = node.children.get(token)
         if child is None and self._room > 0:
             self._room -= 1
-            child = node.children[token] = _Node(_UNKNOWN_CHANCE / (1 + len(node.children)))
+            child = node.children[token] = _Node(self.usual_chance / (1 + len(node.children)))
         if child is not None and 0 <= chance <= 1:
             child.chance = chance
         return child, depth + 1
@@ -125,7 +130,7 @@ class DraftTrie:
         A token's chance to be accepted is the product of those on its path, and the sum of all is how many are expected
         to be (Sequoia, arXiv 2402.12374, section 3). The first n of them are the best n.
         """
-        draft = Draft([], [])
+        draft = Draft([], [], [])
         heap: list[tuple[float, int, int, int, int, _Node]] = []
         order = count()
 
@@ -139,6 +144,7 @@ class DraftTrie:
             negative, _, token, parent, level, node = heappop(heap)
             draft.tokens.append(token)
             draft.parents.append(parent)
+            draft.chances.append(-negative)
             if level < depth:
                 push(node, -negative, len(draft.tokens) - 1, level + 1)
         return draft

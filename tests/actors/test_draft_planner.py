@@ -43,7 +43,7 @@ class Story:
             planner.note_offer(row, self.now_s)
         else:
             self.now_s += row.wait_s(self.now_s)
-        draft = planner.choose([row], self.now_s)[0]
+        draft = planner.choose([row], self.now_s)[0].tokens
         accepted = len(draft) if right else 0
         planner.note_verdict(row, drafted=len(draft), accepted=accepted)
         planner.note_step(1 + len(draft), STEP_S)

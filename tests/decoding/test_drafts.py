@@ -108,7 +108,8 @@ def test_the_best_draft_is_as_good_as_any(
     tokens, parents, chances = tree
     trie = DraftTrie([1])
     trie.offer(1, tokens, parents, chances)
-    whole, depths = [], []
+    whole: list[float] = []
+    depths: list[int] = []
     for parent, chance in zip(parents, chances, strict=True):
         whole.append(chance * (whole[parent] if parent >= 0 else 1.0))
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
