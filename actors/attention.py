@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from actors import native
+from actors.native import attention as native
 from decoding.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from actors.link import Link
 from actors.loading import ModelSpec, load_model
 from actors.loop import LoopThread, LoopTimes
 from actors.messages import Report
+from actors.native.norm import replace_norms
 from actors.packing import pack_linears
 from actors.runner import RowInput, Runner
 from actors.target import Target
@@ -21,6 +22,7 @@ def load_runner(spec: ModelSpec) -> Runner:
     max_query = max(spec.prefill_chunk, 64)
     model = load_model(spec)
     pack_linears(model)
+    replace_norms(model)
     runner = Runner(model, slots=spec.slots, max_length=spec.max_length, max_query=max_query)
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
     return runner

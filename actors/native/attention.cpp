@@ -1,7 +1,9 @@
-// Attention of few new tokens per row over KV slots, on a CPU. See actors/native/__init__.py.
+// Attention of few new tokens per row over KV slots, on a CPU. See actors/native/attention.py.
 //
 // Each row reads its own columns, each kv head is read once for all the query heads and tokens that share it, and scores,
 // softmax and sums are float32. Built for the machine that runs it; the compiler vectorises the inner loops.
+
+#include "numbers.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,27 +11,6 @@
 #include <vector>
 
 namespace {
-
-struct BFloat16 {
-    uint16_t bits;
-};
-
-inline float load(float value) { return value; }
-
-inline float load(BFloat16 value) {
-    const uint32_t wide = static_cast<uint32_t>(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &wide, sizeof result);
-    return result;
-}
-
-inline void store(float value, float* place) { *place = value; }
-
-inline void store(float value, BFloat16* place) {  // to nearest, ties to even
-    uint32_t wide;
-    std::memcpy(&wide, &value, sizeof wide);
-    place->bits = static_cast<uint16_t>((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
-}
 
 // e^x for x <= 0 within 2e-7, in a form that vectorises: 2^whole * 2^rest, rest in [-0.5, 0.5], by its Taylor series.
 inline float exponential(float x) {

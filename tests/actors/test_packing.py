@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from actors.native.norm import replace_norms
 from actors.packing import PackedLinear, pack_linears
 from actors.runner import RowInput, Runner
-from tests.support.models import tiny_model
+from tests.support.models import CONFIGS, tiny_model
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 40])
@@ -18,14 +19,16 @@ def test_a_packed_layer_equals_the_layer(dtype: torch.dtype, tolerance: float, b
     for parameter in linear.parameters():
         parameter.normal_(std=0.2, generator=generator)
     x = torch.randn(1, tokens, 48, generator=generator).to(dtype)
-    torch.testing.assert_close(PackedLinear(linear)(x), linear(x), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(PackedLinear(linear.weight, linear.bias)(x), linear(x), atol=tolerance, rtol=tolerance)
 
 
-def test_a_packed_model_gives_the_same_logits() -> None:
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_packed_model_gives_the_same_logits(family: str) -> None:
     rows = [RowInput(0, 0, [3, 1, 4, 1, 5]), RowInput(2, 0, [9, 2])]
-    expected = Runner(tiny_model("llama-gqa"), slots=3, max_length=16, max_query=8).logits(rows)
-    model = tiny_model("llama-gqa")
+    expected = Runner(tiny_model(family), slots=3, max_length=16, max_query=8).logits(rows)
+    model = tiny_model(family)
     pack_linears(model)
+    replace_norms(model)
     assert not any(type(module) is nn.Linear for module in model.modules())
     found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
     torch.testing.assert_close(found, expected, atol=5e-6, rtol=5e-6)
