@@ -86,12 +86,12 @@ class RowTable(Generic[R]):
 
 
 def choose_prefill(rows: Iterable[R], budget: int) -> list[R]:
-    """The first rows whose next chunks fit together into `budget` tokens, padding included; at least one."""
+    """The first rows whose next chunks fit together into `budget` tokens; at least one."""
     chosen: list[R] = []
-    width = 0
+    tokens = 0
     for row in rows:
-        width = max(width, min(row.pending, budget))
-        if chosen and width * (len(chosen) + 1) > budget:
+        tokens += min(row.pending, budget)
+        if chosen and tokens > budget:
             break
         chosen.append(row)
     return chosen

@@ -57,17 +57,6 @@ class Runner:
             capture=capture,
         )
 
-    def forward(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
-        """TRANSITION [B, Q, V] padded."""
-        logits = self.logits(rows, last_only=last_only)
-        if last_only:
-            return logits
-        width = max(len(row.tokens) for row in rows)
-        flat = [i * width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]
-        padded = logits.new_zeros(len(rows) * width, logits.shape[-1])
-        padded[flat] = logits
-        return padded.view(len(rows), width, -1)
-
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
         """One forward over ragged rows, whose tokens lie one after the other.

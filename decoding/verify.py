@@ -7,26 +7,7 @@ same rule without noise. What is committed is always the target's own sample, so
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from decoding.drafts import Draft
-
-
-def accepted_lengths(sampled: Tensor, drafts: Tensor, draft_lengths: Tensor) -> Tensor:
-    """How many leading draft tokens of each row the target also chose.
-
-    Args:
-        sampled: [B, Q] int64, the target's tokens after the last committed and after each draft token; Q = K + 1.
-        drafts: [B, K] int64, padded on the right.
-        draft_lengths: [B] int64, each from 0 to K.
-
-    Returns:
-        [B] int64. Row i commits sampled[i, : accepted + 1]: its accepted tokens, then the recovered or bonus token.
-    """
-    columns = torch.arange(drafts.shape[1], device=drafts.device)
-    agrees = (sampled[:, :-1] == drafts) & (columns < draft_lengths[:, None])  # [B, K]
-    return agrees.long().cumprod(dim=-1).sum(dim=-1)
 
 
 def accepted_path(sampled: Sequence[int], draft: Draft) -> tuple[list[int], bool]:

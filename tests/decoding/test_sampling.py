@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from decoding.drafts import Draft
 from decoding.params import SamplingParams
 from decoding.sampling import SamplingBatch, process, rank, sample
-from decoding.verify import accepted_lengths
+from decoding.verify import accepted_path
 from tests.support.chi_square import count, p_value
 
 DRAWS = 200_000
@@ -110,7 +111,11 @@ def speculate(target: Chain, drafter: Chain, texts: Tensor, draft_length: int) -
         chosen.append(target.next(path[-1], position))
         path.append(drafter.next(path[-1], position))
     sampled, drafts = torch.stack(chosen, dim=1), torch.stack(path[1:-1], dim=1)
-    return sampled, accepted_lengths(sampled, drafts, torch.full((DRAWS,), draft_length))
+    chain = list(range(-1, draft_length - 1))
+    paths = (
+        accepted_path(row, Draft(draft, chain))[0] for row, draft in zip(sampled.tolist(), drafts.tolist(), strict=True)
+    )
+    return sampled, torch.tensor([len(path) for path in paths])
 
 
 def test_committed_tokens_follow_the_target() -> None:

@@ -1,11 +1,10 @@
 """Verification against a plain loop."""
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.drafts import Draft
-from decoding.verify import accepted_lengths, accepted_path
+from decoding.verify import accepted_path
 from tests.support.properties import repeatable
 
 
@@ -26,22 +25,6 @@ def accepted_by_loop(sampled: list[int], draft: list[int]) -> int:
             break
         accepted += 1
     return accepted
-
-
-@repeatable
-@given(batches())
-def test_accepted_lengths(batch: tuple[list[list[int]], list[list[int]], list[int]]) -> None:
-    sampled, drafts, lengths = batch
-    expected = [
-        accepted_by_loop(row, draft[:length]) for row, draft, length in zip(sampled, drafts, lengths, strict=True)
-    ]
-    drafts_tensor = torch.tensor(drafts, dtype=torch.int64).view(len(drafts), -1)
-    assert accepted_lengths(torch.tensor(sampled), drafts_tensor, torch.tensor(lengths)).tolist() == expected
-
-
-def test_padding_that_agrees_is_not_accepted() -> None:
-    sampled, drafts = torch.tensor([[5, 0, 0, 0]]), torch.tensor([[5, 0, 0]])
-    assert accepted_lengths(sampled, drafts, torch.tensor([1])).tolist() == [1]
 
 
 @repeatable
