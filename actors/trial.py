@@ -12,11 +12,12 @@ _BUDGET = 0.01  # the share of the time that trials of the slower way may cost
 _LEAST_PAUSE_S = 1.0  # between trials
 _SMOOTHING = 0.3  # weight of the newest window
 _MARGIN = 1.2  # speculation that beats the estimate of plain decoding by that needs no trial
+_HOPELESS, _HOPELESS_STEPS = 0.7, 6  # a trial ends early if it reaches only that share of plain decoding
 
 
 @dataclass(slots=True)
 class _Contest:
-    """Both ways of decoding batches of about one size."""
+    """Both ways of decoding batches of about one size. plain_rate: tokens per second of plain decoding, estimated."""
 
     speculating: bool = True  # in the current window
     steps: int = 0  # of the current window
@@ -32,13 +33,15 @@ class _Contest:
             self.tokens += tokens
             self.seconds += seconds
 
-    def is_over(self) -> bool:
-        if self.trying:
-            return self.steps >= _SETTLING_STEPS + _WINDOW_STEPS[self.speculating]
-        return self.seconds > self.pause_s
+    def is_over(self, plain_rate: float) -> bool:
+        if not self.trying:
+            return self.seconds > self.pause_s
+        counted = self.steps - _SETTLING_STEPS
+        hopeless = self.speculating and self.tokens < _HOPELESS * self.rates.get(False, plain_rate) * self.seconds
+        return counted >= (_HOPELESS_STEPS if hopeless else _WINDOW_STEPS[self.speculating])
 
     def close(self, plain_rate: float) -> None:
-        """Learn from the window that is over, and open the next. plain_rate: an estimate, tokens per second."""
+        """Learn from the window that is over, and open the next."""
         rate = self.tokens / self.seconds
         before = self.rates.get(self.speculating, rate)
         self.rates[self.speculating] = before + _SMOOTHING * (rate - before)
@@ -82,8 +85,9 @@ class SpeculationTrial:
         """
         contest = self._contest(rows)
         contest.note(tokens, seconds)
-        if contest.is_over():
-            contest.close(rows / plain_step_s)
+        plain_rate = rows / plain_step_s
+        if contest.is_over(plain_rate):
+            contest.close(plain_rate)
 
     def _contest(self, rows: int) -> _Contest:
         return self._contests.setdefault(rows.bit_length(), _Contest())
