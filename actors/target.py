@@ -40,7 +40,7 @@ class Target:
         self._rows: RowTable[TargetRow] = RowTable(runner.cache)
         self._reception = Reception(link, self._rows, self.times)
         self._planner = DraftPlanner(runner, adaptive=adaptive)
-        self._round_began_s: float | None = None  # at the end of the step before, unless something else came between
+        self._waited_before_s = 0.0  # for drafts, up to the step before
 
     def load(self) -> Report:
         """The load at this moment; any thread may ask."""
@@ -53,11 +53,10 @@ class Target:
         if prefilling:
             self._prefill(choose_prefill(prefilling, self._prefill_chunk))
         running = self._running()
-        if prefilling or not running:
-            self._round_began_s = None
         if running and _wait_s(running) == 0:
             self._step(running)
-        self._rows.drafting = self._planner.speculates(len(running))
+        if running:
+            self._rows.drafting = self._planner.speculates(len(running))
         self._reception.close_turn()
 
     def _step(self, rows: list[TargetRow]) -> None:
@@ -75,9 +74,8 @@ class Target:
         for row, draft, tokens in zip(rows, drafts, sampled, strict=True):
             if self._rows.get(row.key) is row:
                 committed += self._judge(row, draft, tokens)
-        if self._round_began_s is not None:
-            self._planner.note_round(rows, committed, now_s - self._round_began_s)
-        self._round_began_s = now_s
+        self._planner.note_round(rows, committed, now_s - began_s + self.times.waited_s - self._waited_before_s)
+        self._waited_before_s = self.times.waited_s
         self._plan(rows)
 
     def _judge(self, row: TargetRow, draft: Draft, sampled: list[int]) -> int:

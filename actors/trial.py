@@ -6,13 +6,13 @@ So a target compares the tokens per second that it commits with speculation and 
 
 from dataclasses import dataclass, field
 
-_WINDOW_STEPS = {True: 24, False: 12}  # of a trial with speculation, and without
-_SETTLING_STEPS = 4  # at the begin of a window: drafters catch up, or come to rest
+_TRIAL_TOKENS = {True: 48, False: 16}  # committed in a trial with speculation and without, and …
+_TRIAL_STEPS = 6  # … the least number of steps
+_SETTLING_STEPS = 3  # at the begin of a window: drafters catch up, or come to rest
 _BUDGET = 0.01  # the share of the time that trials of the slower way may cost
 _LEAST_PAUSE_S = 1.0  # between trials
 _SMOOTHING = 0.3  # weight of the newest window
 _MARGIN = 1.2  # speculation that beats the estimate of plain decoding by that needs no trial
-_HOPELESS, _HOPELESS_STEPS = 0.7, 6  # a trial ends early if it reaches only that share of plain decoding
 
 
 @dataclass(slots=True)
@@ -33,12 +33,14 @@ class _Contest:
             self.tokens += tokens
             self.seconds += seconds
 
-    def is_over(self, plain_rate: float) -> bool:
+    def prefers_plain(self) -> bool:
+        return len(self.rates) == 2 and self.rates[False] > self.rates[True]
+
+    def is_over(self) -> bool:
         if not self.trying:
             return self.seconds > self.pause_s
-        counted = self.steps - _SETTLING_STEPS
-        hopeless = self.speculating and self.tokens < _HOPELESS * self.rates.get(False, plain_rate) * self.seconds
-        return counted >= (_HOPELESS_STEPS if hopeless else _WINDOW_STEPS[self.speculating])
+        enough_steps = self.steps >= _SETTLING_STEPS + _TRIAL_STEPS
+        return enough_steps and self.tokens >= _TRIAL_TOKENS[self.speculating]
 
     def close(self, plain_rate: float) -> None:
         """Learn from the window that is over, and open the next."""
@@ -48,7 +50,7 @@ class _Contest:
         clear = self.speculating and rate > _MARGIN * plain_rate
         if clear:
             self._use(True, pause_s=_LEAST_PAUSE_S)
-        elif not self.trying or len(self.rates) < len(_WINDOW_STEPS):
+        elif not self.trying or len(self.rates) < 2:
             self._open(not self.speculating, trying=True)
         else:
             winner = max(self.rates, key=self.rates.__getitem__)
@@ -85,9 +87,20 @@ class SpeculationTrial:
         """
         contest = self._contest(rows)
         contest.note(tokens, seconds)
-        plain_rate = rows / plain_step_s
-        if contest.is_over(plain_rate):
-            contest.close(plain_rate)
+        if contest.is_over():
+            contest.close(rows / plain_step_s)
 
     def _contest(self, rows: int) -> _Contest:
-        return self._contests.setdefault(rows.bit_length(), _Contest())
+        size = rows.bit_length()
+        if size not in self._contests:
+            self._contests[size] = self._like_nearest(size)
+        return self._contests[size]
+
+    def _like_nearest(self, size: int) -> _Contest:
+        """A new contest; where batches of about the same size are better decoded plainly, it begins with that."""
+        nearest = min(self._contests, key=lambda other: abs(other - size), default=None)
+        contest = _Contest()
+        if nearest is not None and self._contests[nearest].prefers_plain():
+            contest.speculating = contest.trying = False
+            contest.pause_s = _LEAST_PAUSE_S
+        return contest
