@@ -25,6 +25,7 @@ class DraftPlanner:
         self._step_cost_s = measure_step_cost(runner)
         self._mean_step_s = self._step_cost_s(1)
         self._trial = SpeculationTrial()
+        self.rows_in_hand = 1  # those whose prompts are still being processed included: they will run soon
         self._draft_token_s: float | None = None  # how long a missing draft token takes to come
 
     @property
@@ -41,14 +42,14 @@ class DraftPlanner:
             row.expects_drafts &= bool(draft.tokens)  # a drafter that missed its chance is waited for once it offers
         if not self._adaptive:
             return drafts
-        if not self.speculates(len(rows)):
+        if not self.speculates():
             return [draft.first(0) for draft in drafts]
         counts = choose_draft_tokens([draft.chances for draft in drafts], self._step_cost_s)
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
-    def speculates(self, rows: int) -> bool:
-        """Whether drafts for batches of so many rows are wanted now."""
-        return not self._adaptive or self._trial.speculates(rows)
+    def speculates(self) -> bool:
+        """Whether drafts are wanted now."""
+        return not self._adaptive or self._trial.speculates(self.rows_in_hand)
 
     def plan(self, rows: Sequence[TargetRow], committed: Collection[RowKey], now_s: float) -> None:
         """Decide what draft each row should have; those that just committed wait for it, but never longer than a step.
@@ -78,7 +79,7 @@ class DraftPlanner:
 
     def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float) -> None:
         """Learn from a step and the wait before it, together so many seconds, in which the rows committed tokens."""
-        if any(row.draft_length for row in rows):
+        if len(rows) == self.rows_in_hand and any(row.draft_length for row in rows):
             self._trial.note(len(rows), committed, seconds, plain_step_s=self._step_cost_s(len(rows)))
 
     def note_offer(self, row: TargetRow, now_s: float) -> None:
@@ -100,7 +101,7 @@ class DraftPlanner:
     def _lengths(self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float) -> list[int]:
         if not self._adaptive or not rows:
             return limits
-        if not self.speculates(len(rows)):
+        if not self.speculates():
             return [0] * len(rows)
         return choose_draft_lengths([row.acceptance.value for row in rows], limits, self._step_cost_s, latency_s)
 

@@ -49,14 +49,15 @@ class Target:
     def turn(self) -> None:
         """Receive; prefill one chunk of the new rows; take one step with the running ones, once they are ready."""
         self._receive(self._timeout_s())
+        if len(self._rows):
+            self._planner.rows_in_hand = len(self._rows)
+            self._rows.drafting = self._planner.speculates()
         prefilling = [row for row in self._rows if row.prefilling]
         if prefilling:
             self._prefill(choose_prefill(prefilling, self._prefill_chunk))
         running = self._running()
         if running and _wait_s(running) == 0:
             self._step(running)
-        if running:
-            self._rows.drafting = self._planner.speculates(len(running))
         self._reception.close_turn()
 
     def _step(self, rows: list[TargetRow]) -> None:
