@@ -93,7 +93,7 @@ def _attend(
 ) -> Tensor:
     """Write the new keys and values to their slots, then attend to the first L columns: [1, N, heads, head_dim]."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if native.can_attend(query, value, mask):
+    if native.can_attend(query, key, value, keys, values, mask):
         return native.attend(query, key, value, keys, values, batch, mask, scale)
     keys[batch.slots, :, batch.columns] = key[0].transpose(0, 1)
     values[batch.slots, :, batch.columns] = value[0].transpose(0, 1)

@@ -79,8 +79,9 @@ class DraftPlanner:
 
     def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float) -> None:
         """Learn from a step and the wait before it, together so many seconds, in which the rows committed tokens."""
-        if len(rows) == self.rows_in_hand and any(row.draft_length for row in rows):
-            self._trial.note(len(rows), committed, seconds, plain_step_s=self._step_cost_s(len(rows)))
+        if 2 * len(rows) > self.rows_in_hand and any(row.draft_length for row in rows):
+            plain_rate = len(rows) / self._step_cost_s(len(rows))
+            self._trial.note(self.rows_in_hand, committed, seconds, plain_rate=plain_rate)
 
     def note_offer(self, row: TargetRow, now_s: float) -> None:
         """Learn from an offer that fitted, if it completed what the row was waiting for."""

@@ -8,10 +8,12 @@ import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.cuda import _POOL_HANDLE
 
 from actors.attention import SlotBatch
 from actors.row_input import RowInput, visible_columns
@@ -63,7 +65,7 @@ class Graphs:
         """
         self._forward, self._device, self._dtype = forward, device, dtype
         self._spare_slot, self._capacity, self._window = spare_slot, capacity, window
-        self._capture = capture or _capture
+        self._capture = capture or partial(_capture, pool=torch.cuda.graph_pool_handle())
         self._captured: dict[Shape, tuple[Buffers, Replay]] = {}
 
     def bucket(self, rows: Sequence[RowInput]) -> Shape | None:
@@ -146,7 +148,7 @@ def _round_up(value: int, buckets: Sequence[int]) -> int:
     return buckets[bisect_left(buckets, value)]
 
 
-def _capture(run: Replay) -> Replay:
+def _capture(run: Replay, pool: _POOL_HANDLE) -> Replay:
     """Record the kernels of a call; two calls before let libraries allocate what they need."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -155,7 +157,9 @@ def _capture(run: Replay) -> Replay:
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(
+        graph, pool=pool
+    ):  # results are copied before the next replay, so all graphs may share memory
         output = run()
 
     def replay() -> Tensor:

@@ -14,7 +14,7 @@ _TOKENS = 8  # what the layout is made for; it serves other numbers almost as we
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-# Layers that models apply to the same input, in this order: as one they keep the threads busy for longer.
+# Layers that models apply to the same input: as one they keep the threads busy for longer.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -33,41 +33,35 @@ class PackedLinear(nn.Module):
         return result
 
 
-class FirstOfSeveral(nn.Module):
-    """The first of some linear layers that see the same input: computes all of them at once."""
+class PackedTogether:
+    """Some linear layers that see the same input, computed at once when the first of them is called."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        super().__init__()
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [bias for linear in linears if (bias := getattr(linear, "bias", None)) is not None]
         self._all = PackedLinear(weight, torch.cat(biases) if biases else None)
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
-        self._results: list[Tensor] = []
+        self._results: Sequence[Tensor] = ()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in_features]; returns [..., out_features] of the first."""
-        self._input = x
-        first, *self._results = self._all(x).split(self._sizes, dim=-1)
-        result: Tensor = first
-        return result
-
-    def take(self, x: Tensor) -> Tensor:
-        """The result of the next layer, for the input that the first one had."""
-        assert x is self._input, "the layers of a group have different inputs"
-        return self._results.pop(0)
+    def result(self, index: int, x: Tensor) -> Tensor:
+        """[..., out_features] of one of the layers; x: [..., in_features], the same tensor for all of them."""
+        if x is not self._input:
+            self._input = x
+            self._results = self._all(x).split(self._sizes, dim=-1)
+        return self._results[index]
 
 
-class NextOfSeveral(nn.Module):
-    """A linear layer that was computed by the first one of its group."""
+class OneOfSeveral(nn.Module):
+    """A linear layer that is computed together with others."""
 
-    def __init__(self, first: FirstOfSeveral) -> None:
+    def __init__(self, together: PackedTogether, index: int) -> None:
         super().__init__()
-        self._take = first.take
+        self._together, self._index = together, index
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in_features], the very tensor that the first one was given; returns [..., out_features]."""
-        return self._take(x)
+        """x: [..., in_features]; returns [..., out_features]."""
+        return self._together.result(self._index, x)
 
 
 @torch.no_grad()
@@ -89,10 +83,9 @@ def _join(module: nn.Module, names: Sequence[str]) -> None:
     linears = [child for name in names if _profits(child := getattr(module, name, None))]
     if len(linears) < len(names) or len({getattr(linear, "bias", None) is None for linear in linears}) > 1:
         return
-    first = FirstOfSeveral(linears)
-    setattr(module, names[0], first)
-    for name in names[1:]:
-        setattr(module, name, NextOfSeveral(first))
+    together = PackedTogether(linears)
+    for index, name in enumerate(names):
+        setattr(module, name, OneOfSeveral(together, index))
 
 
 def _profits(module: object) -> TypeGuard[nn.Linear]:

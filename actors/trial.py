@@ -77,18 +77,18 @@ class SpeculationTrial:
         """Whether batches of so many rows are to be speculated now."""
         return self._contest(rows).speculating
 
-    def note(self, rows: int, tokens: int, seconds: float, *, plain_step_s: float) -> None:
+    def note(self, rows: int, tokens: int, seconds: float, *, plain_rate: float) -> None:
         """Count a step.
 
         Args:
             tokens: committed by it.
             seconds: since the step before, waiting included.
-            plain_step_s: what a step without drafts is estimated to take.
+            plain_rate: tokens per second of steps without drafts, estimated.
         """
         contest = self._contest(rows)
         contest.note(tokens, seconds)
         if contest.is_over():
-            contest.close(rows / plain_step_s)
+            contest.close(plain_rate)
 
     def _contest(self, rows: int) -> _Contest:
         size = rows.bit_length()

@@ -31,6 +31,7 @@ inline float exponential(float x) {
 }
 
 constexpr float masked_score = -1e30f;
+constexpr float least = -80.0f;  // e to this counts as 0: smaller numbers are slow to compute with
 
 struct Shape {
     int64_t rows, heads, kv_heads, head_dim, capacity, width, length, threads;
@@ -94,7 +95,8 @@ class Attention {
         }
         float total = 0;
         for (int64_t column = 0; column < end; ++column) {
-            scores[column] = exponential(scores[column] - best);
+            const float below = scores[column] - best;
+            scores[column] = below < least ? 0.0f : exponential(below);
             total += scores[column];
         }
         const float factor = 1 / total;

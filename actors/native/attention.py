@@ -29,15 +29,13 @@ class _Shape(ctypes.Structure):
     ]
 
 
-def can_attend(query: Tensor, value: Tensor, mask: Tensor) -> bool:
-    """Whether `attend` can do it: on a CPU, few tokens per row, keys and values of one size, and a compiler at hand.
-
-    query, value: [1, heads, N, head_dim]; mask: [B, Q, L].
-    """
+def can_attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> bool:
+    """Whether `attend` can do it: on a CPU, few tokens per row, all of one type and size, and a compiler at hand."""
     return (
         query.device.type == "cpu"
         and mask.shape[1] <= MAX_WIDTH
         and query.dtype in _NAMES
+        and {states.dtype for states in (key, value, keys, values, mask)} == {query.dtype}
         and query.shape[-1] == value.shape[-1]
         and library() is not None
     )

@@ -10,8 +10,10 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17", "-shared", "-fPIC")
@@ -26,28 +28,33 @@ _log = logging.getLogger(__name__)
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The functions of all C++ files here; None where they can't be built, which costs speed and nothing else."""
-    sources = sorted(Path(__file__).parent.glob("*.cpp"))
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or shutil.which("clang++") or ""]
+    if compiler == [""]:
         _log.warning("no C++ compiler (g++ or clang++), so models run slower on this CPU than they could")
         return None
-    command = [compiler, *_FLAGS, *_MATHS]
-    identity = "\n".join(
-        [*command, *(source.read_text(encoding="utf-8") for source in sources), platform.machine(), _processor()]
-    )
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consort"
-    built = folder / f"native-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    if not built.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = built.with_suffix(f".{os.getpid()}")
-        result = subprocess.run(
-            [*command, *map(str, sources), "-o", str(partial)], capture_output=True, text=True, check=False
-        )
-        if result.returncode != 0:
-            _log.warning("the C++ part can't be built, which costs speed: %s", result.stderr.strip())
-            return None
-        partial.rename(built)
-    return ctypes.CDLL(str(built))
+    try:
+        return ctypes.CDLL(str(_built([*compiler, *_FLAGS, *_MATHS])))
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+        _log.warning("the C++ part can't be built, which costs speed: %s", reason)
+        return None
+
+
+def _built(command: list[str]) -> Path:
+    """The library, from the cache or by the compiler."""
+    folder = Path(__file__).parent
+    texts = [path.read_text(encoding="utf-8") for path in sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])]
+    identity = "\n".join([*command, *texts, platform.machine(), _processor()])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consort"
+    library_path = cache / f"native-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    if not library_path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as partial:  # others may be building it, too
+            output = Path(partial) / library_path.name
+            sources = map(str, sorted(folder.glob("*.cpp")))
+            subprocess.run([*command, *sources, "-o", str(output)], capture_output=True, text=True, check=True)
+            output.replace(library_path)
+    return library_path
 
 
 def _processor() -> str:
@@ -56,4 +63,4 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.startswith("flags")), platform.processor())
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

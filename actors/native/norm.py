@@ -14,16 +14,21 @@ _TOLERANCE = 0.01  # half a step of bfloat16 and a little more
 class NativeRMSNorm(nn.Module):
     """Zhang and Sennrich, arXiv 1910.07467, with transformers' rounding."""
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, original: nn.Module, weight: Tensor, eps: float) -> None:
+        """original: the layer that this one stands for, and that is asked about inputs of another type."""
         super().__init__()
         native = library()
         assert native is not None
         self.weight = weight
+        self._original = original
         self._eps = ctypes.c_float(eps)
         self._function = getattr(native, _NAMES[weight.dtype])
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., H]; returns the same shape."""
+        if x.dtype != self.weight.dtype:
+            result: Tensor = self._original(x)
+            return result
         x = x.contiguous()
         output = torch.empty_like(x)
         size = x.shape[-1]
@@ -40,14 +45,12 @@ class NativeRMSNorm(nn.Module):
 @torch.no_grad()
 def replace_norms(module: nn.Module) -> None:
     """Replace the layers below `module` that compute what `NativeRMSNorm` does: each is tried on random numbers."""
-    if library() is None:
-        return
     for name, child in module.named_children():
         weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", getattr(child, "eps", None))
         if not type(child).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
             replace_norms(child)
-        elif weight.device.type == "cpu" and weight.dtype in _NAMES:
-            native = NativeRMSNorm(weight, eps)
+        elif weight.device.type == "cpu" and weight.dtype in _NAMES and weight.is_contiguous() and library():
+            native = NativeRMSNorm(child, weight, eps)
             x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
             if torch.allclose(native(x), child(x), rtol=_TOLERANCE, atol=_TOLERANCE):
                 setattr(module, name, native)

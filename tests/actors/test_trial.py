@@ -28,7 +28,7 @@ class Machine:
             tokens = rows * (3 if speculates else 1)
             seconds = tokens / (speculative_rate if speculates else plain_rate)
             seconds *= self._chance.uniform(1 - self._spread, 1 + self._spread)
-            self._trial.note(rows, tokens, seconds, plain_step_s=rows / plain_rate)
+            self._trial.note(rows, tokens, seconds, plain_rate=plain_rate)
             self.seconds += seconds
             self.tokens += tokens
         return speculated / steps
