@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from actors.draft_tree import DraftNode, DraftTree
 from actors.messages import Admit, Offer
+from actors.row_input import RowInput
 from actors.rows import Row
-from actors.runner import RowInput, Runner
+from actors.runner import Runner
 from decoding.calibration import RankCalibration
 
 WIDTH = 8  # the most tokens of a row in one step

@@ -10,7 +10,8 @@ from actors.loop import LoopThread, LoopTimes
 from actors.messages import Report
 from actors.native.norm import replace_norms
 from actors.packing import pack_linears
-from actors.runner import RowInput, Runner
+from actors.row_input import RowInput
+from actors.runner import Runner
 from actors.target import Target
 from actors.zmq_link import ReplicaZmqLink
 

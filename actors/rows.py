@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from actors.messages import Admit, Report
-from actors.runner import RowInput
+from actors.row_input import RowInput
 from actors.slots import SlotCache
 
 RowKey = tuple[str, int]  # the coordinator that admitted the request, request_id

@@ -17,8 +17,6 @@ from actors.row_input import RowInput, visible_columns
 from actors.slots import SlotCache
 from decoding.errors import ConfigError
 
-__all__ = ["RowInput", "Runner"]
-
 
 class Runner:
     """A model with a cache of `slots` rows, each of `max_length` tokens."""

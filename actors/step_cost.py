@@ -6,7 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from actors.runner import RowInput, Runner
+from actors.row_input import RowInput
+from actors.runner import Runner
 
 _SMOOTHING = 0.1  # weight of the newest time
 _RELAXING = 0.003  # how fast sizes without steps follow the others, per step

@@ -15,8 +15,9 @@ from actors.link import Link
 from actors.loop import LoopTimes
 from actors.messages import Admit, Commit, Drafting, Failed, Message, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
+from actors.row_input import RowInput
 from actors.rows import RowTable, choose_prefill, in_slot_order
-from actors.runner import RowInput, Runner
+from actors.runner import Runner
 from actors.target_row import TargetRow
 from decoding.drafts import Draft
 from decoding.sampling import SamplingBatch, sample

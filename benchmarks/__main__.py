@@ -13,6 +13,7 @@ import click
 
 from actors.loading import load_tokenizer
 from benchmarks.comparison import Comparison, run_comparison
+from benchmarks.figure import draw
 from benchmarks.inflated import inflated_target
 from benchmarks.lineup import Lineup, Options, enter
 from benchmarks.ours import measure_times, swept_lengths
@@ -55,7 +56,8 @@ def main(repetitions: int, prompts: int, new_tokens: int, output: Path, **given:
             click.echo(f"\n{as_text(comparisons[-1])}\n")
     settings = asdict(options) | {"repetitions": repetitions, "prompts": prompts, "new_tokens": new_tokens}
     write(output, comparisons, "benchmarks", settings, left_out=lineup.left_out)
-    _draw(comparisons, output.with_suffix(".png"))
+    draw(comparisons, output.with_suffix(".png"))
+    click.echo(f"drawn to {output.with_suffix('.png')}")
     for reason in lineup.left_out:
         click.echo(reason)
 
@@ -72,16 +74,6 @@ def _compare(lineup: Lineup, options: Options, workload: Workload, repetitions: 
         prompts=prompts,
         report=click.echo,
     )
-
-
-def _draw(comparisons: list[Comparison], path: Path) -> None:
-    try:
-        from benchmarks.figure import draw
-    except ImportError:
-        click.echo("no figure is drawn without matplotlib: pip install -c constraints.txt -e '.[bench]'")
-        return
-    draw(comparisons, path)
-    click.echo(f"drawn to {path}")
 
 
 if __name__ == "__main__":

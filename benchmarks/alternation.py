@@ -10,7 +10,8 @@ from itertools import islice
 
 from actors.loop import LoopTimes
 from actors.request import Statistics
-from actors.runner import RowInput, Runner
+from actors.row_input import RowInput
+from actors.runner import Runner
 from benchmarks.contestant import Activity, Contestant
 from benchmarks.hosts import Host
 from benchmarks.workload import Workload

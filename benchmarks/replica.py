@@ -14,7 +14,8 @@ from typing import Literal
 from actors.drafter import Drafter
 from actors.link import Link
 from actors.loop import LoopThread, LoopTimes
-from actors.runner import RowInput, Runner
+from actors.row_input import RowInput
+from actors.runner import Runner
 from actors.target import Target
 
 Role = Literal["target", "adaptive-target", "drafter"]

@@ -15,6 +15,7 @@ import click
 
 from benchmarks.inflated import inflated_target
 from benchmarks.report import write
+from benchmarks.serve_figure import draw
 from benchmarks.serve_findings import OFF, ON, VLLM, Comparison, as_text
 from benchmarks.serve_load import Load, LoadGenerator, Measured
 from benchmarks.serve_overhead import Overhead, measure_overhead
@@ -75,7 +76,8 @@ def main(output: Path, **given: Any) -> None:
     settings = asdict(options) | {"server": config.model_dump(mode="json")}
     findings = {"loads": [asdict(one) for one in comparisons], "http_overhead": [asdict(one) for one in overheads]}
     write(output, [], "benchmarks.serve", settings, **findings)
-    _draw(comparisons, output.with_suffix(".png"))
+    draw(comparisons, output.with_suffix(".png"))
+    click.echo(f"drawn to {output.with_suffix('.png')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +192,6 @@ def _overheads(options: Options, config: ServerConfig) -> list[Overhead]:
     prompts = read_prompts(PROMPTS)[: options.overhead_prompts + 1]
     measure = partial(measure_overhead, config, prompts, new_tokens=options.new_tokens)
     return [measure(temperature=options.temperatures[0], speculate=speculate) for speculate in (True, False)]
-
-
-def _draw(comparisons: list[Comparison], path: Path) -> None:
-    try:
-        from benchmarks.serve_figure import draw
-    except ImportError:
-        click.echo("no figure is drawn without matplotlib: pip install -c constraints.txt -e '.[bench]'")
-        return
-    draw(comparisons, path)
-    click.echo(f"drawn to {path}")
 
 
 if __name__ == "__main__":

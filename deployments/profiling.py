@@ -14,7 +14,8 @@ from torch import Tensor
 from actors.loading import ModelSpec
 from actors.replica import load_runner
 from actors.request import Request
-from actors.runner import RowInput, Runner
+from actors.row_input import RowInput
+from actors.runner import Runner
 from decoding import limits
 from decoding.errors import ConfigError
 from decoding.limits import Limits, tokens_per_step

@@ -6,7 +6,8 @@ from torch import nn
 
 from actors.native.norm import replace_norms
 from actors.packing import PackedLinear, pack_linears
-from actors.runner import RowInput, Runner
+from actors.row_input import RowInput
+from actors.runner import Runner
 from tests.support.models import CONFIGS, tiny_model
 
 

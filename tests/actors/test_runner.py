@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.runner import RowInput, Runner
+from actors.row_input import RowInput
+from actors.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 
 TOLERANCE = 5e-6
