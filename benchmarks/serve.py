@@ -44,7 +44,7 @@ class Contestant:
 
 
 @click.command()
-@option("--pair", type=click.Choice(list(PAIRS)), default="inflated", help="A target of 285 M parameters, or of 8 M.")
+@option("--pair", type=click.Choice(list(PAIRS)), default="inflated", help="A target of 285 M parameters, or of 5 M.")
 @option("--target", type=FOLDER, help="A checkpoint instead of the pair's target.")
 @option("--drafter", type=FOLDER, default=Path("models/drafter"))
 @option("--dtype", help="Of the target; by default bfloat16 in the inflated pair, float32 in the bundled one.")
