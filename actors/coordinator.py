@@ -15,7 +15,7 @@ from actors.link import CoordinatorLink, Outbox, ReplicaAddress
 from actors.messages import Alive, Cancel, Commit, Drafting, Failed, Message, Offer, Report
 from actors.placement import Placement
 from actors.request import ActiveRequest, Delta, Request
-from decoding.errors import ConsortError, InvalidRequestError, OverloadedError, UnavailableError
+from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
 _MAX_TARGETS_LOST = 3  # by one request, before it is given up
@@ -89,6 +89,7 @@ class Coordinator:
         if now_s - self._ticked_at_s >= _TICK_S:
             self._ticked_at_s = now_s
             self._give_up_silent(now_s)
+            self._end_late(now_s)
             self._place_waiting(now_s)
             for name in self._placement.busy():
                 self._outbox.put(name, Alive())
@@ -131,13 +132,23 @@ class Coordinator:
             return
         if known > 0:  # partly a duplicate, after a new start
             drafted, accepted = max(0, message.drafted - known), max(0, message.accepted - known)
-            tokens = message.tokens[known:]
-            message = replace(message, base=len(active.tokens), tokens=tokens, drafted=drafted, accepted=accepted)
+            message = replace(
+                message,
+                base=len(active.tokens),
+                tokens=message.tokens[known:],
+                drafted=drafted,
+                accepted=accepted,
+                logprobs=message.logprobs and message.logprobs[known:],
+            )
         try:
             delta = active.commit(message)
-        except Exception as error:  # a tokenizer's fault must not end the other requests
+        except Exception as error:  # a fault of a tokenizer or of a user's rule must not end the other requests
             _log.exception("request %d has tokens that can't be read", message.request_id)
             self._fail(active, UnavailableError(f"the answer's tokens can't be read: {error}"))
+            return
+        if delta.finish is None and active.is_out_of_time(time.monotonic()):
+            self._tell(active, delta)
+            self._end_with(active, active.end_here())
             return
         if delta.finish is not None:
             self._end(message.request_id)
@@ -182,8 +193,11 @@ class Coordinator:
             self._unplace(active)
 
     def _fail(self, active: ActiveRequest, error: ConsortError) -> None:
+        self._end_with(active, Delta("", (), active.statistics, error=error))
+
+    def _end_with(self, active: ActiveRequest, last: Delta) -> None:
         self._end(active.request.request_id)
-        self._tell(active, Delta("", (), active.statistics, error=error))
+        self._tell(active, last)
 
     def _lose_target(self, active: ActiveRequest) -> None:
         """The next tick places the request anew, unless it seems to be what ends targets."""
@@ -228,7 +242,7 @@ class Coordinator:
         active.drafter = self._placement.assign(endpoint.drafter, request_id)
         if active.drafter is not None:
             self._admit_to_drafter(active)
-            self._outbox.put(active.target, Drafting(request_id, endpoint.draft_length))
+            self._outbox.put(active.target, Drafting(request_id, attached=True))
 
     def _detach_drafter(self, active: ActiveRequest) -> None:
         """The drafter no longer works on the request, which goes on without; the next tick looks for another."""
@@ -236,7 +250,7 @@ class Coordinator:
         active.drafter = None
         active.drafters_lost += 1
         if active.target is not None:
-            self._outbox.put(active.target, Drafting(active.request.request_id, 0))
+            self._outbox.put(active.target, Drafting(active.request.request_id, attached=False))
 
     def _set_replicas(self, wanted: dict[str, ReplicaAddress]) -> None:
         for name in self._placement.names() - set(wanted):
@@ -259,6 +273,15 @@ class Coordinator:
     def _give_up_silent(self, now_s: float) -> None:
         for name in self._placement.silent(now_s, self._max_silence_s):
             self._lose(name)
+
+    def _end_late(self, now_s: float) -> None:
+        """End what has used up its time."""
+        for active in list(self._active.values()):
+            if active.is_late(now_s):
+                reason = f"timeout_s: the request took longer than {active.request.timeout_s:g} s"
+                self._fail(active, DeadlineError(reason))
+            elif active.is_out_of_time(now_s):
+                self._end_with(active, active.end_here())
 
     def _place_waiting(self, now_s: float) -> None:
         """Place what has no target, attach drafters where one is missing, and fail what has waited too long."""

@@ -79,13 +79,13 @@ class DraftPlanner:
 
     def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float) -> None:
         """Learn from a step and the wait before it, together so many seconds, in which the rows committed tokens."""
-        if 2 * len(rows) > self.rows_in_hand and any(row.draft_length for row in rows):
+        if 2 * len(rows) > self.rows_in_hand and any(row.speculates for row in rows):
             plain_rate = len(rows) / self._step_cost_s(len(rows))
             self._trial.note(self.rows_in_hand, committed, seconds, plain_rate=plain_rate)
 
     def note_offer(self, row: TargetRow, now_s: float) -> None:
         """Learn from an offer that fitted, if it completed what the row was waiting for."""
-        row.expects_drafts = row.draft_length > 0
+        row.expects_drafts = row.drafter and row.draft_length > 0
         if row.incomplete_since_s is not None and row.has_wanted_draft():
             self._note_latency(row, now_s)
 

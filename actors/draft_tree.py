@@ -5,14 +5,25 @@ It knows nothing of models, requests or messages: token ids, columns and chances
 
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from decoding.drafts import Distribution
 
 _MIN_CHANCE = 0.01  # an alternative less probable than that is not worth a message
+
+
+class DraftChoice(NamedTuple):
+    """What the drafter would have after a node."""
+
+    tokens: Sequence[int]  # best first
+    gap: float  # how clear the choice is, as in `RankCalibration`
+    drawn_from: Distribution | None = None  # if it was by chance
 
 
 class DraftNode:
     """One token. It is pending until the model has run it, which tells what it would choose next."""
 
-    __slots__ = ("chance", "children", "choice", "column", "gap", "parent", "position", "token")
+    __slots__ = ("chance", "children", "choice", "column", "parent", "position", "token")
 
     def __init__(self, token: int, position: int, chance: float = 1.0, parent: "DraftNode | None" = None) -> None:
         self.token = token
@@ -20,8 +31,7 @@ class DraftNode:
         self.chance = chance  # that the target's text comes by here
         self.parent = parent
         self.column = -1  # of the KV slot; -1: pending. The root's is not kept here
-        self.choice: Sequence[int] = ()  # the tokens that may follow, best first
-        self.gap = 0.0  # how clear that choice is
+        self.choice: DraftChoice | None = None  # what may follow
         self.children: dict[int, DraftNode] = {}  # by token, best first; those worth following
 
     def __lt__(self, other: "DraftNode") -> bool:
@@ -85,17 +95,14 @@ class DraftTree:
         """The most promising node to run; the caller has asked whether there is one, and gives it a column."""
         return heappop(self._pending)
 
-    def expand(self, node: DraftNode, choice: Sequence[int], gap: float, chances: Sequence[float]) -> list[DraftNode]:
+    def expand(self, node: DraftNode, choice: DraftChoice, chances: Sequence[float]) -> list[DraftNode]:
         """Give a node that was run its children, and return them.
 
-        Args:
-            choice: the tokens that the drafter would have next, best first; there may be fewer than chances.
-            gap: how clear that choice was, as in `RankCalibration`.
-            chances: of each of these tokens to be the target's.
+        chances: of each of the tokens to be the target's; there may be fewer tokens.
         """
-        node.choice, node.gap = choice, gap
+        node.choice = choice
         self.ran += node is not self.root
-        for rank, (token, chance) in enumerate(zip(choice, chances, strict=False)):
+        for rank, (token, chance) in enumerate(zip(choice.tokens, chances, strict=False)):
             if rank == 0 or node.chance * chance >= _MIN_CHANCE:
                 child = DraftNode(token, node.position + 1, node.chance * chance, node)
                 node.children[token] = child

@@ -7,21 +7,22 @@ It knows nothing of verification: commits tell it what the text became.
 """
 
 import logging
-import math
 import time
 
 import torch
+from torch import Tensor
 
+from actors.draft_choice import choose
 from actors.draft_tree import DraftNode
 from actors.drafter_row import WIDTH, DrafterRow, DrafterStep
 from actors.link import Link
 from actors.loop import LoopTimes
 from actors.messages import Admit, Commit, Failed, Message, Report
 from actors.reception import REPORT_PERIOD_S, Reception
-from actors.rows import RowTable, choose_prefill, in_slot_order
+from actors.rows import PREPARING_S, RowTable, choose_prefill, in_slot_order
 from actors.runner import Runner
-from decoding.calibration import RANKS, RankCalibration
-from decoding.sampling import SamplingBatch, rank
+from actors.structures import LoadTokenizer, Structures
+from decoding.calibration import RankCalibration
 
 _log = logging.getLogger(__name__)
 
@@ -29,10 +30,19 @@ _log = logging.getLogger(__name__)
 class Drafter:
     """One replica of a drafter model."""
 
-    def __init__(self, runner: Runner, link: Link, *, prefill_chunk: int = 256, alternatives: int = WIDTH) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        link: Link,
+        *,
+        prefill_chunk: int = 256,
+        alternatives: int = WIDTH,
+        load_tokenizer: LoadTokenizer | None = None,
+    ) -> None:
         """
         prefill_chunk: prompt tokens processed between two steps of the running rows.
         alternatives: the most nodes per row and step when there is capacity to spare; 0: the chain alone.
+        load_tokenizer: for structured answers.
         """
         self.times = LoopTimes()
         self._runner = runner
@@ -40,6 +50,7 @@ class Drafter:
         self._alternatives = min(alternatives, WIDTH)
         self._rows: RowTable[DrafterRow] = RowTable(runner.cache)
         self._reception = Reception(link, self._rows, self.times)
+        self._structures = Structures(load_tokenizer, runner.vocab_size)
         self._calibrations = {greedy: RankCalibration() for greedy in (False, True)}
 
     def load(self) -> Report:
@@ -48,9 +59,11 @@ class Drafter:
 
     def turn(self) -> None:
         """Receive; prefill one chunk of the new rows; take one step with the others; offer."""
-        wanting, _ = self._wanting()
-        for peer, message in self._reception.receive(0.0 if wanting else REPORT_PERIOD_S):
+        for peer, message in self._reception.receive(self._timeout_s()):
             self._handle(peer, message)
+        for row, error in self._rows.make_ready():
+            self._rows.remove(row.key)
+            self._reception.put(row.key[0], Failed(row.key[1], str(error)))
         wanting, alternatives = self._wanting()
         behind = [row for row in wanting if row.pending > WIDTH]
         if behind:
@@ -62,49 +75,52 @@ class Drafter:
             self.times.step_s += self._run([(row, row.next_step(alternatives)) for row in running])
         self._reception.close_turn()
 
+    def _timeout_s(self) -> float:
+        """How long to wait for messages: not at all while there is something to compute."""
+        if self._wanting()[0]:
+            return 0.0
+        return REPORT_PERIOD_S if all(row.ready for row in self._rows) else PREPARING_S
+
     def _wanting(self) -> tuple[list[DrafterRow], int]:
         """The rows to work on, and how many nodes of each at most: more than the chain's only where no row is late."""
-        alternatives = 0 if any(row.is_late() for row in self._rows) else self._alternatives
-        return [row for row in self._rows if row.wants_step(alternatives)], alternatives
+        alternatives = 0 if any(row.ready and row.is_late() for row in self._rows) else self._alternatives
+        return [row for row in self._rows if row.ready and row.wants_step(alternatives)], alternatives
 
     def _run(self, steps: list[tuple[DrafterRow, DrafterStep]]) -> float:
         """One batched forward; every node that was run gets children, which are offered. Returns seconds."""
         began_s = time.perf_counter()
-        choices = iter(self._choose(steps))
+        logits = self._node_logits([step for _, step in steps])
+        choices = iter(choose([row for row, _ in steps], [step.nodes for _, step in steps], logits))
         for row, step in steps:
             children: list[DraftNode] = []
             for node in step.nodes:
-                tokens, gap = next(choices)
-                chances = self._calibrations[row.params.greedy].chances(gap)
-                children += row.tree.expand(node, tokens, gap, chances)
+                choice = next(choices)
+                children += row.tree.expand(node, choice, self._calibrations[row.params.greedy].chances(choice.gap))
             if children:
                 self._reception.put(row.key[0], row.offer(children))
         return time.perf_counter() - began_s
 
-    def _choose(self, steps: list[tuple[DrafterRow, DrafterStep]]) -> list[tuple[list[int], float]]:
-        """What the model would have after each of the N nodes: at most RANKS tokens, best first, and how clearly."""
-        last_only = all(len(step.nodes) <= 1 for _, step in steps)
-        logits = self._runner.logits([step.input for _, step in steps], last_only=last_only)  # [N or more, V]
+    def _node_logits(self, steps: list[DrafterStep]) -> Tensor:
+        """[N, V], after each of the nodes that are run."""
+        last_only = all(len(step.nodes) <= 1 for step in steps)
+        logits = self._runner.logits([step.input for step in steps], last_only=last_only)  # [N or more, V]
         wanted: list[int] = []
         end = 0
-        for _, step in steps:
+        for step in steps:
             end += 1 if last_only else len(step.input.tokens)
             wanted += range(end - len(step.nodes), end)
         if len(wanted) < len(logits):
             logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
-        positions = [(row.params, node.position + 1) for row, step in steps for node in step.nodes]
-        tokens, scores = rank(logits, SamplingBatch.build(positions, logits.device), RANKS)  # [N, RANKS]
-        return [
-            ([token for token, score in zip(*best, strict=True) if score > -math.inf], best[1][0] - best[1][1])
-            for best in zip(tokens.tolist(), scores.tolist(), strict=True)
-        ]
+        return logits
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
             case Commit():
                 self._commit(peer, message)
             case Admit(request_id, tokens) if self._runner.knows(tokens):
-                self._rows.add(DrafterRow(peer, message, self._runner))
+                row = DrafterRow(peer, message, self._runner)
+                self._structures.begin(row)
+                self._rows.add(row)
             case Admit(request_id):
                 self._reception.put(peer, Failed(request_id, "the drafter has no room for the text, or not its tokens"))
             case _:
@@ -122,4 +138,4 @@ class Drafter:
             )
             return
         row.follow(message.draft_length)
-        row.commit(message.base, message.tokens, self._calibrations[row.params.greedy])
+        row.commit(message, self._calibrations[row.params.greedy])

@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from actors.draft_tree import DraftNode, DraftTree
-from actors.messages import Admit, Offer
+from actors.messages import Admit, Commit, Offer
 from actors.row_input import RowInput
 from actors.rows import Row
 from actors.runner import Runner
 from decoding.calibration import RankCalibration
+from decoding.drafts import Distribution
+from decoding.history import History
 
 WIDTH = 8  # the most tokens of a row in one step
 _ALTERNATIVES = 48  # nodes of a row may be in the cache before no more alternatives are run
 _SPARE = 16  # columns that committed and dropped nodes may take up before the others are moved together
+
+_SAME = Distribution([], [])  # as offered before
 
 
 class DrafterStep(NamedTuple):
@@ -31,12 +35,24 @@ class DrafterRow(Row):
 
     def __init__(self, peer: str, admit: Admit, runner: Runner) -> None:
         super().__init__(peer, admit)
+        self.history = History(self.params, self.tokens, self.prompt_length)
         self._runner = runner
         self._end = min(self.prompt_length + self.params.max_tokens, runner.max_length)  # no draft beyond
         self._trunk = self._used = 0  # columns of text; columns in use
         self._spine: list[int] = []  # columns of the text that follows the trunk
         self.follow(self.draft_length)
         self._plant(None)
+
+    @property
+    def held(self) -> int:
+        return self._trunk
+
+    @property
+    def resting(self) -> bool:
+        return self._lookahead == 0
+
+    def resume(self, count: int) -> None:
+        self.cached = self._trunk = self._used = count
 
     def follow(self, draft_length: int) -> None:
         """From the next commit on, look ahead as far as pays: a draft under verification, its bonus token, the next."""
@@ -51,13 +67,15 @@ class DrafterRow(Row):
         """Whether there is anything to run, beside the chain at most so many nodes in all."""
         if self.tree.can_run(self.tree.tip()):
             return True
+        if self.params.rejects:  # alternatives are for shared noise only
+            return False
         return not self.pending and self._room(0) > 0 and alternatives > 0 and self.tree.has_pending()
 
     def next_step(self, alternatives: int) -> DrafterStep:
         """What to run: text that is missing; else the chain's tip, and the best other nodes, `alternatives` in all."""
         if self.pending:
             return self.text_step(WIDTH)
-        nodes = self._choose(alternatives)
+        nodes = self._choose(0 if self.params.rejects else alternatives)
         limit = self._runner.cache.capacity - WIDTH
         if self._used + len(nodes) > min(self._trunk + self._lookahead + _ALTERNATIVES + _SPARE, limit):
             self._compact()
@@ -85,16 +103,24 @@ class DrafterRow(Row):
                     places[node] = len(nodes)
                     nodes.append(node)
         parents = [places[node.parent] for node in nodes]
-        chances = [node.chance / node.parent.chance for node in nodes if node.parent is not None]
-        return Offer(self.key[1], len(self.tokens), [node.token for node in nodes], parents, chances)
+        tokens = [node.token for node in nodes]
+        above = [node.parent for node in nodes if node.parent is not None]
+        if self.params.rejects:  # chances that depend on what was drawn would bias which drafts are verified
+            drawn_from = [
+                _SAME if node not in leaves else above.choice and above.choice.drawn_from
+                for node, above in zip(nodes, above, strict=True)
+            ]
+            return Offer(self.key[1], len(self.tokens), tokens, parents, distributions=drawn_from)
+        chances = [node.chance / parent.chance for node, parent in zip(nodes, above, strict=True)]
+        return Offer(self.key[1], len(self.tokens), tokens, parents, chances)
 
-    def commit(self, base: int, tokens: list[int], calibration: RankCalibration) -> None:
+    def commit(self, verdict: Commit, calibration: RankCalibration) -> None:
         """Follow the verdict down the tree; where it leaves the tree, begin anew."""
         node: DraftNode | None = self.tree.root
-        for token in tokens[len(self.tokens) - base :]:
-            if node is not None and node.choice:
-                rank = node.choice.index(token) if token in node.choice else None
-                calibration.note(node.gap, rank)
+        for token in verdict.tokens[len(self.tokens) - verdict.base :]:
+            if node is not None and node.choice is not None and node.choice.drawn_from is None:
+                choice = node.choice.tokens
+                calibration.note(node.choice.gap, choice.index(token) if token in choice else None)
             node = None if node is None else node.children.get(token)
             self.tokens.append(token)
             if node is not None and node.column >= 0:
@@ -103,14 +129,16 @@ class DrafterRow(Row):
         while self._spine and self._spine[0] == self._trunk:
             self._spine.pop(0)
             self._trunk += 1
-        self._plant(node)
+        self._plant(None if verdict.rejected and self.params.rejects else node)
 
     def _plant(self, root: DraftNode | None) -> None:
         """Begin a tree from a node that has become text, or an empty one."""
         position = len(self.tokens) - 1
         last_position = min(position + self._lookahead, self._end - 1)
-        root = root or DraftNode(self.tokens[-1], position)
-        self.tree = DraftTree(root, last_position, self.params.eos_token_ids)
+        if root is None:
+            root = DraftNode(self.tokens[-1], position)
+            self.restarted_at = len(self.tokens)
+        self.tree = DraftTree(root, last_position, self.params.end_token_ids)
 
     def _room(self, missing: int) -> int:
         """How many more nodes may be run, when so many belong to the chain and are still missing."""

@@ -14,6 +14,7 @@ from actors.loop import LoopThread
 from actors.replica import Role, make_loop
 from actors.request import Delta, Request
 from actors.runner import Runner
+from actors.structures import LoadTokenizer
 from actors.target import Target
 
 
@@ -25,9 +26,14 @@ class Engine:
         replicas: Mapping[str, tuple[Role, Runner]],
         *,
         prefill_chunk: int = 256,
+        load_tokenizer: LoadTokenizer | None = None,
         wrap_link: Callable[[LocalLink], LocalLink] = lambda link: link,
     ) -> None:
-        """replicas: by the name of their model. wrap_link: lets tests put a faulty link under the coordinator."""
+        """
+        replicas: by the name of their model.
+        load_tokenizer: of all of them, for structured answers.
+        wrap_link: lets tests put a faulty link under the coordinator.
+        """
         exchange = LocalExchange()
         link = wrap_link(exchange.join("coordinator"))
         self.coordinator = Coordinator(link)
@@ -35,7 +41,9 @@ class Engine:
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
             replica_link = exchange.join(name)
-            self.loops[name] = make_loop(role, runner, replica_link, prefill_chunk=prefill_chunk)
+            self.loops[name] = make_loop(
+                role, runner, replica_link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer
+            )
             self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake))
         self.coordinator.set_replicas(ReplicaAddress(name, name) for name in replicas)
 

@@ -11,6 +11,9 @@
 
 import msgspec
 
+from decoding.drafts import Distribution
+from decoding.logprobs import TokenLogprobs
+from decoding.ngram import NgramOptions
 from decoding.params import SamplingParams
 from decoding.stopping import FinishReason
 
@@ -22,7 +25,9 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     tokens: list[int]
     prompt_length: int
     params: SamplingParams
-    draft_length: int  # most draft tokens to verify per step; 0: no drafter, never wait for drafts
+    draft_length: int  # most draft tokens to verify per step
+    drafter: bool  # whether a drafter works on the request
+    ngram: NgramOptions | None = None  # look drafts up, too
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -32,10 +37,10 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drafting(msgspec.Struct, frozen=True, tag=True):
-    """A drafter was attached to the request (draft_length > 0) or taken from it (0)."""
+    """A drafter was attached to the request, or taken from it."""
 
     request_id: int
-    draft_length: int
+    attached: bool
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True):
@@ -50,6 +55,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     tokens: list[int]
     parents: list[int] | None = None
     chances: list[float] | None = None  # of each token, should those before it be the target's, to be so too
+    distributions: list[Distribution | None] | None = None  # what each token was drawn from, for rejection sampling
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
@@ -62,7 +68,10 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     accepted: int  # of these, how many the target also chose
     finish: FinishReason | None
     draft_length: int  # how long a draft would pay in a next step; 0: none would, so the drafter may rest
-    hit: bool | None = None  # whether a draft for what follows was there; None: nothing that was drafted was rejected
+    logprobs: list[TokenLogprobs] | None = None  # of the tokens, if asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt's from its second on, with the first tokens
+    rejected: bool = False  # whether the last token is not what was drafted in its place
+    hit: bool = False  # if so, whether a draft for what follows it was there already
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -3,36 +3,61 @@
 import secrets
 from typing import Literal
 
+from actors.compatibility import try_out
 from actors.drafter import Drafter
 from actors.link import Link
-from actors.loading import ModelSpec, load_model
+from actors.loading import ModelSpec, load_model, load_tokenizer
 from actors.loop import LoopThread, LoopTimes
+from actors.memory import column_bytes, fit_slots, room_for_slots, weights_on_devices
 from actors.messages import Report
 from actors.native.norm import replace_norms
 from actors.packing import pack_linears
 from actors.row_input import RowInput
 from actors.runner import Runner
+from actors.structure_tokenizer import structure_tokenizer
+from actors.structures import LoadTokenizer
 from actors.target import Target
 from actors.zmq_link import ReplicaZmqLink
+from decoding.errors import ConfigError
 
 Role = Literal["target", "drafter"]
 
 
 def load_runner(spec: ModelSpec) -> Runner:
-    """The model of `spec` over its KV slots, which are allocated, and the first slow step taken."""
+    """The model of `spec` over its KV slots, which are allocated, and the first slow step taken.
+
+    Raises:
+        ConfigError: the model can't be loaded or served, or it or its slots don't fit into memory.
+    """
     max_query = max(spec.prefill_chunk, 64)
     model = load_model(spec)
+    weights = weights_on_devices(model)
     pack_linears(model)
     replace_norms(model)
-    runner = Runner(model, slots=spec.slots, max_length=spec.max_length, max_query=max_query)
+    try:
+        column = column_bytes(try_out(model), spec.kv_torch_dtype)
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
+    capacity = spec.max_length + max_query
+    slots = fit_slots(
+        spec.name,
+        spec.slots,
+        slot_bytes={device: size * capacity for device, size in column.items()},
+        room=room_for_slots(column, weights, spec.memory_bytes),
+        capacity=capacity,
+    )
+    runner = Runner(model, slots=slots, max_length=spec.max_length, max_query=max_query)
+    runner.cache.dtype = spec.kv_torch_dtype
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
     return runner
 
 
-def make_loop(role: Role, runner: Runner, link: Link, *, prefill_chunk: int) -> Target | Drafter:
-    """The loop of that role over a runner and a link."""
+def make_loop(
+    role: Role, runner: Runner, link: Link, *, prefill_chunk: int, load_tokenizer: LoadTokenizer | None = None
+) -> Target | Drafter:
+    """The loop of that role over a runner and a link. load_tokenizer: for structured answers."""
     loop = Target if role == "target" else Drafter
-    return loop(runner, link, prefill_chunk=prefill_chunk)
+    return loop(runner, link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer)
 
 
 class Replica:
@@ -52,7 +77,13 @@ class Replica:
             raise
 
     def _load(self, role: Role, spec: ModelSpec) -> None:
-        self._loop = make_loop(role, load_runner(spec), self._link, prefill_chunk=spec.prefill_chunk)
+        self._loop = make_loop(
+            role,
+            load_runner(spec),
+            self._link,
+            prefill_chunk=spec.prefill_chunk,
+            load_tokenizer=lambda: structure_tokenizer(load_tokenizer(spec.path, spec.revision)),
+        )
 
     def _turn(self) -> None:
         self._loop.turn()

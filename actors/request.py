@@ -3,12 +3,19 @@
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
+from typing import Literal
 
+from actors.answer import Answer, Criterion
 from actors.messages import Admit, Commit
-from decoding.detokenizer import Detokenizer
 from decoding.errors import ConsortError
+from decoding.logprobs import TokenLogprobs
+from decoding.ngram import NgramOptions
 from decoding.params import SamplingParams
-from decoding.stopping import FinishReason, StopStrings
+from decoding.stopping import FinishReason
+
+# accepted: a draft token; recovered: the target's own where the draft differed; bonus: after a fully accepted draft;
+# plain: of a step without a draft.
+TokenSource = Literal["accepted", "recovered", "bonus", "plain"]
 
 _MAX_DRAFTERS_LOST = 3  # before the request goes on without
 
@@ -22,6 +29,8 @@ class Endpoint:
     drafter: str | None
     draft_length: int  # γ, the most draft tokens that one target step verifies
     decode: Callable[[list[int]], str]  # the target tokenizer's, special tokens skipped
+    ngram: NgramOptions | None = None  # look drafts up in the text; None: don't
+    criteria: Sequence[Criterion] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,15 @@ class Request:
     prompt: Sequence[int]
     params: SamplingParams
     speculate: bool = True
+    draft_length: int | None = None  # None: the endpoint's
+    timeout_s: float | None = None  # from submission on; after that it fails
     request_id: int = field(default_factory=lambda: secrets.randbits(63))
+
+    @property
+    def most_drafted(self) -> int:
+        """The most draft tokens that one target step may verify."""
+        length = self.endpoint.draft_length if self.draft_length is None else self.draft_length
+        return length if self.speculate else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +89,11 @@ class Delta:
     text: str
     tokens: Sequence[int]
     statistics: Statistics
+    sources: Sequence[TokenSource] = ()  # of each token
+    logprobs: Sequence[TokenLogprobs] | None = None  # of each token, if asked for
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None  # of the prompt's from its second on, in the first delta
     finish: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string, stop token, or name of the rule that ended the answer
     error: ConsortError | None = None
 
 
@@ -87,48 +108,64 @@ class ActiveRequest:
         self.target: str | None = None  # names of the replicas that work on it
         self.drafter: str | None = None
         self.targets_lost = self.drafters_lost = 0
-        self.unplaced_since_s = now_s
-        self._detokenizer = Detokenizer(request.endpoint.decode, prompt=request.prompt)
-        self._stop_strings = StopStrings(request.params.stop)
+        self.began_s = self.unplaced_since_s = now_s
+        self._answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
 
     @property
     def wants_drafter(self) -> bool:
-        endpoint = self.request.endpoint
-        drafts = self.request.speculate and endpoint.drafter is not None and endpoint.draft_length > 0
+        drafts = self.request.endpoint.drafter is not None and self.request.most_drafted > 0
         return drafts and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
     def admit(self) -> Admit:
         """The message that lets a replica take the request up where it is."""
-        draft_length = self.request.endpoint.draft_length if self.drafter else 0
-        return Admit(self.request.request_id, self.tokens, len(self.request.prompt), self.request.params, draft_length)
+        request = self.request
+        return Admit(
+            request_id=request.request_id,
+            tokens=self.tokens,
+            prompt_length=len(request.prompt),
+            params=request.params,
+            draft_length=request.most_drafted if self.drafter or request.endpoint.ngram else 0,
+            drafter=self.drafter is not None,
+            ngram=request.endpoint.ngram,
+        )
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether the request should have ended by now, with an error."""
+        return self.request.timeout_s is not None and now_s - self.began_s > self.request.timeout_s
+
+    def is_out_of_time(self, now_s: float) -> bool:
+        """Whether its answer should end here, as it is."""
+        limit_s = self.request.params.max_time_s
+        return limit_s is not None and now_s - self.began_s > limit_s
 
     def commit(self, message: Commit) -> Delta:
-        """Append what a target step committed. A stop string ends the text in the midst of the step's tokens."""
-        text, used, finish = self._read(message.tokens, message.finish)
-        tokens = message.tokens[:used]
+        """Append what a target step committed. The answer may end in the midst of the step's tokens."""
+        piece = self._answer.add(message.tokens, message.finish)
+        tokens = message.tokens[: piece.used]
         self.tokens.extend(tokens)
+        accepted = min(message.accepted, piece.used)
         self.statistics += Statistics(
             steps=1,
             drafted=message.drafted,
-            accepted=min(message.accepted, used),
-            committed=used,
-            missed=message.hit is not None,
-            hits=message.hit is True,
+            accepted=accepted,
+            committed=piece.used,
+            missed=message.rejected,
+            hits=message.hit,
         )
-        return Delta(text, tokens, self.statistics, finish)
+        own: TokenSource = "recovered" if message.rejected else "bonus" if message.drafted else "plain"
+        sources: list[TokenSource] = ["accepted"] * accepted
+        return Delta(
+            piece.text,
+            tokens,
+            self.statistics,
+            sources + [own] * (piece.used - accepted),
+            message.logprobs and message.logprobs[: piece.used],
+            message.prompt_logprobs if len(self.tokens) - len(tokens) == len(self.request.prompt) else None,
+            piece.finish,
+            piece.stop_reason,
+        )
 
-    def _read(self, tokens: list[int], finish: FinishReason | None) -> tuple[str, int, FinishReason | None]:
-        """The text to show, how many of the tokens belong to the answer, and why it ends here, if it does."""
-        text = ""
-        for used, token in enumerate(tokens, 1):
-            if token in self.request.params.eos_token_ids:
-                continue  # it ends the text and is not part of it
-            shown, stopped = self._stop_strings.add(self._detokenizer.add([token]))
-            text += shown
-            if stopped:
-                return text, used, "stop"
-        if finish is not None:
-            shown, stopped = self._stop_strings.add(self._detokenizer.flush())
-            text += shown + self._stop_strings.flush()
-            finish = "stop" if stopped else finish
-        return text, len(tokens), finish
+    def end_here(self) -> Delta:
+        """The end of an answer that has run out of time."""
+        text = self._answer.flush()
+        return Delta(text, (), self.statistics, finish="length", stop_reason="max_time")

@@ -1,12 +1,15 @@
 """Rows: the requests that a model replica works on, each in a KV slot, and those that wait for one."""
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from actors.messages import Admit, Report
 from actors.row_input import RowInput
-from actors.slots import SlotCache
+from actors.slots import LEAST_SHARED, SlotCache, common_prefix
+from decoding.structure import StructureState
 
+PREPARING_S = 0.002  # how often to look whether rows are ready, where none is
 RowKey = tuple[str, int]  # the coordinator that admitted the request, request_id
 
 
@@ -21,11 +24,39 @@ class Row:
         self.tokens = list(admit.tokens)
         self.cached = 0
         self.slot = -1
+        self.donor: Row | None = None  # a row from whose slot the first `shared` tokens are to be copied
+        self.shared = 0
+        self.preparing: Future[StructureState] | None = None
+        self.structure: StructureState | None = None  # what the answer must match
 
     @property
     def pending(self) -> int:
         """How many tokens are known but not yet in the cache."""
         return len(self.tokens) - self.cached
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has all that it needs to run."""
+        return self.donor is None and self.preparing is None
+
+    @property
+    def held(self) -> int:
+        """How many of the tokens are in the slot's first columns, one after the other."""
+        return self.cached
+
+    @property
+    def may_share(self) -> bool:
+        """Whether tokens that were computed for another request will do."""
+        return True
+
+    @property
+    def resting(self) -> bool:
+        """Whether its pending tokens are not being computed now."""
+        return False
+
+    def resume(self, count: int) -> None:
+        """The slot holds the first `count` tokens, computed for another request."""
+        self.cached = count
 
     def next_input(self, limit: int) -> RowInput:
         """The next pending tokens, at most `limit`."""
@@ -65,7 +96,7 @@ class RowTable(Generic[R]):
         self._waiting.pop(key, None)
         row = self._active.pop(key, None)
         if row is not None:
-            self._cache.give_back(row.slot)
+            self._cache.give_back(row.slot, row.tokens[: row.held])
             self._fill_slots()
 
     def remove_peer(self, peer: str) -> None:
@@ -78,11 +109,47 @@ class RowTable(Generic[R]):
         request_ids = [request_id for owner, request_id in (*self._active, *self._waiting) if owner == peer]
         return Report(len(self._active), len(self._waiting), self._cache.slots, request_ids, self.drafting)
 
+    def make_ready(self) -> list[tuple[R, BaseException]]:
+        """Give rows what they wait for, if it is there by now. Returns those that can never be ready, and why."""
+        failed: list[tuple[R, BaseException]] = []
+        for row in self._active.values():
+            if row.donor is not None:
+                self._inherit(row, row.donor)
+            if row.preparing is not None and row.preparing.done():
+                error = row.preparing.exception()
+                if error is None:
+                    row.structure, row.preparing = row.preparing.result(), None
+                else:
+                    failed.append((row, error))
+        return failed
+
+    def _inherit(self, row: R, donor: Row) -> None:
+        """Copy what the donor has computed, once that is all that is shared, or all that it will be."""
+        if self._active.get(donor.key) is donor:
+            if donor.held < row.shared and not donor.resting:
+                return
+            given = min(row.shared, donor.held)
+            if given > row.cached:
+                self._cache.copy(donor.slot, row.slot, row.cached, given)
+                row.resume(given)
+        row.donor = None
+
     def _fill_slots(self) -> None:
         while self._waiting and self._cache.free:
             row = self._waiting.pop(next(iter(self._waiting)))
-            row.slot = self._cache.take()
+            needless = row.tokens[:-1] if row.may_share else []  # the last token must be run in any case
+            row.slot, held = self._cache.take(needless)
+            row.resume(held)
+            self._find_donor(row, needless, held + LEAST_SHARED)
             self._active[row.key] = row
+
+    def _find_donor(self, row: R, tokens: list[int], least: int) -> None:
+        """The row that shares most of the tokens, if that is enough."""
+        shared = [(common_prefix(other.tokens, tokens), other) for other in self._active.values()]
+        if shared:
+            count, donor = max(shared, key=lambda pair: pair[0])
+            if count >= least:
+                row.donor, row.shared = donor, count
 
 
 def choose_prefill(rows: Iterable[R], budget: int) -> list[R]:

@@ -1,21 +1,31 @@
 """A request on the target: its draft trie, what draft it should wait for, and until when."""
 
-from actors.messages import Admit
+from torch import Tensor
+
+from actors.messages import Admit, Offer
+from actors.row_input import RowInput
 from actors.rows import Row
 from decoding.draft_length import AcceptanceEstimate
 from decoding.drafts import Draft, DraftTrie
+from decoding.history import History
+from decoding.logprobs import TokenLogprobs, token_logprobs
+from decoding.proposers import Proposer
 
 
 class TargetRow(Row):
     """`tokens` are all committed; all but the last are in the cache while the row is running."""
 
-    def __init__(self, peer: str, admit: Admit, *, acceptance: float) -> None:
-        """acceptance: what to expect of its drafts."""
+    def __init__(self, peer: str, admit: Admit, *, acceptance: float, proposer: Proposer | None = None) -> None:
+        """acceptance: what to expect of its drafts. proposer: drafts here, beside the drafter."""
         super().__init__(peer, admit)
-        self.trie = DraftTrie(self.tokens)
+        self.trie = DraftTrie(self.tokens, rejects=self.params.rejects)
         self.acceptance = AcceptanceEstimate(expected=acceptance)
         self.trie.usual_chance = self.acceptance.value
-        self.expects_drafts = self.draft_length > 0
+        self.history = History(self.params, self.tokens, self.prompt_length)
+        self.proposer = proposer
+        self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if asked for
+        self.drafter = admit.drafter  # whether one works on the request
+        self.expects_drafts = self.drafter and self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # what is worth waiting for
         self.useful_draft_length = self.draft_length  # what is worth verifying if it is there
         self.incomplete_since_s: float | None = None  # when waiting for that draft began, and it has not come
@@ -25,6 +35,19 @@ class TargetRow(Row):
     @property
     def prefilling(self) -> bool:
         return self.pending > 1
+
+    @property
+    def may_share(self) -> bool:
+        return not self.wants_prompt_logprobs
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs is not None
+
+    @property
+    def speculates(self) -> bool:
+        """Whether drafts may come at all."""
+        return self.draft_length > 0 and (self.drafter or self.proposer is not None)
 
     @property
     def generated(self) -> int:
@@ -41,7 +64,31 @@ class TargetRow(Row):
 
     def best_draft(self) -> Draft:
         """The most probable tokens of what is there, a chain or a tree, as many as a step can use."""
-        return self.trie.best_draft(self.usable_draft_length, self.usable_draft_length)
+        draft = self.trie.best_draft(self.usable_draft_length, self.usable_draft_length)
+        # Rejection sampling needs to see a draft's tokens, the impossible ones too, as they were drawn.
+        return draft if self.structure is None or self.params.rejects else self.structure.prune(draft)
+
+    def offer(self, offer: Offer) -> bool:
+        """Take in a draft; True if any of it fits."""
+        return self.trie.offer(offer.base, offer.tokens, offer.parents, offer.chances, offer.distributions)
+
+    def propose(self) -> None:
+        """Take in what the proposer drafts for the text as it is."""
+        if self.proposer is not None and self.draft_length > 0:
+            draft = self.proposer.propose(self.tokens)
+            self.trie.offer(len(self.tokens), draft.tokens, draft.parents, draft.chances)
+
+    def commit(self, tokens: list[int], *, rejected: bool) -> None:
+        """Append what a step committed. rejected: the last token is not what was drafted in its place."""
+        self.trie.commit(tokens)
+        if rejected and self.params.rejects:
+            self.trie.fence()
+
+    def note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
+        """Keep the log-probabilities of the prompt's tokens. logits: [N, V], after each token of a prefill chunk."""
+        following = self.tokens[chunk.start + 1 : min(chunk.end + 1, self.prompt_length)]
+        counts = [self.params.prompt_logprobs or 0] * len(following)
+        self.prompt_logprobs += token_logprobs(logits[: len(following)], following, counts)
 
     def has_wanted_draft(self) -> bool:
         return len(self.draft()) >= min(self.wanted_draft_length, self.usable_draft_length)

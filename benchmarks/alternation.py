@@ -16,7 +16,7 @@ from benchmarks.contestant import Activity, Contestant
 from benchmarks.hosts import Host
 from benchmarks.workload import Workload
 from decoding.drafts import Draft
-from decoding.params import SamplingParams
+from decoding.history import History, Position
 from decoding.sampling import SamplingBatch, sample
 from decoding.verify import accepted_path
 
@@ -26,7 +26,7 @@ class _Row:
     slot: int
     tokens: list[int]  # prompt and answer
     end: int  # how many tokens there will be
-    params: SamplingParams
+    history: History
     in_target: int = 0  # tokens in the target's cache
     in_drafter: int = 0
 
@@ -47,8 +47,8 @@ class Alternation:
         answers: list[list[int]] = []
         for prompts, params in workload.batches():
             rows = [
-                _Row(slot, list(prompt), len(prompt) + one.max_tokens, one)
-                for slot, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+                _Row(slot, text, len(text) + one.max_tokens, History(one, text, len(text)))
+                for slot, (text, one) in enumerate(zip(map(list, prompts), params, strict=True))
             ]
             self._prefill(rows)
             while running := [row for row in rows if row.left]:
@@ -98,12 +98,12 @@ class Alternation:
             RowInput(row.slot, row.in_target, [row.tokens[-1], *draft]) for row, draft in zip(rows, drafts, strict=True)
         ]
         positions = [
-            (row.params, len(row.tokens) + j)
+            Position(row.history, draft[:j])
             for row, draft in zip(rows, drafts, strict=True)
             for j in range(len(draft) + 1)
         ]
         logits = self._target.logits(inputs)  # [N, V]
-        sampled = iter(sample(logits, SamplingBatch.build(positions, logits.device)).tolist())
+        sampled = iter(sample(logits, SamplingBatch.build(positions, logits.shape[-1], logits.device)).tolist())
         accepted = 0
         for row, draft in zip(rows, drafts, strict=True):
             tokens = list(islice(sampled, len(draft) + 1))
@@ -126,8 +126,11 @@ class Alternation:
     def _next_tokens(runner: Runner, rows: list[_Row], inputs: list[RowInput]) -> list[int]:
         """The token that follows each row's inputs."""
         logits = runner.logits(inputs, last_only=True)  # [B, V]
-        positions = [(row.params, one.start + len(one.tokens)) for row, one in zip(rows, inputs, strict=True)]
-        tokens: list[int] = sample(logits, SamplingBatch.build(positions, logits.device)).tolist()
+        positions = [
+            Position(row.history, one.tokens[len(row.tokens) - one.start :])
+            for row, one in zip(rows, inputs, strict=True)
+        ]
+        tokens: list[int] = sample(logits, SamplingBatch.build(positions, logits.shape[-1], logits.device)).tolist()
         return tokens
 
 

@@ -10,6 +10,7 @@ from benchmarks.contestant import Contestant
 from benchmarks.hosts import Host
 from benchmarks.workload import Text, Workload
 from decoding import limits
+from decoding.history import History
 from decoding.noise import gumbel, noise_key
 from decoding.params import SamplingParams
 
@@ -53,7 +54,7 @@ class HuggingFace:
     def agreement(self, text: Text) -> Tensor:
         """[N] bool: where along the target's answer the drafter samples the same token."""
         logits = self._logits(self._drafter, text.prompt, text.answer)
-        return limits.agreement(logits, text.answer, len(text.prompt), text.params)
+        return limits.agreement(logits, History(text.params, text.prompt, len(text.prompt)), text.answer)
 
     @torch.inference_mode()
     def gap(self, prompt: list[int], answer: list[int], other: int, params: SamplingParams) -> float:

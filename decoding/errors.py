@@ -5,6 +5,7 @@ ConsortError
 │   └── UnknownModelError   no endpoint of that name (HTTP 404)
 ├── ConfigError             the configuration can't work; names the key and the fix
 ├── OverloadedError         the bounded queue is full; try again later (HTTP 429)
+├── DeadlineError           the request took longer than it was given (HTTP 408)
 └── UnavailableError        no replica could serve the request in time (HTTP 503)
 """
 
@@ -35,6 +36,10 @@ class OverloadedError(ConsortError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineError(ConsortError):
+    """The request took longer than it was given."""
 
 
 class UnavailableError(ConsortError):

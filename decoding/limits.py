@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.params import SamplingParams
+from decoding.history import History, Position
 from decoding.sampling import SamplingBatch, sample
 
 
@@ -32,19 +32,18 @@ class Limits:
         return self.tokens_per_step * self.plain_step_s / (self.draft_length * self.draft_step_s + self.verify_step_s)
 
 
-def agreement(drafter_logits: Tensor, answer: Sequence[int], start: int, params: SamplingParams) -> Tensor:
+def agreement(drafter_logits: Tensor, history: History, answer: Sequence[int]) -> Tensor:
     """[N] bool: where along the target's answer the drafter, given the text before, samples the same token.
 
     An accepted draft equals the answer, so one pass along it tells every draft that the drafter would make there.
 
     Args:
         drafter_logits: [N, V], each after the text before the answer's token of that place.
+        history: the text before the answer, and what the target sampled with.
         answer: [N] the target's tokens.
-        start: absolute position of the answer's first token.
-        params: what the target sampled with.
     """
-    positions = [(params, start + i) for i in range(len(answer))]
-    drafted = sample(drafter_logits, SamplingBatch.build(positions, drafter_logits.device))
+    positions = [Position(history, answer[:i]) for i in range(len(answer))]
+    drafted = sample(drafter_logits, SamplingBatch.build(positions, drafter_logits.shape[-1], drafter_logits.device))
     return drafted.cpu() == torch.tensor(answer)
 
 

@@ -2,8 +2,9 @@
 
 Target and drafter call it with the same seed and position and so see the same noise, which couples their samples
 (Daliri, Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978,
-section 3). It knows nothing of requests, batches or devices: integer arithmetic up to the last logarithm, so every
-device draws the same numbers.
+section 3). Other streams of the same seed and position are independent of it and of each other: rejection sampling
+needs them (docs/verification.md). It knows nothing of requests, batches or devices: integer arithmetic up to the last
+logarithm, so every device draws the same numbers.
 
 The hash is the 32-bit two-round xorshift-multiply permutation of Chris Wellons' hash-prospector (constants
 0x21f0aaad, 0x735a2d97), applied twice with two independent 32-bit keys derived from (seed, position).
@@ -11,6 +12,13 @@ The hash is the 32-bit two-round xorshift-multiply permutation of Chris Wellons'
 
 import torch
 from torch import Tensor
+
+from decoding.params import MAX_SEED
+
+OWN_TOKENS = 0  # the stream of what the target samples itself, and, where samples are coupled, its drafters
+ACCEPTANCE = 1  # of the decisions whether to accept draft tokens
+_CHOICES = 2  # of the seeds of a request's choices
+_FIRST_OF_DRAFTS = 3
 
 _MULTIPLIER_1 = 0x21F0AAAD
 _MULTIPLIER_2 = 0x735A2D97
@@ -42,12 +50,31 @@ def _signed(x: int) -> int:
     return x - (1 << 32) if x >= (1 << 31) else x
 
 
-def noise_key(seed: int, position: int) -> tuple[int, int]:
-    """Two int32 keys for the noise of one (seed, position): seed in [0, 2**64), position in [0, 2**31)."""
+def noise_key(seed: int, position: int, stream: int = OWN_TOKENS) -> tuple[int, int]:
+    """Two int32 keys for the noise of one (seed, position, stream).
+
+    seed in [0, 2**64), position in [0, 2**31), stream in [0, 2**32).
+    """
     low, high = seed & _MASK_32, (seed >> 32) & _MASK_32
-    first = _mix_int(_mix_int(_mix_int(low) ^ high) ^ position)
-    second = _mix_int(_mix_int(_mix_int(low ^ _GOLDEN) + high & _MASK_32) ^ position)
-    return _signed(first), _signed(second)
+    first = _mix_int(_mix_int(low) ^ high)
+    second = _mix_int(_mix_int(low ^ _GOLDEN) + high & _MASK_32)
+    if stream:
+        first = _mix_int(first ^ _mix_int(stream))
+        second = _mix_int(second ^ _mix_int(stream ^ _GOLDEN))
+    return _signed(_mix_int(first ^ position)), _signed(_mix_int(second ^ position))
+
+
+def draft_stream(fence: int) -> int:
+    """The stream of a drafter that began anew, under rejection sampling, when the text was `fence` tokens long."""
+    return _FIRST_OF_DRAFTS + fence
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of one of the several answers to a request; the first has the request's own. Both in [0, MAX_SEED]."""
+    if index == 0:
+        return seed
+    high, low = noise_key(seed, index, _CHOICES)
+    return ((high & _MASK_32) << 32 | (low & _MASK_32)) & MAX_SEED
 
 
 def gumbel(keys: Tensor, vocab_size: int) -> Tensor:
@@ -61,9 +88,19 @@ def gumbel(keys: Tensor, vocab_size: int) -> Tensor:
         [N, V] float32. All values are finite; the upper tail, which decides samples, has full float precision
         (uniforms near zero enter through log1p), the lower tail ends at −2.8.
     """
-    tokens = torch.arange(vocab_size, dtype=torch.int32, device=keys.device)
-    bits = _mix_(tokens * _signed(_GOLDEN) ^ keys[:, :1])  # [N, V]
-    bits = _mix_(bits.add_(keys[:, 1:]))
-    uniform = ((bits >> 1) & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)  # (0, 1]
-    exponential = uniform.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
+    uniforms = _bits(keys, vocab_size).float().add_(0.5).mul_(2.0**-31)  # (0, 1]
+    exponential = uniforms.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
     return exponential.log_().neg_()
+
+
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """`count` numbers of each key, evenly spread over (0, 1). keys: [N, 2] int32; returns [N, count] float64."""
+    return _bits(keys, count).double().add_(0.5).mul_(2.0**-31)
+
+
+def _bits(keys: Tensor, count: int) -> Tensor:
+    """[N, count] int32 in [0, 2**31); keys: [N, 2] int32."""
+    counters = torch.arange(count, dtype=torch.int32, device=keys.device)
+    bits = _mix_(counters * _signed(_GOLDEN) ^ keys[:, :1])  # [N, count]
+    bits = _mix_(bits.add_(keys[:, 1:]))
+    return (bits >> 1) & 0x7FFFFFFF

@@ -1,29 +1,74 @@
 """What a request asks of the sampler and of the stopping rules. Knows nothing of batches or tensors."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from decoding.errors import InvalidRequestError
 
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
+MAX_LOGPROBS = 100
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 100
+
+Verification = Literal["coupled", "rejection"]
+StructureKind = Literal["json", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """What every answer must match. `definition` is a JSON schema, a regular expression, a JSON list of texts, or a
+    grammar in Lark's notation."""
+
+    kind: StructureKind
+    definition: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Parameters of one request, named as in OpenAI's API and transformers' `generate`.
+    """Parameters of one request, named as in OpenAI's API, vLLM's extensions of it and transformers' `generate`.
 
     Raises:
         InvalidRequestError: a value is out of range; the error names the field.
     """
 
-    max_tokens: int
+    # What the distribution is, in the order in which it is applied. "All tokens" are the prompt's and the answer's.
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    repetition_penalty: float = 1.0  # of all tokens; 1: off
+    presence_penalty: float = 0.0  # of the answer's tokens, once each; 0: off
+    frequency_penalty: float = 0.0  # of the answer's tokens, for each time; 0: off
+    no_repeat_ngram_size: int = 0  # no n tokens in a row come twice; 0: off
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come
+    min_tokens: int = 0  # no end token before
+    allowed_token_ids: tuple[int, ...] = ()  # all others are forbidden; empty: off
+    forced_bos_token_id: int | None = None  # the answer's first token
+    forced_eos_token_id: int | None = None  # the token at max_tokens, if it comes to that
+    suppress_tokens: tuple[int, ...] = ()  # forbidden
+    begin_suppress_tokens: tuple[int, ...] = ()  # forbidden as the answer's first token
+    structure: Structure | None = None
     temperature: float = 1.0  # 0: greedy
-    top_p: float = 1.0  # 1: off
     top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    typical_p: float = 1.0  # 1: off
+    epsilon_cutoff: float = 0.0  # 0: off
+    eta_cutoff: float = 0.0  # 0: off
+
+    # How a token is drawn from it.
     seed: int = 0
-    stop: tuple[str, ...] = ()
+    verification: Verification = "coupled"
+
+    # When the answer ends.
+    max_tokens: int
     eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False  # of a stop token too
+    max_time_s: float | None = None  # from admission on
+
+    # What is told about it: log-probabilities of the model's own distribution, before anything above.
+    logprobs: int | None = None  # of each token of the answer, and of so many most probable ones; None: off
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "a whole number of at least 1")
@@ -35,12 +80,66 @@ class SamplingParams:
         )
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0 and at most 1 (1 turns it off)")
         _require(0 <= self.top_k <= MAX_TOP_K, "top_k", self.top_k, f"a whole number from 0 (off) to {MAX_TOP_K}")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number from 0 (off) to 1")
+        _require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "a number above 0 and at most 1 (off)")
+        for field, value in (("epsilon_cutoff", self.epsilon_cutoff), ("eta_cutoff", self.eta_cutoff)):
+            _require(0 <= value < 1, field, value, "a number from 0 (off) to below 1")
+        _require(
+            0.01 <= self.repetition_penalty <= 100,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "a number from 0.01 to 100 (1 turns it off)",
+        )
+        for field, value in (
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
+            _require(-2 <= value <= 2, field, value, "a number from -2 to 2 (0 turns it off)")
+        _require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", self.no_repeat_ngram_size, "at least 0 (off)")
+        _require(
+            0 <= self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            f"a whole number from 0 to max_tokens, {self.max_tokens}",
+        )
+        _require(all(self.bad_words_ids), "bad_words", self.bad_words_ids, "non-empty")
+        _require(
+            all(-100 <= bias <= 100 for _, bias in self.logit_bias),
+            "logit_bias",
+            dict(self.logit_bias),
+            "numbers from -100 to 100 by token id",
+        )
         _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"a whole number from 0 to {MAX_SEED}")
         _require(all(self.stop), "stop", self.stop, "non-empty strings")
+        _require(self.max_time_s is None or self.max_time_s > 0, "max_time", self.max_time_s, "seconds, more than 0")
+        for field, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _require(
+                count is None or 0 <= count <= MAX_LOGPROBS, field, count, f"a whole number from 0 to {MAX_LOGPROBS}"
+            )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def rejects(self) -> bool:
+        """Whether drafts are verified by rejection sampling. Of greedy requests never: both rules compare tokens."""
+        return self.verification == "rejection" and not self.greedy
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens after which the answer ends."""
+        return self.eos_token_ids + self.stop_token_ids
+
+    def named_tokens(self) -> Iterator[tuple[str, int]]:
+        """Every token id that the parameters name, with its field: to be checked against a vocabulary."""
+        yield from (("logit_bias", token) for token, _ in self.logit_bias)
+        yield from (("bad_words", token) for word in self.bad_words_ids for token in word)
+        for field in ("allowed_token_ids", "suppress_tokens", "begin_suppress_tokens", "stop_token_ids"):
+            yield from ((field, token) for token in getattr(self, field))
+        for field in ("forced_bos_token_id", "forced_eos_token_id"):
+            if getattr(self, field) is not None:
+                yield field, getattr(self, field)
 
 
 def _require(holds: bool, field: str, given: object, expected: str) -> None:

@@ -5,64 +5,103 @@ no normalisation. Works on a flat batch of N positions, whichever rows they belo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from decoding import processors
+from decoding.history import Position
 from decoding.noise import gumbel, noise_key
-from decoding.params import SamplingParams
+from decoding.processors import DISTRIBUTION, Stage
+from decoding.shaping import Shaping, is_shaped
+
+
+@dataclass(slots=True, eq=False)
+class _Needs:
+    """Which of the positions need what: A need more than an argmax, S of them are random."""
+
+    active: list[int] = field(default_factory=list)  # [A] their places
+    shaped: list[int] = field(default_factory=list)  # [P] indices in 0…A−1
+    sampled: list[int] = field(default_factory=list)  # [S] indices in 0…A−1
+    keys: list[tuple[int, int]] = field(default_factory=list)  # [S]
+    settings: list[list[tuple[int, float]]] = field(default_factory=lambda: [[] for _ in DISTRIBUTION])
+
+    def add(self, start: int, positions: Sequence[Position]) -> None:
+        """Positions of one request, the first at place `start`."""
+        params = positions[0].history.params
+        sampled_before = len(self.sampled)
+        for place, position in enumerate(positions, start):
+            shaped = is_shaped(position)
+            if shaped:
+                self.shaped.append(len(self.active))
+            if not params.greedy:
+                self.sampled.append(len(self.active))
+                self.keys.append(noise_key(params.seed, position.index))
+            if shaped or not params.greedy:
+                self.active.append(place)
+        for processor, settings in zip(DISTRIBUTION, self.settings, strict=True):
+            value = getattr(params, processor.field)
+            if value != processor.off:
+                settings.extend((index, value) for index in self.sampled[sampled_before:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingBatch:
-    """Settings of the S of N positions that are not greedy, and which processors have any work to do."""
+    """What the A of N positions need that take more than an argmax, S of them random."""
 
-    sampled: Tensor  # [S] int64, their indices in 0…N−1
-    temperature: Tensor  # [S] float32
-    top_k: Tensor  # [S] int64, 0 is off
-    top_p: Tensor  # [S] float64, 1 is off
+    size: int  # N
+    active: Tensor  # [A] int64, places in 0…N−1
+    shaped: Tensor  # [P] int64, indices in 0…A−1
+    shaping: Shaping | None  # of the P; None: there are none
+    stages: tuple[Stage, ...]  # processors of the distribution, each for some of the A
+    sampled: Tensor  # [S] int64, indices in 0…A−1
     keys: Tensor  # [S, 2] int32, noise keys
-    uses_top_k: bool
-    uses_top_p: bool
 
     @classmethod
     def build(
-        cls, positions: Sequence[tuple[SamplingParams, int]], device: torch.device | str = "cpu"
+        cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str = "cpu"
     ) -> "SamplingBatch":
-        """From (parameters, absolute position of the token to sample), one per position, to tensors on `device`."""
-        sampled = [i for i, (params, _) in enumerate(positions) if not params.greedy]
-        chosen = [positions[i] for i in sampled]
-        keys = [noise_key(params.seed, position) for params, position in chosen]
+        """Tensors on `device` from N positions; quickest if those of one request come one after another."""
+        needs, start = _Needs(), 0
+        for _, group in groupby(positions, lambda position: position.history):
+            members = list(group)
+            needs.add(start, members)
+            start += len(members)
+        shaped = [positions[needs.active[index]] for index in needs.shaped]
         return cls(
-            sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
-            temperature=torch.tensor([p.temperature for p, _ in chosen], dtype=torch.float32, device=device),
-            top_k=torch.tensor([p.top_k for p, _ in chosen], dtype=torch.int64, device=device),
-            top_p=torch.tensor([p.top_p for p, _ in chosen], dtype=torch.float64, device=device),
-            keys=torch.tensor(keys, dtype=torch.int32, device=device).reshape(-1, 2),
-            uses_top_k=any(p.top_k > 0 for p, _ in chosen),
-            uses_top_p=any(p.top_p < 1 for p, _ in chosen),
+            size=len(positions),
+            active=torch.tensor(needs.active, dtype=torch.int64, device=device),
+            shaped=torch.tensor(needs.shaped, dtype=torch.int64, device=device),
+            shaping=Shaping.build(shaped, vocab_size, device) if shaped else None,
+            stages=tuple(p.stage(rows, device) for p, rows in zip(DISTRIBUTION, needs.settings, strict=True) if rows),
+            sampled=torch.tensor(needs.sampled, dtype=torch.int64, device=device),
+            keys=torch.tensor(needs.keys, dtype=torch.int32, device=device).reshape(-1, 2),
         )
 
 
 def process(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """The target distribution's logits, [S, V] float32, of the positions that are not greedy; logits: [N, V]."""
-    chosen = logits if len(batch.sampled) == len(logits) else logits[batch.sampled]
-    processed = processors.temperature(chosen.float(), batch.temperature)
-    if batch.uses_top_k:
-        processed = processors.top_k(processed, batch.top_k)
-    if batch.uses_top_p:
-        processed = processors.top_p(processed, batch.top_p)
-    return processed
+    """The target distribution's logits. logits: [N, V] of any float type; returns [N, V] float32."""
+    if not len(batch.active):
+        return logits.float()
+    return _merged(logits.float(), batch, _processed(logits, batch))
+
+
+def probabilities(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """The target distribution: one-hot where it is greedy. logits: [N, V] of any float type; returns [N, V] float32."""
+    processed = process(logits, batch)
+    greedy = torch.ones(batch.size, dtype=torch.bool, device=logits.device)
+    greedy[batch.active[batch.sampled]] = False
+    one_hot = torch.zeros_like(processed).scatter_(-1, processed.argmax(dim=-1, keepdim=True), 1.0)
+    return torch.where(greedy[:, None], one_hot, processed.softmax(dim=-1))
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """One token per position. logits: [N, V] of any float type; returns [N] int64."""
-    tokens = logits.argmax(dim=-1)
-    if len(batch.sampled):
-        tokens[batch.sampled] = _noisy(logits, batch).argmax(dim=-1)
-    return tokens
+    if not len(batch.active):
+        return logits.argmax(dim=-1)
+    chosen = _scores(logits, batch).argmax(dim=-1)
+    return chosen if len(chosen) == batch.size else logits.argmax(dim=-1).index_copy_(0, batch.active, chosen)
 
 
 def rank(logits: Tensor, batch: SamplingBatch, count: int) -> tuple[Tensor, Tensor]:
@@ -72,14 +111,33 @@ def rank(logits: Tensor, batch: SamplingBatch, count: int) -> tuple[Tensor, Tens
     what the parameters rule out.
     """
     scores = logits.float()
-    if len(batch.sampled) == len(logits):
-        scores = _noisy(logits, batch)
-    elif len(batch.sampled):
-        scores = scores.index_copy(0, batch.sampled, _noisy(logits, batch))
+    if len(batch.active):
+        scores = _merged(scores, batch, _scores(logits, batch))
     best = scores.topk(count, dim=-1)
     return best.indices, best.values
 
 
-def _noisy(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """[S, V] float32, the processed logits and the noise; logits: [N, V]."""
-    return process(logits, batch).add_(gumbel(batch.keys, logits.shape[-1]))
+def _merged(logits: Tensor, batch: SamplingBatch, active: Tensor) -> Tensor:
+    """[N, V]: the logits with the rows of active positions, [A, V], in place of theirs."""
+    return active if len(active) == batch.size else logits.index_copy(0, batch.active, active)
+
+
+def _processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """[A, V] float32, the processed logits of the active positions; logits: [N, V]."""
+    processed = (logits if len(batch.active) == batch.size else logits[batch.active]).float()
+    if batch.shaping is not None:
+        every = len(batch.shaped) == len(processed)
+        shaped = batch.shaping(processed if every else processed[batch.shaped])
+        processed = shaped if every else processed.index_copy(0, batch.shaped, shaped)
+    for stage in batch.stages:
+        processed = stage(processed)
+    return processed
+
+
+def _scores(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """[A, V] float32, the processed logits of the active positions, and the noise if any; logits: [N, V]."""
+    processed = _processed(logits, batch)
+    if not len(batch.sampled):
+        return processed
+    noise = gumbel(batch.keys, logits.shape[-1])  # [S, V]
+    return noise.add_(processed) if len(noise) == len(processed) else processed.index_add(0, batch.sampled, noise)

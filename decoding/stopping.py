@@ -14,12 +14,12 @@ def cut_at_stop(tokens: Sequence[int], generated: int, params: SamplingParams) -
     Args:
         tokens: what the step would commit.
         generated: how many output tokens were committed before.
-        params: EOS ids (the EOS token itself is committed, its text is not shown) and the length limit.
+        params: end tokens (which are committed themselves) and the length limit.
     """
     kept: list[int] = []
     for token in tokens:
         kept.append(token)
-        if token in params.eos_token_ids:
+        if token in params.end_token_ids:
             return kept, "stop"
         if generated + len(kept) >= params.max_tokens:
             return kept, "length"
@@ -29,21 +29,23 @@ def cut_at_stop(tokens: Sequence[int], generated: int, params: SamplingParams) -
 class StopStrings:
     """Finds the first stop string in text that arrives in pieces, and holds back what could still become one."""
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
+        """include: show the stop string itself too."""
         self._stop = tuple(stop)
+        self._include = include
         self._held = ""
 
-    def add(self, text: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string was found (the text ends right before it)."""
+    def add(self, text: str) -> tuple[str, str | None]:
+        """Text that is safe to show, and the stop string that was found, with or before which the text ends."""
         self._held += text
-        found = [(at + len(s), at) for s in self._stop if (at := self._held.find(s)) >= 0]
+        found = [(at + len(s), at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
-            _, at = min(found)  # the first to be complete, so that the size of the pieces doesn't matter
-            safe, self._held = self._held[:at], ""
-            return safe, True
+            end, at, stop = min(found)  # the first to be complete, so that the size of the pieces doesn't matter
+            safe, self._held = self._held[: end if self._include else at], ""
+            return safe, stop
         keep = self._partial_match()
         safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return safe, False
+        return safe, None
 
     def flush(self) -> str:
         """The text that was held back, at the end of a stream in which no stop string came."""

@@ -24,6 +24,7 @@ from deployments.catalogue import catalogue
 from deployments.client import Client
 from deployments.cluster import serving
 from deployments.config import DEFAULT_CONFIG, ServerConfig, load_config
+from deployments.console.commands import chat, complete, status
 from deployments.demo import run_demo
 from deployments.progress import ProgressDisplay
 
@@ -58,6 +59,10 @@ class _Group(click.Group):
 @click.version_option(_version(), prog_name="consort")
 def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
+
+
+for _command in (chat, complete, status):
+    main.add_command(_command)
 
 
 @main.command()

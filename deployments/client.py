@@ -3,13 +3,16 @@
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any
 
-from decoding.errors import UnavailableError
+from decoding.errors import InvalidRequestError, UnavailableError
 
 _TIMEOUT_S = 120.0
+_CALLERS_FAULT = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,53 +26,89 @@ class Reply:
 class Client:
     """A server, by its base URL."""
 
-    def __init__(self, url: str) -> None:
-        """url: with or without http:// and OpenAI's /v1."""
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        """url: with or without http:// and OpenAI's /v1. api_key: sent with every request, if given."""
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str) -> Reply:
         """Raises UnavailableError if nothing answers, or what answers is not JSON."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=_TIMEOUT_S) as response:
+            with self._open(path) as response:
                 return Reply(response.status, json.load(response))
         except urllib.error.HTTPError as error:
             with error:
-                return Reply(error.code, self._error_document(error))
-        except (OSError, ValueError) as error:
-            raise UnavailableError(f"no Consort server answers at {self.url}: {error}") from error
+                return Reply(error.code, _error_document(error))
+        except (OSError, HTTPException, ValueError) as error:
+            raise self._unreachable(error) from error
 
-    def stream(self, path: str, body: Mapping[str, object]) -> Iterator[Any]:
-        """The documents of a stream's events, up to [DONE].
+    def document(self, path: str) -> Any:
+        """The JSON document at a path.
 
         Raises:
-            UnavailableError: the request was refused, the stream broke off, or it brought an error.
+            InvalidRequestError: the server refused the request; names the field, if the server did.
+            UnavailableError: the server can't answer now, or none answers.
         """
-        request = urllib.request.Request(
-            self.url + path, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
-        )
+        return self.checked(path, self.get(path))
+
+    def checked(self, path: str, reply: Reply) -> Any:
+        """The reply's document; raises as `document` does."""
+        if reply.status != HTTPStatus.OK:
+            raise self._error(path, reply.status, reply.document)
+        return reply.document
+
+    def stream(self, path: str, body: Mapping[str, object]) -> Generator[Any, None, None]:
+        """The documents of a stream's events, up to [DONE]. Closing the iterator hangs up.
+
+        Raises:
+            InvalidRequestError: the request was refused; names the field, if the server did.
+            UnavailableError: the server can't answer now, the stream broke off, or it brought an error.
+        """
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            with self._open(path, {**body, "stream": True}) as response:
                 for line in response:
-                    data = line.decode().removeprefix("data: ").strip()
-                    if data == "[DONE]":
+                    field, _, data = line.decode().strip().partition(":")
+                    if field != "data":
+                        continue  # a comment, an event's name, or the end of an event
+                    if data.strip() == "[DONE]":
                         return
-                    if data:
-                        yield self._checked(json.loads(data))
+                    yield self._checked(json.loads(data))
         except urllib.error.HTTPError as error:
             with error:
-                self._checked(self._error_document(error))
-        except OSError as error:
-            raise UnavailableError(f"{self.url}{path}: {error}") from error
+                raise self._error(path, error.code, _error_document(error)) from error
+        except urllib.error.URLError as error:
+            raise self._unreachable(error) from error
+        except (OSError, HTTPException) as error:
+            raise UnavailableError(f"{self.url}{path}: the stream broke off: {error}") from error
         raise UnavailableError(f"{self.url}{path}: the stream broke off")
+
+    def _open(self, path: str, body: Mapping[str, object] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        return urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=_TIMEOUT_S)
+
+    def _unreachable(self, error: Exception) -> UnavailableError:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        reason = getattr(reason, "strerror", None) or reason
+        return UnavailableError(f"no Consort server answers at {self.url} ({reason}); `consort serve` starts one")
+
+    def _error(self, path: str, status: int, document: Any) -> InvalidRequestError | UnavailableError:
+        """What a status other than 200 means, with the server's own words."""
+        details = document.get("error") if isinstance(document, dict) else None
+        details = details if isinstance(details, dict) else {}
+        message = details.get("message") or f"{self.url}{path}: HTTP {status}"
+        if status in _CALLERS_FAULT:
+            return InvalidRequestError(message, field=details.get("param"))
+        return UnavailableError(f"{self.url}: {message}")
 
     def _checked(self, document: Any) -> Any:
         if "error" in document:
             raise UnavailableError(f"{self.url}: {document['error']['message']}")
         return document
 
-    @staticmethod
-    def _error_document(error: urllib.error.HTTPError) -> Any:
-        try:
-            return json.load(error)
-        except ValueError:
-            return {"error": {"message": f"HTTP {error.code} {error.reason}"}}
+
+def _error_document(error: urllib.error.HTTPError) -> Any:
+    try:
+        return json.load(error)
+    except ValueError:
+        return {"error": {"message": f"HTTP {error.code} {error.reason}"}}

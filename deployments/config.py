@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
 
 from decoding.errors import ConfigError
+from decoding.params import Verification
+from deployments.sampling_fields import SamplingFields
 from deployments.strict import StrictModel, nearest, problem_of
 
 if TYPE_CHECKING:
@@ -18,6 +20,11 @@ DEFAULT_CONFIG = Path(__file__).with_name("default.yaml")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", max_length=200)]
 Count = Annotated[int, Field(ge=1)]
+_count: TypeAdapter[int] = TypeAdapter(Count)
+Slots = Annotated[  # anything but "auto" is judged as a number, so that the message is about that
+    int | Literal["auto"],
+    WrapValidator(lambda value, _: value if value == "auto" else _count.validate_python(value, strict=True)),
+]
 
 
 class ModelConfig(StrictModel):
@@ -27,13 +34,35 @@ class ModelConfig(StrictModel):
         description="A folder, relative to the configuration's own folder, or an id on the Hugging Face Hub."
     )
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
+    trust_remote_code: bool = Field(False, description="Run the Python code that comes with the checkpoint.")
+    safetensors_only: bool = Field(
+        True, description="Refuse pickled weights, which can run any code when they are loaded."
+    )
+    adapter: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="LoRA weights to merge into the model: a folder, or an id on the Hub. Needs consort[lora]."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of the weights; auto: as stored."
     )
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
-        "auto", description="auto (a GPU where the replica has one, else the CPU), cpu or cuda."
+    quantization: Literal["nf4", "int8"] | None = Field(
+        None, description="Keep the weights of linear layers in 4 bits (nf4, doubly quantised) or 8 (int8)."
     )
-    slots: Count = Field(16, description="Requests that run at once on a replica; further ones wait for a slot.")
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3fn"] = Field(
+        "auto", description="Type of the KV slots; auto: as the layers compute."
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|balanced|cpu|cuda(:\d+)?)$")] = Field(
+        "auto",
+        description="auto (a GPU where the replica has one, else the CPU), cpu, cuda, or balanced: the layers spread "
+        "over all GPUs of the replica.",
+    )
+    memory_gib: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Most GiB of weights and KV slots together, on each device; null: 90 % of what is free."
+    )
+    slots: Slots = Field(
+        16,
+        description="Requests that run at once on a replica, further ones wait for a slot; auto: as many as fit into "
+        "memory, up to 64.",
+    )
     max_length: Count = Field(1024, description="Tokens per slot: prompt and answer together.")
     prefill_chunk: Count = Field(256, description="Prompt tokens processed between two steps of running requests.")
     threads: Count | None = Field(None, description="CPU threads of a replica; by default num_cpus, at least 1.")
@@ -54,13 +83,26 @@ class ModelConfig(StrictModel):
             name=name,
             path=locate(self.path),
             revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+            safetensors_only=self.safetensors_only,
+            adapter=None if self.adapter is None else locate(self.adapter),
             dtype=self.dtype,
+            quantization=self.quantization,
+            kv_dtype=self.kv_dtype,
             device=self.device,
+            memory_bytes=None if self.memory_gib is None else int(self.memory_gib * 2**30),
             slots=self.slots,
             max_length=self.max_length,
             prefill_chunk=self.prefill_chunk,
             threads=self.threads,
         )
+
+
+class NgramConfig(StrictModel):
+    """Drafts that are looked up in the text: what followed when its last tokens came before."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=16)] = Field(4, description="The longest run of tokens to look for.")
+    shared: bool = Field(False, description="Look in the endpoint's earlier answers too.")
 
 
 class EndpointConfig(StrictModel):
@@ -70,6 +112,23 @@ class EndpointConfig(StrictModel):
     drafter: str | None = Field(None, description="The model that drafts for the target; null: plain decoding.")
     draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
         4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
+    )
+    ngram: NgramConfig | None = Field(None, description="Also look drafts up in the text; null: don't.")
+    verification: Verification = Field(
+        "coupled", description="How drafts are verified, where a request does not say: coupled or rejection."
+    )
+    defaults: SamplingFields = Field(
+        default_factory=SamplingFields, description="Sampling parameters for requests that leave them open."
+    )
+    generation_config: bool = Field(
+        True, description="Where neither a request nor `defaults` say, sample as the target's own configuration says."
+    )
+    stopping: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = Field(
+        default_factory=list,
+        description="Functions, as `module:name`, that end an answer: given its token ids and text, return true.",
+    )
+    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds until a request fails, where it does not say; null: any."
     )
 
 

@@ -1,81 +1,96 @@
-"""The text side of an endpoint: tokenizer, chat template, limits. Turns prompts into requests; loads no weights."""
+"""The text side of an endpoint: tokenizer, limits, defaults. Turns prompts into requests; loads no weights."""
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import jinja2
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
-from actors.loading import load_tokenizer
+from actors.loading import load_sampling_defaults, load_tokenizer
 from actors.request import Endpoint, Request
 from decoding.errors import ConfigError, InvalidRequestError
+from decoding.noise import choice_seed
 from deployments.config import EndpointConfig, ModelConfig, ServerConfig, locate
-from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest, Prompt
+from deployments.criteria import load_criterion
+from deployments.encoding import Encoder
+from deployments.feasibility import check_feasible
+from deployments.sampling_fields import SamplingFields
+from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.structures import StructureChecker
+from deployments.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedEndpoint:
-    """An endpoint, and what it takes to prepare its requests. Tokenizers are used by one thread at a time."""
+    """An endpoint, and what it takes to prepare its requests and to tell about their tokens."""
 
     endpoint: Endpoint
-    tokenizer: PreTrainedTokenizerBase
+    config: EndpointConfig
+    encoder: Encoder  # of one thread
+    vocabulary: Vocabulary  # of another
     context_length: int  # tokens, prompt and answer together
-    vocab_size: int  # prompts hold ids below it
-    longest_token: int  # characters
     eos_token_ids: tuple[int, ...]
+    defaults: SamplingFields
+    structures: StructureChecker
 
     @property
     def name(self) -> str:
         return self.endpoint.name
 
     def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
-        """One request for each prompt in the body.
+        """For each prompt in the body, one request for each choice.
 
         Raises:
             InvalidRequestError: a prompt is empty, too long or has an unknown token id; a parameter is out of
-                range; a conversation doesn't suit the model's chat template.
+                range or suits no token; a conversation doesn't suit the model's chat template.
         """
         match body:
             case CompletionRequest():
-                prompts = [self._encode(prompt) for prompt in body.prompt]
+                prompts = [self.encoder.prompt(prompt) for prompt in body.prompt]
             case ChatRequest():
-                prompts = [self._encode_chat(body)]
+                prompts = [self._conversation(body)]
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
-        return [self._request(prompt, body, seed) for prompt in prompts]
+        bad_words_ids = self.encoder.words(body.over(self.defaults).bad_words or ())
+        return [
+            self._request(prompt, body, bad_words_ids, choice_seed(seed, index))
+            for prompt in prompts
+            for index in range(body.choices)
+        ]
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        """Token ids: a text as the tokenizer does by default, ids as they are."""
-        if isinstance(prompt, str):
-            return self._tokenize(prompt, "prompt", add_special_tokens=True)
-        wrong = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
-        if wrong is not None:
-            raise InvalidRequestError(
-                f"prompt: {wrong} is no token id; the model's are 0 to {self.vocab_size - 1}.", field="prompt"
-            )
-        return prompt
+    def _conversation(self, body: ChatRequest) -> list[int]:
+        return self.encoder.conversation(
+            body.messages,
+            body.chat_template_kwargs or {},
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+        )
 
-    def _encode_chat(self, body: ChatRequest) -> list[int]:
-        """The conversation up to where the assistant begins to speak."""
-        if not self.tokenizer.chat_template:
-            raise InvalidRequestError(f"messages: the model {self.name!r} has no chat template.", field="messages")
-        plain = [{"role": message.role, "content": message.text} for message in body.messages]
-        try:
-            text = str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
-        except jinja2.TemplateError as error:
-            reason = f"messages: the model's chat template refuses them: {error}"
-            raise InvalidRequestError(reason, field="messages") from error
-        return self._tokenize(text, "messages", add_special_tokens=False)
+    def _request(
+        self, prompt: list[int], body: GenerationRequest, bad_words_ids: list[tuple[int, ...]], seed: int
+    ) -> Request:
+        params = body.sampling(
+            max_tokens=self._max_tokens(prompt, body),
+            eos_token_ids=self.eos_token_ids,
+            seed=seed,
+            defaults=self.defaults,
+            bad_words_ids=bad_words_ids,
+            verification=self.config.verification,
+        )
+        self.encoder.check_tokens(list(params.named_tokens()))
+        check_feasible(params, self.vocabulary.size)
+        return Request(
+            self.endpoint,
+            prompt,
+            params,
+            speculate=body.speculate is not False,
+            draft_length=body.draft_length,
+            timeout_s=self.config.timeout_s,
+        )
 
-    def _tokenize(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) > self.context_length * self.longest_token:  # before it takes long to find out
-            raise InvalidRequestError(
-                f"{field}: {len(text)} characters are more than {self.context_length} tokens can hold.", field=field
-            )
-        return list(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
-
-    def _request(self, prompt: list[int], body: GenerationRequest, seed: int) -> Request:
+    def _max_tokens(self, prompt: list[int], body: GenerationRequest) -> int:
+        """What the client wants, or else the default as far as there is room."""
         field, wanted = body.prompt_field, body.wanted_max_tokens
         room = self.context_length - len(prompt)
         if not prompt or room < 1:
@@ -83,22 +98,21 @@ class ServedEndpoint:
                 f"{field}: has {len(prompt)} tokens, but should have 1 to {self.context_length - 1}.", field=field
             )
         if wanted is None:
-            wanted = min(body.default_max_tokens or room, room)
-        elif wanted > room:
+            return min(body.default_max_tokens or room, room)
+        if wanted > room:
             raise InvalidRequestError(
                 f"{field} and max_tokens: {len(prompt)} + {wanted} tokens don't fit into the context of "
                 f"{self.context_length}; set max_tokens to {room} or less, or shorten {field}.",
                 field="max_tokens",
             )
-        params = body.sampling(max_tokens=wanted, eos_token_ids=self.eos_token_ids, seed=seed)
-        return Request(self.endpoint, prompt, params, speculate=body.speculate is not False)
+        return 1 if body.prompt_only else wanted  # a prompt's log-probabilities come with the first token
 
 
 def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
     """Every endpoint's text side, by name.
 
     Raises:
-        ConfigError: a tokenizer can't be loaded, or a drafter's vocabulary is not its target's.
+        ConfigError: a tokenizer or a stopping criterion can't be loaded, or a drafter's vocabulary is not its target's.
     """
     return {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
 
@@ -106,24 +120,46 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
 def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
     target = config.models[endpoint.target]
     tokenizer = _tokenizer(endpoint.target, target)
-    vocab_size = _vocab_size(target)
+    vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
     if endpoint.drafter is not None:
         drafter = config.models[endpoint.drafter]
         _check_vocabularies(name, endpoint, tokenizer, _tokenizer(endpoint.drafter, drafter))
         vocab_size = min(vocab_size, _vocab_size(drafter))
     return ServedEndpoint(
-        Endpoint(name, endpoint.target, endpoint.drafter, endpoint.draft_length, _decoder(tokenizer)),
-        tokenizer,
+        _endpoint(name, endpoint, _decoder(tokenizer)),
+        endpoint,
+        Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=target.max_length),
+        Vocabulary(tokenizer, vocab_size),
         target.max_length,
-        vocab_size,
-        max(map(len, tokenizer.get_vocab())),
-        _eos_token_ids(target, tokenizer),
+        eos_token_ids,
+        endpoint.defaults.over(_recommended(target)) if endpoint.generation_config else endpoint.defaults,
+        StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
+    )
+
+
+def _recommended(model: ModelConfig) -> SamplingFields:
+    """What the checkpoint's authors say."""
+    given = load_sampling_defaults(locate(model.path), model.revision).given()
+    fields: dict[str, Any] = {name: value for name, value in given.items() if name in SamplingFields.model_fields}
+    return SamplingFields.model_construct(**fields)
+
+
+def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str]) -> Endpoint:
+    key = f"endpoints.{name}.stopping"
+    return Endpoint(
+        name,
+        endpoint.target,
+        endpoint.drafter,
+        endpoint.draft_length,
+        decode,
+        ngram=endpoint.ngram is not None,
+        criteria=tuple(load_criterion(path, key=key) for path in endpoint.stopping),
     )
 
 
 def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
     try:
-        return load_tokenizer(locate(model.path), model.revision)
+        return load_tokenizer(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
     except ConfigError as error:
         raise ConfigError(f"models.{name}.path: {error}") from error
 
@@ -135,7 +171,8 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
 
 
 def _vocab_size(model: ModelConfig) -> int:
-    config = AutoConfig.from_pretrained(locate(model.path), revision=model.revision)
+    path, trusted = locate(model.path), model.trust_remote_code
+    config = AutoConfig.from_pretrained(path, revision=model.revision, trust_remote_code=trusted)
     return int(config.get_text_config().vocab_size)
 
 

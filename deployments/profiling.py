@@ -18,6 +18,7 @@ from actors.row_input import RowInput
 from actors.runner import Runner
 from decoding import limits
 from decoding.errors import ConfigError
+from decoding.history import History, Position
 from decoding.limits import Limits, tokens_per_step
 from decoding.params import SamplingParams
 from decoding.sampling import SamplingBatch, sample
@@ -135,10 +136,11 @@ def time_steps(runner: Runner, steps: Sequence[Step], params: SamplingParams) ->
 
 def _time_step(runner: Runner, streams: int, width: int, params: SamplingParams) -> float:
     rows = [RowInput(slot, _CONTEXT, [0] * width) for slot in range(streams)]
-    positions = [(params, _CONTEXT + j + 1) for _ in rows for j in range(width)]
+    history = History(params, [0] * (_CONTEXT + 1), _CONTEXT)
+    positions = [Position(history, [0] * j) for _ in rows for j in range(width)]
     began_s = time.perf_counter()
     logits = runner.logits(rows)[: len(positions)]
-    sample(logits, SamplingBatch.build(positions, logits.device)).tolist()
+    sample(logits, SamplingBatch.build(positions, logits.shape[-1], logits.device)).tolist()
     return time.perf_counter() - began_s
 
 
@@ -161,16 +163,15 @@ def _spec(config: ServerConfig, name: str) -> ModelSpec:
 def _answer(runner: Runner, requests: Sequence[Request]) -> list[Answer]:
     """The target's answers to as many requests as there are slots, in one batch, each up to EOS or its length."""
     texts = [list(request.prompt) for request in requests]
+    histories = [History(request.params, text, len(text)) for request, text in zip(requests, texts, strict=True)]
     for slot, text in enumerate(texts):
         _read(runner, slot, text[:-1], 0)
     running = list(range(len(requests)))
     while running:
         rows = [RowInput(slot, len(texts[slot]) - 1, texts[slot][-1:]) for slot in running]
         logits = runner.logits(rows, last_only=True)
-        positions = [(requests[slot].params, len(texts[slot])) for slot in running]
-        for slot, token in zip(
-            running, sample(logits, SamplingBatch.build(positions, logits.device)).tolist(), strict=True
-        ):
+        batch = SamplingBatch.build([Position(histories[slot]) for slot in running], logits.shape[-1], logits.device)
+        for slot, token in zip(running, sample(logits, batch).tolist(), strict=True):
             texts[slot].append(token)
         running = [slot for slot in running if not _ended(requests[slot], texts[slot])]
     return [Answer(request, text[len(request.prompt) :]) for request, text in zip(requests, texts, strict=True)]
@@ -185,7 +186,7 @@ def _agreement(drafter: Runner, answer: Answer) -> Tensor:
     """[N] bool, as `decoding.limits.agreement` has it, in one pass over prompt and answer."""
     prompt = answer.request.prompt
     logits = _read(drafter, 0, [*prompt, *answer.tokens[:-1]], len(prompt) - 1)
-    return limits.agreement(logits, answer.tokens, len(prompt), answer.request.params)
+    return limits.agreement(logits, History(answer.request.params, list(prompt), len(prompt)), answer.tokens)
 
 
 def _read(runner: Runner, slot: int, tokens: Sequence[int], first: int) -> Tensor:

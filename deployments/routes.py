@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from decoding.errors import ConsortError
 from deployments.endpoints import ServedEndpoint
 from deployments.errors import ErrorBody, body_of, install_error_handlers
-from deployments.responses import AnswerWriter, ChatWriter, CompletionWriter
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.service import DeltaBatch, Service
+from deployments.writers import AnswerWriter, ChatWriter, CompletionWriter
 
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ async def _answer(service: Service, body: GenerationRequest, writer_class: type[
     """The whole answer, or a stream once its first delta is there: until then errors still have their status."""
     seed = body.seed_or_new()
     requests = await service.prepare(body, seed=seed)
-    writer = writer_class(requests, model=body.model, seed=seed)
+    writer = writer_class(body, requests, service.endpoint(body.model).vocabulary, seed=seed)
     batches = service.run(requests)
     if not body.stream:
         async with aclosing(batches):

@@ -4,71 +4,26 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, model_validator
 
-from decoding.params import SamplingParams
-from deployments.strict import StrictModel, Text, without_surrogates, wrong_field
+from decoding.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
+from deployments.compatibility_fields import ChatCompatibilityFields, CompatibilityFields
+from deployments.fields import Limit, Prompts, only
+from deployments.sampling_fields import SamplingFields
+from deployments.strict import StrictModel, Text, wrong_field
+from deployments.structure_fields import ResponseFormat, StructuredOutputs
 
-Prompt = str | list[int]
-
-_MAX_STOP_STRINGS = 16
-_MAX_INT = 2**31 - 1
-_PROMPT_FORMS = "should be a string, a list of strings, a list of token ids, or a list of such lists"
+_MAX_CHOICES = 128
+_MAX_DRAFT_LENGTH = 32
+_MAX_CHAT_LOGPROBS = 20
 _SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
+_NO_DEFAULTS = SamplingFields()
 
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+Choices = Annotated[int, Field(ge=1, le=_MAX_CHOICES)]
 
 
 def _as_parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-def _read_prompts(value: Any) -> list[Prompt]:
-    """One prompt or several, texts or token ids, as a list of prompts."""
-    prompts = value if _is_list(value) and value and not _is_token(value[0]) else [value]
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            without_surrogates(prompt)
-        elif not (_is_list(prompt) and all(_is_token(token) for token in prompt)):
-            raise PydanticCustomError("prompt", _PROMPT_FORMS)
-        if not prompt:
-            raise PydanticCustomError("empty", "should not be empty")
-    return list(prompts)
-
-
-def _only(neutral: float) -> AfterValidator:
-    """For penalties: takes the value that changes nothing, which some clients always send, and refuses any other."""
-
-    def check(value: float) -> float:
-        if value != neutral:
-            reason = "should be {neutral}, which changes nothing; penalties are not supported"
-            raise PydanticCustomError("neutral", reason, {"neutral": neutral})
-        return value
-
-    return AfterValidator(check)
-
-
-def _no_logprobs(value: object) -> None:
-    if value is not None and value is not False:
-        raise PydanticCustomError("logprobs", "should be null; log-probabilities are not supported")
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
-
-
-def _is_token(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-Limit = Annotated[int, Field(le=_MAX_INT)]
-Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts, json_schema_input_type=Prompt | list[Prompt])]
-StopString = Annotated[Text, Field(min_length=1, max_length=1000)]
-NoLogprobs = Annotated[None, BeforeValidator(_no_logprobs)]
-StopStrings = Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS), BeforeValidator(_as_list)]
 
 
 class StreamOptions(StrictModel):
@@ -77,7 +32,7 @@ class StreamOptions(StrictModel):
     include_usage: bool | None = Field(None, description="End the stream with a chunk that has `usage`.")
 
 
-class GenerationRequest(StrictModel):
+class GenerationRequest(SamplingFields, CompatibilityFields):
     """What completions and chat have in common. A field that is null has its default."""
 
     prompt_field: ClassVar[str]
@@ -85,27 +40,49 @@ class GenerationRequest(StrictModel):
 
     model: str = Field(description="An endpoint's name, as GET /v1/models lists them.")
     max_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
-    temperature: float | None = Field(None, description="0 is greedy; 1 by default.")
-    top_p: float | None = Field(None, description="Nucleus sampling; 1, the default, turns it off.")
-    top_k: Limit | None = Field(None, description="Sample from the k most likely tokens; 0, the default, turns it off.")
     seed: int | None = Field(None, description="Same seed, same text; drawn if missing, and returned either way.")
-    stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
-    ignore_eos: bool | None = Field(None, description="true: go on after end-of-text tokens, up to `max_tokens`.")
-    repetition_penalty: Annotated[float, _only(1.0)] | None = Field(None, description="Only 1, which changes nothing.")
-    presence_penalty: Annotated[float, _only(0.0)] | None = Field(None, description="Only 0, which changes nothing.")
-    frequency_penalty: Annotated[float, _only(0.0)] | None = Field(None, description="Only 0, which changes nothing.")
-    logprobs: NoLogprobs = Field(None, description="Only null: answers have none.")
+    n: Choices | None = Field(None, description="Answers per prompt; 1 by default.")
+    best_of: Choices | None = Field(
+        None, description="Make so many answers per prompt and return the `n` with the highest mean log-probability."
+    )
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Of the prompt's tokens, and of so many most probable ones in their places."
+    )
+    response_format: ResponseFormat | None = Field(None, description="`text`, `json_object` or a `json_schema`.")
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="What the answer must match: `json` (a schema), `regex`, `choice` (of texts) or `grammar`."
+    )
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
-    n: Annotated[int, Field(ge=1, le=1)] | None = Field(None, description="Answers per prompt; only 1.")
-    user: str | None = Field(None, description="Accepted for compatibility, and not used.")
     speculate: bool | None = Field(None, description="false: plain decoding, without the drafter. Same text.")
+    draft_length: Annotated[int, Field(ge=0, le=_MAX_DRAFT_LENGTH)] | None = Field(
+        None, description="Most draft tokens that one step verifies, instead of the endpoint's. Same text."
+    )
+    verification: Verification | None = Field(
+        None, description="How drafts are verified, `coupled` or `rejection`, instead of as the endpoint does it."
+    )
+    return_token_details: bool | None = Field(
+        None, description="Every choice has `token_details`: each token's id, text and where it came from."
+    )
 
     @model_validator(mode="after")
-    def _stream_options_need_stream(self) -> "GenerationRequest":
-        if self.stream_options is not None and not self.stream:
-            raise wrong_field("stream_options", "needs stream: true")
+    def _fields_fit_together(self) -> "GenerationRequest":
+        for holds, field, problem in self._conditions():
+            if not holds:
+                raise wrong_field(field, problem)
         return self
+
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        """Whether it holds, and else which field is wrong and why."""
+        structured = self.structure is not None
+        both = None not in (self.response_format, self.structured_outputs)
+        return [
+            (self.stream_options is None or bool(self.stream), "stream_options", "needs stream: true"),
+            (self.best_of is None or self.best_of >= (self.n or 1), "best_of", f"is below n, {self.n}"),
+            (not (self.stream and self.choices > (self.n or 1)), "best_of", "above n can't be streamed"),
+            (not both, "structured_outputs", "has no place beside response_format; set one of them"),
+            (not (structured and self.ignore_eos), "ignore_eos", "would go on after the end of a structured answer"),
+        ]
 
     @property
     def wanted_max_tokens(self) -> int | None:
@@ -118,19 +95,64 @@ class GenerationRequest(StrictModel):
         return 1
 
     @property
+    def prompt_only(self) -> bool:
+        """Whether what the model would answer is of no interest."""
+        return False
+
+    @property
+    def choices(self) -> int:
+        """How many answers to make for each prompt."""
+        return max(self.n or 1, self.best_of or 1)
+
+    @property
+    def logprob_count(self) -> int | None:
+        """Of how many most probable tokens to tell in each place of the answer; None: not even of its own token."""
+        raise NotImplementedError
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        """The same for the prompt's places."""
+        return self.prompt_logprobs
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the answer must match, under whichever name."""
+        wanted = self.structured_outputs or self.response_format
+        return None if wanted is None else wanted.structure
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def sampling(self, *, max_tokens: int, eos_token_ids: Sequence[int], seed: int) -> SamplingParams:
-        """The parameters as the decoder takes them; raises InvalidRequestError where one is out of range."""
+    def sampling(
+        self,
+        *,
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        seed: int,
+        defaults: SamplingFields = _NO_DEFAULTS,
+        bad_words_ids: Sequence[tuple[int, ...]] = (),
+        verification: Verification = "coupled",
+    ) -> SamplingParams:
+        """The parameters as the decoder takes them; raises InvalidRequestError where one is out of range.
+
+        Args:
+            defaults: the endpoint's, for what the request leaves open.
+            bad_words_ids: the tokens of `bad_words`.
+            verification: the endpoint's.
+        """
+        fields = self.over(defaults)
+        structure, logprobs = self.structure, self.logprob_count
         return SamplingParams(
+            **fields.arguments(),
             max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k or 0,
             seed=seed,
-            stop=tuple(self.stop or ()),
-            eos_token_ids=() if self.ignore_eos else tuple(eos_token_ids),
+            eos_token_ids=() if fields.ignore_eos and structure is None else tuple(eos_token_ids),
+            bad_words_ids=tuple(bad_words_ids),
+            structure=structure,
+            verification=self.verification or verification,
+            logprobs=0 if logprobs is None and self.choices > (self.n or 1) else logprobs,  # the ranking needs them
+            prompt_logprobs=self.prompt_logprob_count,
         )
 
     def seed_or_new(self) -> int:
@@ -145,10 +167,33 @@ class CompletionRequest(GenerationRequest):
     default_max_tokens = 16
 
     prompt: Prompts = Field(description="A text or a list of token ids, or a list of either: one choice for each.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Of the answer's tokens, and of so many most probable ones in their places."
+    )
+    echo: bool | None = Field(
+        None, description="Begin the text with the prompt, which may be all of it (`max_tokens: 0`)."
+    )
+    suffix: Annotated[str, only("", why="insertion is not supported")] | None = Field(
+        None, description="Only an empty text."
+    )
 
     @property
     def prompt_count(self) -> int:
         return len(self.prompt)
+
+    @property
+    def prompt_only(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def logprob_count(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        echoed = self.logprobs if self.echo else None
+        counts = [count for count in (self.prompt_logprobs, echoed) if count is not None]
+        return max(counts, default=None)
 
 
 class TextPart(StrictModel):
@@ -161,15 +206,23 @@ class TextPart(StrictModel):
 class Message(StrictModel):
     """One turn of a conversation."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[list[TextPart], BeforeValidator(_as_parts)] = Field(description="A text, or text parts.")
+    name: Text | None = Field(None, description="Of the speaker, for chat templates that show it.")
 
     @property
     def text(self) -> str:
         return "".join(part.text for part in self.content)
 
+    @property
+    def turn(self) -> dict[str, str]:
+        """As chat templates take it."""
+        role = "system" if self.role == "developer" else self.role
+        name = {} if self.name is None else {"name": self.name}
+        return {"role": role, "content": self.text, **name}
 
-class ChatRequest(GenerationRequest):
+
+class ChatRequest(GenerationRequest, ChatCompatibilityFields):
     """POST /v1/chat/completions."""
 
     prompt_field = "messages"
@@ -177,13 +230,33 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1, description="The conversation so far, oldest turn first.")]
     max_completion_tokens: Limit | None = Field(None, description="OpenAI's newer name for `max_tokens`.")
+    logprobs: bool | None = Field(None, description="true: answers have log-probabilities.")
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_CHAT_LOGPROBS)] | None = Field(
+        None, description="Of so many most probable tokens in each place; needs `logprobs`."
+    )
+    add_generation_prompt: bool | None = Field(None, description="false: don't begin the assistant's turn.")
+    continue_final_message: bool | None = Field(
+        None, description="true: the answer goes on with the last message; needs `add_generation_prompt: false`."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
 
-    @model_validator(mode="after")
-    def _one_limit(self) -> "ChatRequest":
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise wrong_field("max_tokens", "differs from max_completion_tokens; set one of them")
-        return self
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        return [
+            *super()._conditions(),
+            (len(limits) < 2, "max_tokens", "differs from max_completion_tokens; set one of them"),
+            (
+                not self.continue_final_message or self.add_generation_prompt is False,
+                "continue_final_message",
+                "needs add_generation_prompt: false",
+            ),
+            (not self.top_logprobs or bool(self.logprobs), "top_logprobs", "needs logprobs: true"),
+        ]
 
     @property
     def wanted_max_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def logprob_count(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

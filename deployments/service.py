@@ -37,19 +37,23 @@ class Service:
         return self.endpoints[name]
 
     async def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
-        """One request for each prompt.
+        """For each prompt, one request for each choice.
 
         Raises:
             InvalidRequestError: the body can't be served as it is.
         """
         endpoint = self.endpoint(body.model)
-        if body.prompt_count > self._max_requests:
-            reason = (
-                f"prompt: {body.prompt_count} prompts are too many; at most {self._max_requests} are taken at once."
-            )
-            raise InvalidRequestError(reason, field="prompt")
+        count = body.prompt_count * body.choices
+        if count > self._max_requests:
+            field, what = ("prompt", "prompts") if body.choices == 1 else ("n", "answers")
+            reason = f"{field}: {count} {what} are too many; at most {self._max_requests} are taken at once."
+            raise InvalidRequestError(reason, field=field)
         prepare = partial(endpoint.prepare, body, seed=seed)
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
+        requests = await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
+        if body.structure is not None:
+            field = "response_format" if body.structured_outputs is None else "structured_outputs"
+            await endpoint.structures.check(body.structure, field=field)
+        return requests
 
     async def run(self, requests: Sequence[Request]) -> AsyncGenerator[DeltaBatch, None]:
         """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic_core import PydanticCustomError
 
 _SHOWN_CHARACTERS = 60  # of a wrong value
+_SHOWN_NAMES = 12
 _SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) (?=should )")
 _WITHOUT_VALUE = {"field", "missing", "json_invalid", "too_short", "too_long", "string_too_short", "string_too_long"}
 
@@ -22,9 +23,10 @@ class StrictModel(BaseModel):
     @classmethod
     def _refuse_unknown_keys(cls, data: object) -> object:
         if isinstance(data, dict):
+            known = {field.alias or name for name, field in cls.model_fields.items()}
             for key in data:
-                if key not in cls.model_fields:
-                    raise wrong_field(printable(str(key)), f"is not known; {nearest(str(key), cls.model_fields)}")
+                if key not in known:
+                    raise wrong_field(printable(str(key)), f"is not known; {nearest(str(key), known)}")
         return data
 
 
@@ -47,7 +49,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """What to append to a message about an unknown name: a suggestion, or the known names."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = ", …" if len(names) > _SHOWN_NAMES else ""
+    return f"known: {', '.join(names[:_SHOWN_NAMES]) or 'none'}{more}"
 
 
 def wrong_field(field: str, problem: str) -> PydanticCustomError:
@@ -61,7 +66,7 @@ def first_problem(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     kind, reason, context = error["type"], _SUBJECT.sub("", error["msg"]), error.get("ctx", {})
     path = [str(part) for part in error["loc"]]
     match kind:
-        case "field":
+        case "field" if context["field"]:
             path.append(context["field"])
         case "missing":
             reason = "is required"

@@ -51,7 +51,7 @@ class Stage:
         """Begin a request; returns the list that its deltas will be in."""
         deltas: list[Delta] = []
         params = SamplingParams(max_tokens=max_tokens)
-        self.coordinator.submit(Request(ENDPOINT, PROMPT, params, speculate, request_id), deltas.append)
+        self.coordinator.submit(Request(ENDPOINT, PROMPT, params, speculate, request_id=request_id), deltas.append)
         self.turn()
         return deltas
 
@@ -93,14 +93,14 @@ def test_a_request_goes_to_the_least_loaded_replicas(stage: Stage) -> None:
 def test_target_and_drafter_are_told_the_same(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     stage.submit()
-    expected = [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4)]
+    expected = [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4, drafter=True)]
     assert stage.received("t1") == stage.received("d1") == expected
 
 
 def test_a_request_that_does_not_speculate_has_no_drafter(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     stage.submit(speculate=False)
-    assert stage.received("t1") == [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 0)]
+    assert stage.received("t1") == [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 0, drafter=False)]
     stage.turn(later_s=1)
     assert stage.received("d1") == []
 
@@ -167,7 +167,7 @@ def test_a_lost_target_is_replaced_and_the_stream_goes_on(stage: Stage) -> None:
     deltas = stage.submit()
     stage.say("t1", commit(3, 5, 6))
     stage.set_replicas("t2", "d1")
-    assert stage.received("t2") == [Admit(1, [*PROMPT, 5, 6], 3, SamplingParams(max_tokens=50), 4)]
+    assert stage.received("t2") == [Admit(1, [*PROMPT, 5, 6], 3, SamplingParams(max_tokens=50), 4, drafter=True)]
     stage.say("t1", commit(5, 9))
     stage.say("t2", commit(5, 7))
     assert tokens_of(deltas) == [5, 6, 7]
@@ -190,12 +190,12 @@ def test_a_lost_drafter_is_missed_by_nobody_and_replaced(stage: Stage) -> None:
     deltas = stage.submit()
     stage.received("t1")
     stage.set_replicas("t1")
-    assert stage.received("t1") == [Drafting(1, 0)]
+    assert stage.received("t1") == [Drafting(1, False)]
     stage.say("t1", commit(3, 5))
     assert tokens_of(deltas) == [5]
     stage.set_replicas("t1", "d2")
     assert admitted(stage.received("d2")) == [[*PROMPT, 5]]
-    assert stage.received("t1") == [Drafting(1, 4)]
+    assert stage.received("t1") == [Drafting(1, True)]
 
 
 def test_a_silent_replica_is_given_up_and_a_talking_one_is_not(stage: Stage) -> None:
@@ -272,7 +272,7 @@ def test_a_client_that_raises_ends_only_its_own_request(stage: Stage) -> None:
         raise RuntimeError("the client is gone")
 
     stage.set_replicas("t1", "d1")
-    stage.coordinator.submit(Request(ENDPOINT, PROMPT, SamplingParams(max_tokens=50), True, 2), broken)
+    stage.coordinator.submit(Request(ENDPOINT, PROMPT, SamplingParams(max_tokens=50), request_id=2), broken)
     deltas = stage.submit(1)
     stage.received("t1")
     stage.say("t1", commit(3, 20, request_id=2), commit(3, 20, request_id=1))
@@ -283,7 +283,7 @@ def test_a_client_that_raises_ends_only_its_own_request(stage: Stage) -> None:
 def test_a_message_that_is_not_for_coordinators_is_dropped(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = stage.submit()
-    stage.say("t1", Drafting(1, 4), commit(3, 20))
+    stage.say("t1", Drafting(1, True), commit(3, 20))
     assert tokens_of(deltas) == [20]
 
 
@@ -294,7 +294,7 @@ def test_a_drafter_that_lost_its_way_starts_again(stage: Stage) -> None:
     stage.received("t1"), stage.received("d1")
     stage.say("d1", Failed(1, "a verdict was lost"))
     stage.turn(later_s=1)
-    assert stage.received("t1") == [Drafting(1, 0), Drafting(1, 4)]
+    assert stage.received("t1") == [Drafting(1, False), Drafting(1, True)]
     assert admitted(stage.received("d1")) == [[*PROMPT, 20]]
 
 

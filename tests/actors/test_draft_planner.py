@@ -21,7 +21,7 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> DraftPlanner:
 
 def running_row(planner: DraftPlanner, request_id: int = 1) -> TargetRow:
     params = SamplingParams(max_tokens=10_000, temperature=0)
-    row = TargetRow("c", Admit(request_id, [1, 2, 3], 3, params, 4), acceptance=planner.acceptance)
+    row = TargetRow("c", Admit(request_id, [1, 2, 3], 3, params, 4, drafter=True), acceptance=planner.acceptance)
     row.cached = 2
     return row
 

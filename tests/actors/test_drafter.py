@@ -56,7 +56,7 @@ def longest(offers: list[Offer]) -> tuple[int, list[int]]:
 
 def test_it_runs_ahead_up_to_its_lookahead() -> None:
     stage = Stage()
-    base, tokens = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
+    base, tokens = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     assert base == 4
     assert len(tokens) > 3
     assert tokens == stage.continuation(PROMPT, len(tokens))
@@ -65,7 +65,7 @@ def test_it_runs_ahead_up_to_its_lookahead() -> None:
 
 def test_an_agreeing_verdict_lets_it_go_on() -> None:
     stage = Stage()
-    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
+    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     base, tokens = longest(stage.say(Commit(1, 4, first[:4], 3, 3, None, 3)))
     assert base == 8
     assert tokens == stage.continuation([*PROMPT, *first[:4]], len(tokens))
@@ -73,7 +73,7 @@ def test_an_agreeing_verdict_lets_it_go_on() -> None:
 
 def test_after_a_rejection_it_starts_from_the_true_token() -> None:
     stage = Stage()
-    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
+    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     verdict = [first[0], (first[1] + 1) % 64]
     base, tokens = longest(stage.say(Commit(1, 4, verdict, 3, 1, None, 3)))
     assert base == 6
@@ -82,7 +82,7 @@ def test_after_a_rejection_it_starts_from_the_true_token() -> None:
 
 def test_a_verdict_beyond_its_draft_is_followed_and_a_repeated_one_changes_nothing() -> None:
     stage = Stage()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 1))
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True))
     verdict = Commit(1, 4, list(range(20, 32)), 0, 0, None, 3)
     base, tokens = longest(stage.say(verdict))
     assert base == 16
@@ -93,24 +93,24 @@ def test_a_verdict_beyond_its_draft_is_followed_and_a_repeated_one_changes_nothi
 def test_it_does_not_draft_beyond_the_end_of_the_request() -> None:
     stage = Stage()
     params = SamplingParams(max_tokens=2, temperature=0)
-    _, tokens = longest(stage.say(Admit(1, PROMPT, 4, params, 8)))
+    _, tokens = longest(stage.say(Admit(1, PROMPT, 4, params, 8, drafter=True)))
     assert len(tokens) <= 3
     eos = stage.continuation(PROMPT, 1)[0]
     params = SamplingParams(max_tokens=30, temperature=0, eos_token_ids=(eos,))
-    found = [path for offer in stage.say(Admit(2, PROMPT, 4, params, 8)) for path in paths(offer)]
+    found = [path for offer in stage.say(Admit(2, PROMPT, 4, params, 8, drafter=True)) for path in paths(offer)]
     assert [eos] in found
     assert all(eos not in path[:-1] for path in found)
 
 
 def test_a_text_that_is_too_long_for_it_is_not_drafted() -> None:
     stage = Stage()
-    assert stage.say(Admit(1, [1] * 64, 64, GREEDY, 4)) == []
+    assert stage.say(Admit(1, [1] * 64, 64, GREEDY, 4, drafter=True)) == []
     assert [stage.drafter.load()] == [Report(active=0, waiting=0, slots=2, request_ids=[])]
 
 
 def test_a_cancelled_request_frees_its_slot() -> None:
     stage = Stage()
-    stage.say(*(Admit(i, PROMPT, 4, GREEDY, 2) for i in range(3)))
+    stage.say(*(Admit(i, PROMPT, 4, GREEDY, 2, drafter=True) for i in range(3)))
     assert (stage.drafter.load().active, stage.drafter.load().waiting) == (2, 1)
     assert longest(stage.say(Cancel(0)))[0] == 4
     stage.say(Cancel(1), Cancel(2))
@@ -119,7 +119,7 @@ def test_a_cancelled_request_frees_its_slot() -> None:
 
 def test_after_a_lost_verdict_it_gives_the_request_back() -> None:
     stage = Stage()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 3))
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
     stage.coordinator.send("d", [Commit(1, 9, [1], 0, 0, None, 3)])
     stage.drafter.turn()
     assert isinstance(stage.coordinator.receive(0)[-1][1], Failed)
@@ -128,7 +128,7 @@ def test_after_a_lost_verdict_it_gives_the_request_back() -> None:
 
 def test_it_rests_while_drafts_do_not_pay_and_goes_on_when_they_do() -> None:
     stage = Stage()
-    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3)))
+    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     text = [*PROMPT, *first[:1]]
     wrong = (stage.continuation(text, 1)[0] + 1) % stage.model.config.vocab_size
     assert stage.say(Commit(1, 4, [first[0], wrong], 0, 0, None, draft_length=0)) == []
@@ -139,7 +139,7 @@ def test_it_rests_while_drafts_do_not_pay_and_goes_on_when_they_do() -> None:
 
 def test_what_follows_an_alternative_is_there_before_the_verdict() -> None:
     stage = Stage()
-    offers = stage.say(Admit(1, PROMPT, 4, GREEDY, 3))
+    offers = stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
     _, chain = longest(offers)
     found = [path for offer in offers for path in paths(offer)]
     beside = [path for path in found if len(path) > 1 and path[0] != chain[0]]
@@ -153,7 +153,7 @@ def test_after_any_verdicts_its_chain_is_its_own_continuation(seed: int) -> None
     stage = Stage()
     chance = random.Random(seed)
     params = SamplingParams(max_tokens=60, temperature=0)
-    offers = stage.say(Admit(1, PROMPT, 4, params, 4))
+    offers = stage.say(Admit(1, PROMPT, 4, params, 4, drafter=True))
     offered: set[tuple[int, ...]] = set()
     text = list(PROMPT)
     while True:
@@ -173,7 +173,7 @@ def test_after_any_verdicts_its_chain_is_its_own_continuation(seed: int) -> None
 @pytest.mark.parametrize("tokens", [[], [-1], [10**6]], ids=str)
 def test_requests_that_it_cannot_read_are_given_back(tokens: list[int]) -> None:
     stage = Stage()
-    stage.coordinator.send("d", [Admit(1, tokens, len(tokens), GREEDY, 3)])
+    stage.coordinator.send("d", [Admit(1, tokens, len(tokens), GREEDY, 3, drafter=True)])
     stage.drafter.turn()
     assert Failed in [type(message) for _, message in stage.coordinator.receive(0)]
     assert stage.drafter.load().active == 0

@@ -21,6 +21,7 @@ from actors.link import Link, LocalLink
 from actors.replica import Role
 from actors.request import Delta, Endpoint, Request
 from actors.runner import Runner
+from actors.structures import LoadTokenizer
 from actors.target import Target
 from decoding.params import SamplingParams
 from tests.support import reference
@@ -100,11 +101,13 @@ def running(
 ) -> Iterator[Engine]:
     """An engine over the pair; with `adversary_for`, the drafter is replaced by one that does its worst."""
 
-    def make_loop(role: str, runner: Runner, link: Link, *, prefill_chunk: int) -> Loop:
+    def make_loop(
+        role: str, runner: Runner, link: Link, *, prefill_chunk: int, load_tokenizer: LoadTokenizer | None
+    ) -> Loop:
         if role == "target":
-            return Target(runner, link, prefill_chunk=prefill_chunk, adaptive=adaptive)
+            return Target(runner, link, prefill_chunk=prefill_chunk, adaptive=adaptive, load_tokenizer=load_tokenizer)
         if adversary_for is None:
-            return Drafter(runner, link, prefill_chunk=prefill_chunk)
+            return Drafter(runner, link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer)
         expected = bundle.expected([request.params for request in adversary_for])
         texts = {r.request_id: [*r.prompt, *text] for r, text in zip(adversary_for, expected, strict=True)}
         return AdversarialDrafter(link, texts, vocab_size=runner.vocab_size, seed=1)

@@ -25,7 +25,7 @@ class Desk:
         self.reception = Reception(exchange.join("target"), self.rows, self.times)
 
     def admit(self) -> None:
-        self.coordinator.send("target", [Admit(7, [1], 1, SamplingParams(max_tokens=4), 0)])
+        self.coordinator.send("target", [Admit(7, [1], 1, SamplingParams(max_tokens=4), 0, drafter=False)])
         for peer, message in self.reception.receive(0.0):
             assert isinstance(message, Admit)
             self.rows.add(Row(peer, message))

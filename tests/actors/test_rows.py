@@ -11,7 +11,7 @@ from tests.support.properties import repeatable
 
 
 def make_row(request_id: int, length: int = 3, peer: str = "c") -> Row:
-    return Row(peer, Admit(request_id, [1] * length, length, SamplingParams(max_tokens=5), 4))
+    return Row(peer, Admit(request_id, [1] * length, length, SamplingParams(max_tokens=5), 4, drafter=True))
 
 
 def make_table(slots: int) -> RowTable[Row]:

@@ -49,7 +49,7 @@ def committed(messages: list[Message]) -> list[int]:
 
 def test_it_writes_without_drafts() -> None:
     stage = Stage()
-    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 0))
+    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False))
     assert committed(messages) == stage.text()[4:]
     assert [m.finish for m in messages if isinstance(m, Commit)][-2:] == [None, "length"]
     assert stage.target.load().active == 0
@@ -59,7 +59,7 @@ def test_it_writes_without_drafts() -> None:
 def test_it_goes_on_where_another_target_stopped(done: int) -> None:
     stage = Stage()
     text = stage.text()
-    messages = stage.say(Admit(1, text[: 4 + done], 4, GREEDY, 0))
+    messages = stage.say(Admit(1, text[: 4 + done], 4, GREEDY, 0, drafter=False))
     assert committed(messages) == text[4 + done :]
 
 
@@ -68,7 +68,7 @@ def test_prompts_of_any_length(length: int) -> None:
     """Shorter than, as long as, and one longer than one or several chunks; and as long as fits."""
     stage = Stage()
     prompt = [(7 * i) % VOCAB for i in range(length)]
-    tokens = committed(stage.say(Admit(1, prompt, length, GREEDY, 0)))
+    tokens = committed(stage.say(Admit(1, prompt, length, GREEDY, 0, drafter=False)))
     with torch.no_grad():
         logits = stage.model(torch.tensor([[*prompt, *tokens]])).logits[0]
     assert tokens == logits[length - 1 : -1].argmax(-1).tolist()
@@ -77,39 +77,41 @@ def test_prompts_of_any_length(length: int) -> None:
 def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     messages = stage.say(Offer(1, 4, text[4:10]), turns=1)
     assert messages == [Commit(1, 5, text[5:10], 4, 4, None, draft_length=4)]
-    assert committed(stage.say(Drafting(1, 0))) == text[10:]
+    assert committed(stage.say(Drafting(1, False))) == text[10:]
 
 
 def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
-    assert stage.say(Offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, draft_length=4, hit=False)]
-    assert committed(stage.say(Drafting(1, 0))) == text[8:]
+    assert stage.say(Offer(1, 4, draft), turns=1) == [
+        Commit(1, 5, text[5:8], 4, 2, None, draft_length=4, rejected=True)
+    ]
+    assert committed(stage.say(Drafting(1, False))) == text[8:]
 
 
 def test_an_alternative_is_verified_beside_the_chain() -> None:
     """A chain that is wrong from its third token on; beside that the right one and what follows it."""
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
     offer = Offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
     assert stage.say(offer, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None, draft_length=4)]
-    assert committed(stage.say(Drafting(1, 0))) == text[9:]
+    assert committed(stage.say(Drafting(1, False))) == text[9:]
 
 
 def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 1), turns=1)
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True), turns=1)
     offer = Offer(1, 4, [text[4], (text[5] + 1) % VOCAB, *text[5:7]], [-1, 0, 0, 2], [1.0, 0.6, 0.4, 1.0])
     assert stage.say(offer, turns=2) == [
-        Commit(1, 5, text[5:6], 1, 0, None, draft_length=1, hit=True),
+        Commit(1, 5, text[5:6], 1, 0, None, draft_length=1, rejected=True, hit=True),
         Commit(1, 6, text[6:8], 1, 1, None, draft_length=1),
     ]
 
@@ -134,7 +136,7 @@ def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
 )
 def test_impossible_offers_change_nothing(offer: Offer) -> None:
     stage = Stage()
-    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
+    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
 
     def is_done() -> bool:
         messages.extend(stage.say(offer, turns=1))
@@ -146,8 +148,8 @@ def test_impossible_offers_change_nothing(offer: Offer) -> None:
 
 def test_a_row_whose_drafter_is_gone_waits_for_no_drafts() -> None:
     stage = Stage()
-    first = stage.say(Admit(1, PROMPT, 4, GREEDY, 4), turns=1)
-    rest = stage.say(Drafting(1, 0), Drafting(7, 3), turns=11)
+    first = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    rest = stage.say(Drafting(1, False), Drafting(7, True), turns=11)
     assert committed([*first, *rest]) == stage.text()[4:]
 
 
@@ -159,7 +161,9 @@ def test_a_row_whose_drafter_is_gone_waits_for_no_drafts() -> None:
 def test_impossible_requests_fail_and_the_others_go_on(tokens: list[int], max_tokens: int) -> None:
     stage = Stage()
     params = SamplingParams(max_tokens=max_tokens, temperature=0)
-    messages = stage.say(Admit(2, tokens, len(tokens), params, 0), Admit(1, PROMPT, 4, GREEDY, 0))
+    messages = stage.say(
+        Admit(2, tokens, len(tokens), params, 0, drafter=False), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False)
+    )
     assert [message.request_id for message in messages if isinstance(message, Failed)] == [2]
     assert committed(messages) == stage.text()[4:]
 
@@ -167,7 +171,11 @@ def test_impossible_requests_fail_and_the_others_go_on(tokens: list[int], max_to
 def test_a_cancelled_request_frees_its_slot_for_the_next() -> None:
     stage = Stage()
     long = SamplingParams(max_tokens=50, temperature=0)
-    stage.say(*(Admit(i, PROMPT, 4, long, 0) for i in (2, 3)), Admit(1, PROMPT, 4, GREEDY, 0), turns=2)
+    stage.say(
+        *(Admit(i, PROMPT, 4, long, 0, drafter=False) for i in (2, 3)),
+        Admit(1, PROMPT, 4, GREEDY, 0, drafter=False),
+        turns=2,
+    )
     assert (stage.target.load().active, stage.target.load().waiting) == (2, 1)
     messages = stage.say(Cancel(2), Cancel(3))
     assert committed([m for m in messages if m.request_id == 1]) == stage.text()[4:]  # type: ignore[union-attr]

@@ -47,7 +47,7 @@ def offers(count: int) -> list[Message]:
 
 
 def test_messages_arrive_in_order_both_ways(replica: ReplicaZmqLink) -> None:
-    admit = Admit(2**63 - 1, [1, 2], 2, SamplingParams(max_tokens=3, stop=("é",), eos_token_ids=(2,)), 4)
+    admit = Admit(2**63 - 1, [1, 2], 2, SamplingParams(max_tokens=3, stop=("é",), eos_token_ids=(2,)), 4, drafter=True)
     with connected(replica) as coordinator:
         coordinator.send("r1", [admit])
         for offer in offers(300):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from decoding.history import History, Position
 from decoding.limits import Limits, agreement, tokens_per_step
 from decoding.params import SamplingParams
 from decoding.sampling import SamplingBatch, sample
@@ -28,7 +29,9 @@ def test_tokens_per_step_walks_along_the_answer() -> None:
 def test_a_model_agrees_with_what_it_sampled_itself(temperature: float) -> None:
     params = SamplingParams(max_tokens=20, temperature=temperature, seed=5)
     logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(0))
-    answer = sample(logits, SamplingBatch.build([(params, 7 + i) for i in range(20)])).tolist()
-    assert agreement(logits, answer, 7, params).all()
+    history = History(params, list(range(7)), 7)
+    positions = [Position(history, [0] * i) for i in range(20)]
+    answer = sample(logits, SamplingBatch.build(positions, 50)).tolist()
+    assert agreement(logits, history, answer).all()
     answer[3] = (answer[3] + 1) % 50
-    assert agreement(logits, answer, 7, params).tolist() == [i != 3 for i in range(20)]
+    assert agreement(logits, history, answer).tolist() == [i != 3 for i in range(20)]

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from decoding.drafts import Draft
+from decoding.history import History, Position
 from decoding.params import SamplingParams
 from decoding.sampling import SamplingBatch, process, rank, sample
 from decoding.verify import accepted_path
@@ -20,6 +21,11 @@ V = 4
 
 def sampled_params(seed: int = 0, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingParams:
     return SamplingParams(max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+
+
+def at(params: SamplingParams, index: int) -> Position:
+    """A position whose text has no more to say than its length."""
+    return Position(History(params, [0] * index, 0))
 
 
 def random_logits(*shape: int, seed: int, scale: float = 1.5) -> Tensor:
@@ -39,8 +45,11 @@ def test_draws_follow_the_processed_distribution(temperature: float, top_k: int,
     if top_p < 1:
         warpers.append(TopPLogitsWarper(top_p))
     expected = warpers(torch.LongTensor(1, 0), logits).softmax(-1)[0]
-    positions = [(sampled_params(i // 500, temperature, top_k, top_p), i % 500) for i in range(DRAWS)]
-    drawn = sample(logits.expand(DRAWS, -1), SamplingBatch.build(positions))
+    texts = [[0] * length for length in range(500)]
+    positions = [
+        Position(History(sampled_params(i // 500, temperature, top_k, top_p), texts[i % 500], 0)) for i in range(DRAWS)
+    ]
+    drawn = sample(logits.expand(DRAWS, -1), SamplingBatch.build(positions, 10))
     assert p_value(count(drawn, 10), expected) > 1e-7
 
 
@@ -48,21 +57,21 @@ def test_greedy_is_argmax_in_any_float_type() -> None:
     greedy = SamplingParams(max_tokens=1, temperature=0, top_k=3, top_p=0.5)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         logits = random_logits(50, 100, seed=2).to(dtype)
-        drawn = sample(logits, SamplingBatch.build([(greedy, i) for i in range(50)]))
+        drawn = sample(logits, SamplingBatch.build([at(greedy, i) for i in range(50)], 100))
         assert torch.equal(drawn, logits.argmax(-1))
 
 
 def test_the_best_ranked_is_the_sample_and_the_next_what_it_would_be_without() -> None:
     settings = [SamplingParams(max_tokens=1, temperature=0), sampled_params(1), sampled_params(2, 0.7)] * 30
     for part in (settings, settings[::3], settings[1::3]):
-        batch = SamplingBatch.build([(params, i) for i, params in enumerate(part)])
+        batch = SamplingBatch.build([at(params, i) for i, params in enumerate(part)], 100)
         logits = random_logits(len(part), 100, seed=3)
         tokens, scores = rank(logits, batch, 3)
         assert torch.equal(scores, scores.sort(descending=True).values)
         for column in tokens.unbind(dim=1):
             assert torch.equal(column, sample(logits, batch))
             logits = logits.scatter(1, column[:, None], -1e9)
-    _, scores = rank(random_logits(1, 100, seed=3), SamplingBatch.build([(sampled_params(1, top_k=2), 0)]), 3)
+    _, scores = rank(random_logits(1, 100, seed=3), SamplingBatch.build([at(sampled_params(1, top_k=2), 0)], 100), 3)
     assert scores[0].isinf().tolist() == [False, False, True]
 
 
@@ -75,21 +84,21 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone() -> None:
         sampled_params(4, 1.2, 0, 0.8),
         sampled_params(5, 0.9, 7, 0.8),
     ]
-    positions = [(settings[i * i % 6], 31 * i) for i in range(120)]
+    positions = [at(settings[i * i % 6], 31 * i) for i in range(120)]
     logits = random_logits(120, 50, seed=3)
     kept = logits.clone()
-    together = sample(logits, SamplingBatch.build(positions))
-    alone = [sample(row[None], SamplingBatch.build([at])) for row, at in zip(logits, positions, strict=True)]
+    together = sample(logits, SamplingBatch.build(positions, 50))
+    alone = [sample(row[None], SamplingBatch.build([one], 50)) for row, one in zip(logits, positions, strict=True)]
     assert torch.equal(together, torch.cat(alone))
     assert torch.equal(logits, kept)
-    processed = process(logits, SamplingBatch.build(positions))
-    assert len(processed) == sum(not params.greedy for params, _ in positions)
+    processed = process(logits, SamplingBatch.build(positions, 50))
+    assert processed.shape == logits.shape
 
 
 @cache
 def batch_at(position: int) -> SamplingBatch:
     """A position of DRAWS texts, of which the i-th has seed i."""
-    return SamplingBatch.build([(sampled_params(i), position) for i in range(DRAWS)])
+    return SamplingBatch.build([at(sampled_params(i), position) for i in range(DRAWS)], V)
 
 
 class Chain:

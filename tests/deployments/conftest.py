@@ -1,24 +1,30 @@
 """The HTTP routes over tiny random models in this process: no Ray, no server."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from fastapi.testclient import TestClient
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.engine import Engine
-from actors.replica import Role
-from actors.runner import Runner
 from deployments.config import load_config
-from deployments.endpoints import load_endpoints
+from deployments.endpoints import ServedEndpoint, load_endpoints
 from deployments.routes import make_api
 from deployments.service import Service
+from tests.deployments.fake_coordinator import FakeCoordinator
+
+if TYPE_CHECKING:
+    from actors.engine import Engine
+    from actors.replica import Role
+    from actors.runner import Runner
 
 MAX_REQUESTS = 8
 
 
-def tiny_runner(seed: int) -> Runner:
+def tiny_runner(seed: int) -> "Runner":
+    from actors.runner import Runner
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = LlamaConfig(
@@ -33,7 +39,9 @@ def tiny_runner(seed: int) -> Runner:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
+def engine() -> "Iterator[Engine]":
+    from actors.engine import Engine
+
     replicas: dict[str, tuple[Role, Runner]] = {
         "target": ("target", tiny_runner(0)),
         "drafter": ("drafter", tiny_runner(1)),
@@ -43,11 +51,28 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def service(engine: Engine) -> Service:
-    return Service(load_endpoints(load_config()), engine.coordinator, max_requests=MAX_REQUESTS)
+def endpoints() -> dict[str, ServedEndpoint]:
+    return load_endpoints(load_config())
+
+
+@pytest.fixture(scope="session")
+def service(engine: "Engine", endpoints: dict[str, ServedEndpoint]) -> Service:
+    return Service(endpoints, engine.coordinator, max_requests=MAX_REQUESTS)
 
 
 @pytest.fixture(scope="session")
 def client(service: Service) -> Iterator[TestClient]:
     with TestClient(make_api(service)) as client:
+        yield client
+
+
+@pytest.fixture
+def coordinator() -> FakeCoordinator:
+    return FakeCoordinator()
+
+
+@pytest.fixture
+def fake(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[TestClient]:
+    """A server whose answers are made up: see the fake."""
+    with TestClient(make_api(Service(endpoints, coordinator, max_requests=MAX_REQUESTS))) as client:
         yield client

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from deployments import cli
-from deployments.config import ROOT, EndpointConfig, HttpConfig, ModelConfig, parse_config
+from deployments.config import ROOT, EndpointConfig, HttpConfig, ModelConfig, NgramConfig, parse_config
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -20,14 +20,16 @@ def default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
-    return f"`{'null' if value is None else value}`"
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_defaults=True)
+    return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def config_row(name: str, field: FieldInfo) -> str:
     return f"| `{name}` | {default(field)} | {field.description} |"
 
 
-@pytest.mark.parametrize("model", [ModelConfig, EndpointConfig, HttpConfig])
+@pytest.mark.parametrize("model", [ModelConfig, EndpointConfig, NgramConfig, HttpConfig])
 def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) -> None:
     rows = [config_row(name, field) for name, field in model.model_fields.items()]
     assert "\n".join(rows) in CONFIGURATION, "\n".join(rows)

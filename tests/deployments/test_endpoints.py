@@ -29,10 +29,10 @@ def copy(tmp_path: Path) -> Path:
 def test_the_bundled_endpoint() -> None:
     endpoint = load_endpoints(load_config())["consort"]
     assert endpoint.context_length == 1024
-    assert endpoint.vocab_size == 2048
+    assert endpoint.vocabulary.size == 2048
     assert endpoint.eos_token_ids == (2,)
     (request,) = endpoint.prepare(CompletionRequest(model="consort", prompt=["x"]), seed=1)
-    assert request.prompt == endpoint.tokenizer("x").input_ids
+    assert request.prompt == endpoint.encoder.tokenizer("x").input_ids
 
 
 def test_a_drafter_with_another_vocabulary_is_refused(copy: Path) -> None:

@@ -12,6 +12,7 @@ from decoding.errors import UnavailableError
 from deployments.config import load_config
 from deployments.endpoints import load_endpoints
 from deployments.routes import make_api
+from deployments.schema import CompletionRequest
 from deployments.service import Service
 from tests.deployments.bad_input import CASES, NO_OBJECTS
 from tests.deployments.conftest import MAX_REQUESTS
@@ -38,11 +39,11 @@ def test_health_needs_a_target(client: TestClient) -> None:
     assert lonely.json() == {"status": "loading", "models": {"drafter": False, "target": False}}
 
 
-def test_models_are_listed(client: TestClient) -> None:
-    (card,) = client.get("/v1/models").json()["data"]
-    assert card == client.get("/v1/models/consort").json()
+def test_models_are_listed(fake: TestClient) -> None:
+    (card,) = fake.get("/v1/models").json()["data"]
+    assert card == fake.get("/v1/models/consort").json()
     assert (card["id"], card["target"], card["drafter"], card["ready"]) == ("consort", "target", "drafter", True)
-    assert client.get("/v1/models/org/name").status_code == 404
+    assert fake.get("/v1/models/org/name").status_code == 404
 
 
 def test_an_answer_has_usage_statistics_and_the_seed(client: TestClient) -> None:
@@ -51,10 +52,10 @@ def test_an_answer_has_usage_statistics_and_the_seed(client: TestClient) -> None
     assert answer["usage"]["completion_tokens"] == 8
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["seed"] == 1
-    assert set(answer["speculation"]) == {"steps", "drafted", "accepted", "acceptance_rate", "acceptance_length"}
+    assert answer["speculation"]["steps"] > 0
 
 
-def test_what_load_generators_send_is_served(client: TestClient) -> None:
+def test_what_load_generators_send_is_served(fake: TestClient) -> None:
     """The very body of `vllm bench serve`."""
     body = {
         "model": "consort",
@@ -68,7 +69,7 @@ def test_what_load_generators_send_is_served(client: TestClient) -> None:
         "temperature": 0.0,
         "speculate": False,
     }
-    *_, usage, done = events(client.post("/v1/completions", json=body).text)
+    *_, usage, done = events(fake.post("/v1/completions", json=body).text)
     assert done == "[DONE]"
     assert usage["usage"]["completion_tokens"] == 8
 
@@ -95,12 +96,12 @@ def test_without_include_usage_a_stream_has_none(client: TestClient) -> None:
     assert all("usage" not in chunk and len(chunk["choices"]) == 1 for chunk in chunks)
 
 
-def test_fields_that_are_null_have_their_defaults(client: TestClient) -> None:
+def test_fields_that_are_null_have_their_defaults(fake: TestClient) -> None:
     nulls = dict.fromkeys(
-        ["temperature", "top_p", "top_k", "stop", "stream", "stream_options", "n", "user", "speculate"]
+        name for name in CompletionRequest.model_fields if name not in {"model", "prompt", "max_tokens", "seed"}
     )
-    answer = client.post("/v1/completions", json={**BODY, **nulls}).json()
-    assert answer["choices"] == client.post("/v1/completions", json=BODY).json()["choices"]
+    answer = fake.post("/v1/completions", json={**BODY, **nulls}).json()
+    assert answer["choices"] == fake.post("/v1/completions", json=BODY).json()["choices"]
 
 
 def test_completions_have_16_tokens_by_default(client: TestClient) -> None:
@@ -137,8 +138,8 @@ def test_every_prompt_has_its_choice(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(("path", "body", "field"), CASES)
-def test_bad_input_is_refused_by_name(client: TestClient, path: str, body: str, field: str) -> None:
-    response = client.post(path, content=body, headers={"Content-Type": "application/json"})
+def test_bad_input_is_refused_by_name(fake: TestClient, path: str, body: str, field: str) -> None:
+    response = fake.post(path, content=body, headers={"Content-Type": "application/json"})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, field), error
     assert field in error["message"]
@@ -147,17 +148,17 @@ def test_bad_input_is_refused_by_name(client: TestClient, path: str, body: str, 
 
 
 @pytest.mark.parametrize("body", NO_OBJECTS)
-def test_what_is_no_object_is_refused(client: TestClient, body: str) -> None:
+def test_what_is_no_object_is_refused(fake: TestClient, body: str) -> None:
     content = body.encode("utf-8", "surrogatepass")
-    response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    response = fake.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert response.json()["error"]["message"]
 
 
-def test_unknown_names_get_a_suggestion(client: TestClient) -> None:
-    typo = client.post("/v1/completions", json={**BODY, "temprature": 1}).json()["error"]
+def test_unknown_names_get_a_suggestion(fake: TestClient) -> None:
+    typo = fake.post("/v1/completions", json={**BODY, "temprature": 1}).json()["error"]
     assert typo["message"] == "temprature: is not known; did you mean 'temperature'?"
-    model = client.post("/v1/completions", json={**BODY, "model": "concort"})
+    model = fake.post("/v1/completions", json={**BODY, "model": "concort"})
     assert model.status_code == 404
     assert model.json()["error"] == {
         "message": "model: there is no model 'concort'; did you mean 'consort'?",
@@ -167,8 +168,8 @@ def test_unknown_names_get_a_suggestion(client: TestClient) -> None:
     }
 
 
-def test_unknown_routes_and_methods_have_the_same_shape(client: TestClient) -> None:
-    for reply, status in ((client.get("/nowhere"), 404), (client.get("/v1/completions"), 405)):
+def test_unknown_routes_and_methods_have_the_same_shape(fake: TestClient) -> None:
+    for reply, status in ((fake.get("/nowhere"), 404), (fake.get("/v1/completions"), 405)):
         assert reply.status_code == status
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -213,7 +214,7 @@ def test_a_failure_in_mid_stream_is_an_event(service: Service, monkeypatch: pyte
     assert error == {"error": {"message": "gone", "type": "server_error", "param": None, "code": "unavailable"}}
 
 
-def test_a_body_that_is_not_announced_as_json_says_what_is_missing(client: TestClient) -> None:
-    answer = client.post("/v1/completions", content=b'{"model": "e", "prompt": "x"}')
+def test_a_body_that_is_not_announced_as_json_says_what_is_missing(fake: TestClient) -> None:
+    answer = fake.post("/v1/completions", content=b'{"model": "e", "prompt": "x"}')
     assert answer.status_code == 400
     assert "Content-Type: application/json" in answer.json()["error"]["message"]

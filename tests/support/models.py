@@ -1,5 +1,6 @@
 """Tiny models with random weights, one per family, big enough to have grouped heads and several layers."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -9,9 +10,13 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OPTConfig,
+    PhiConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB = 64
@@ -40,12 +45,27 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gpt2": GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2
     ),
+    "opt": OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        word_embed_proj_dim=32,
+        ffn_dim=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+    ),
+    "phi": PhiConfig(**_SHAPE, num_key_value_heads=2),
+    "mixtral": MixtralConfig(**_SHAPE, num_key_value_heads=2, num_local_experts=4),
+    "qwen3-moe": Qwen3MoeConfig(
+        **_SHAPE, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
+    ),
 }
 
 
-def tiny_model(family: str, *, attention: str = "sdpa") -> PreTrainedModel:
-    """The same weights every time, drawn from an explicit generator."""
-    config = CONFIGS[family]
+def tiny_model(family: str, *, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:
+    """The same weights every time, drawn from an explicit generator. changes: to the configuration."""
+    config = deepcopy(CONFIGS[family])
+    config.update(changes)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -1,0 +1,85 @@
+"""An answer's text as its tokens come in, and the rules on text that end it. Knows nothing of steps or drafts."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from decoding.detokenizer import Detokenizer
+from decoding.params import SamplingParams
+from decoding.stopping import FinishReason, StopStrings
+
+# Ends an answer, given its tokens and text so far: the user's own rule, like transformers' `StoppingCriteria`.
+Criterion = Callable[[Sequence[int], str], bool]
+
+
+class Piece(NamedTuple):
+    """What some tokens add to the answer."""
+
+    text: str
+    used: int  # how many of the tokens belong to it
+    finish: FinishReason | None
+    stop_reason: str | int | None  # the stop string, end token, or name of the rule that ended it
+
+
+class Answer:
+    """The text of one request."""
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        prompt: Sequence[int],
+        params: SamplingParams,
+        criteria: Sequence[Criterion] = (),
+    ) -> None:
+        """decode: ids to text."""
+        self._params = params
+        self._criteria = criteria
+        self._detokenizer = Detokenizer(decode, prompt=prompt)
+        self._stop_strings = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._tokens: list[int] = []
+        self._text = ""  # all of it, for the criteria; kept only if there are any
+
+    def add(self, tokens: Sequence[int], finish: FinishReason | None) -> Piece:
+        """What the next tokens add. finish: why the answer ends after them, if it does."""
+        text = ""
+        for used, token in enumerate(tokens, 1):
+            self._tokens.append(token)
+            shown, stop_reason = self._read(token)
+            text += shown
+            stop_reason = stop_reason or self._criterion(shown)
+            if stop_reason is not None:
+                return Piece(text, used, "stop", stop_reason)
+        if finish is None:
+            return Piece(text, len(tokens), None, None)
+        shown, stop_reason = self._stop_strings.add(self._detokenizer.flush())
+        text += shown
+        if stop_reason is not None:
+            return Piece(text, len(tokens), "stop", stop_reason)
+        stop_token = tokens[-1] if finish == "stop" and tokens[-1] in self._params.stop_token_ids else None
+        return Piece(text + self._stop_strings.flush(), len(tokens), finish, stop_token)
+
+    def flush(self) -> str:
+        """The text that was held back, of an answer that ends where it is."""
+        shown, _ = self._stop_strings.add(self._detokenizer.flush())
+        return shown + self._stop_strings.flush()
+
+    def _read(self, token: int) -> tuple[str, str | None]:
+        """The text that a token makes certain, and the stop string that it completes."""
+        params = self._params
+        hidden = params.eos_token_ids if params.include_stop_str_in_output else params.end_token_ids
+        if token in hidden:  # it ends the text and is not part of it
+            return "", None
+        text = self._detokenizer.add([token])
+        if len(self._tokens) < params.min_tokens:  # as vLLM has it, stop strings count only from then on
+            return text, None
+        return self._stop_strings.add(text)
+
+    def _criterion(self, shown: str) -> str | None:
+        """The name of the user's rule that ends the answer here, if one does."""
+        if not self._criteria:
+            return None
+        self._text += shown
+        return next((_name(rule) for rule in self._criteria if rule(self._tokens, self._text)), None)
+
+
+def _name(rule: Criterion) -> str:
+    return getattr(rule, "__name__", type(rule).__name__)

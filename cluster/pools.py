@@ -1,0 +1,135 @@
+"""A node provider for `ray up` over fixed hosts in pools, one pool for each type of worker.
+
+Ray's own provider for fixed hosts has one type of worker and keeps all hosts in use. Here drafter and target hosts come
+and go independently, each type between its `min_workers` and `max_workers`, as the replicas that Serve wants need them.
+
+To create a node is to take a free host of the pool, on which Ray then starts itself over ssh; to terminate it is to
+stop Ray there and to give the host back. Nodes are named by their hosts. Used on the machine that runs `ray up`, which
+knows of the head only, and on the head, which knows of all.
+"""
+
+import copy
+import logging
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+from ray.autoscaler import tags as ray_tags
+from ray.autoscaler.node_provider import NodeProvider
+
+from cluster.host_book import HostBook, Tags
+
+_CONNECT_TIMEOUT_S = 10
+_log = logging.getLogger(__name__)
+
+
+class PoolProvider(NodeProvider):
+    """Configured by `provider: {type: external, module: cluster.pools.PoolProvider, head_ip: …, pools: {…}}`."""
+
+    def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
+        super().__init__(provider_config, cluster_name)
+        self._head: str = provider_config["head_ip"]
+        self._pools: dict[str, list[str]] = provider_config["pools"]
+        self._file = f".consort/{cluster_name}-hosts.json"  # in the home directory
+        self._book = HostBook(Path.home() / self._file)
+        self._torn_down: set[str] = set()
+        if "head_tags" in provider_config and self._head not in self._book.taken():
+            self._book.take([self._head], provider_config["head_tags"], 1)
+
+    @staticmethod
+    def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """The configuration with what the provider needs of its other parts; raises ValueError if the pools are wrong."""
+        config = copy.deepcopy(cluster_config)
+        _check_pools(config)
+        config["provider"]["auth"] = config["auth"]
+        return config
+
+    def prepare_for_head_node(self, cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """The configuration for the head's own provider, which finds the head in use already."""
+        cluster_config["provider"] |= {
+            "auth": cluster_config["auth"],  # the key is another there
+            "head_tags": {
+                ray_tags.TAG_RAY_NODE_KIND: ray_tags.NODE_KIND_HEAD,
+                ray_tags.TAG_RAY_NODE_NAME: f"ray-{self.cluster_name}-head",
+                ray_tags.TAG_RAY_NODE_STATUS: ray_tags.STATUS_UP_TO_DATE,
+                ray_tags.TAG_RAY_USER_NODE_TYPE: cluster_config["head_node_type"],
+            },
+        }
+        return cluster_config
+
+    def non_terminated_nodes(self, tag_filters: Tags) -> list[str]:
+        """The hosts in use that have all these tags."""
+        return [host for host, tags in self._book.taken().items() if tag_filters.items() <= tags.items()]
+
+    def nodes_for_teardown(self, tag_filters: Tags) -> list[str]:
+        """All hosts of a kind that were not stopped yet: `ray down` does not know which the head has in use."""
+        workers = [host for pool in self._pools.values() for host in pool]
+        is_head = tag_filters.get(ray_tags.TAG_RAY_NODE_KIND) == ray_tags.NODE_KIND_HEAD
+        return [host for host in ([self._head] if is_head else workers) if host not in self._torn_down]
+
+    def is_running(self, node_id: str) -> bool:
+        """Whether the host is in use."""
+        return node_id in self._book.taken()
+
+    def is_terminated(self, node_id: str) -> bool:
+        """Whether the host is free."""
+        return not self.is_running(node_id)
+
+    def node_tags(self, node_id: str) -> Tags:
+        """Ray's tags of a host; none if it is free."""
+        return self._book.taken().get(node_id, {})
+
+    def set_node_tags(self, node_id: str, tags: Tags) -> None:
+        """Add tags to those of a host in use."""
+        self._book.tag(node_id, tags)
+
+    def internal_ip(self, node_id: str) -> str:
+        """The host's address, by which Ray knows the node."""
+        return socket.gethostbyname(node_id)
+
+    def external_ip(self, node_id: str) -> str:
+        """The same: the machine that runs `ray up` is on the same network."""
+        return self.internal_ip(node_id)
+
+    def create_node(self, node_config: dict[str, Any], tags: Tags, count: int) -> dict[str, Any]:
+        """Take free hosts of the pool; raises RuntimeError if there are too few."""
+        is_head = tags[ray_tags.TAG_RAY_NODE_KIND] == ray_tags.NODE_KIND_HEAD
+        pool = [self._head] if is_head else self._pools[tags[ray_tags.TAG_RAY_USER_NODE_TYPE]]
+        return {host: {} for host in self._book.take(pool, tags, count)}
+
+    def terminate_node(self, node_id: str) -> None:
+        """Stop Ray on the host and give it back, even if it can't be reached."""
+        runner = self.get_command_runner(
+            log_prefix=f"{node_id}: ",
+            node_id=node_id,
+            auth_config=self.provider_config["auth"],
+            cluster_name=self.cluster_name,
+            process_runner=subprocess,
+            use_internal_ip=True,
+        )
+        try:
+            runner.run(f"ray stop; rm -f ~/{self._file}", timeout=_CONNECT_TIMEOUT_S)
+        except (OSError, subprocess.SubprocessError, click.ClickException) as error:
+            _log.warning("%s: could not stop Ray there: %s", node_id, error)
+        self._torn_down.add(node_id)
+        self._book.give_back(node_id)
+
+
+def _check_pools(config: dict[str, Any]) -> None:
+    """Raises ValueError if the pools don't fit the types of workers, or share a host."""
+    provider = config["provider"]
+    pools: dict[str, list[str]] = provider["pools"]
+    worker_types = {
+        name: kind for name, kind in config["available_node_types"].items() if name != config["head_node_type"]
+    }
+    if set(pools) != set(worker_types):
+        raise ValueError(f"provider.pools: has {sorted(pools)}, but the types of workers are {sorted(worker_types)}")
+    for name, kind in worker_types.items():
+        if kind["max_workers"] > len(pools[name]):
+            raise ValueError(f"{name}: max_workers is {kind['max_workers']}, but the pool has {len(pools[name])} hosts")
+    hosts = [provider["head_ip"], *(host for pool in pools.values() for host in pool)]
+    twice = {host for host in hosts if hosts.count(host) > 1}
+    if twice:
+        raise ValueError(f"provider.pools: {sorted(twice)} appear more than once")

@@ -1,0 +1,89 @@
+"""Tokens that must not come at a position, one by one.
+
+A position sees the text before it, draft tokens included. Of all this, `Bans` alone touches logits, [P, V] float32 of
+P positions, which it changes in place.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+from decoding.history import Position
+from decoding.token_lists import Entries, TokenLists
+
+
+def repeated_ngrams(position: Position) -> Iterable[int]:
+    """Tokens that would complete n tokens in a row which came before: `no_repeat_ngram_size`, as transformers has it.
+
+    Prompt and answer alike. Paulus et al., arXiv 1705.04304, section 2.5.
+    """
+    size = position.history.params.no_repeat_ngram_size
+    if not size:
+        return ()
+    recent = position.tail(size - 1 + len(position.path))
+    if len(recent) < size - 1:
+        return ()
+    prefix = recent[len(recent) - size + 1 :]
+    banned = position.history.ngrams.after(tuple(prefix))
+    in_path = [recent[end] for end in range(size - 1, len(recent)) if recent[end - size + 1 : end] == prefix]
+    return [*banned, *in_path]
+
+
+def bad_words(position: Position) -> Iterable[int]:
+    """Last tokens of the forbidden sequences whose other tokens came just before: `bad_words_ids`, as in transformers.
+
+    An end-of-text token alone is no bad word.
+    """
+    params = position.history.params
+    longest = max(map(len, params.bad_words_ids), default=1)
+    recent = tuple(position.tail(longest - 1))
+    for *before, last in params.bad_words_ids:
+        if (before and recent[-len(before) :] == tuple(before)) or (not before and last not in params.eos_token_ids):
+            yield last
+
+
+def early_ends(position: Position) -> Iterable[int]:
+    """End tokens of every kind, as long as the answer is shorter than `min_tokens`, as vLLM has it."""
+    params = position.history.params
+    return params.end_token_ids if position.answered < params.min_tokens else ()
+
+
+def suppressed(position: Position) -> Iterable[int]:
+    """`suppress_tokens`, and `begin_suppress_tokens` at the answer's first token that is not forced.
+
+    As in transformers, with a forced token as `decoding.constraints.forced_token` has it.
+    """
+    params = position.history.params
+    first_free = 0 if params.forced_bos_token_id is None else 1
+    if position.answered != first_free:
+        return params.suppress_tokens
+    return (*params.suppress_tokens, *params.begin_suppress_tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bans:
+    """Tokens that get −∞."""
+
+    entries: Entries
+
+    @classmethod
+    def build(
+        cls,
+        kinds: Sequence[Callable[[Position], Iterable[int]]],
+        positions: Sequence[Position],
+        vocab_size: int,
+        device: torch.device | str,
+    ) -> "Bans | None":
+        """Of these kinds; None if no position has any."""
+        lists = TokenLists()
+        for place, position in enumerate(positions):
+            for kind in kinds:
+                lists.add(place, kind(position))
+        return cls(lists.entries(vocab_size, device)) if lists else None
+
+    def apply_(self, logits: Tensor) -> None:
+        """logits: [P, V]"""
+        logits[self.entries.places, self.entries.tokens] = -inf

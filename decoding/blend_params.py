@@ -1,0 +1,103 @@
+"""How a request wants its members blended, and how much each counts. Knows nothing of batches or tensors."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from decoding.errors import InvalidRequestError, UnavailableError
+
+BlendKind = Literal["single", "mixture", "product", "vote", "gated", "contrastive"]
+ContrastiveForm = Literal["difference", "scaled"]
+
+MAX_BETA = 100
+MIN_AMATEUR_TEMPERATURE, MAX_AMATEUR_TEMPERATURE = 0.001, 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendParams:
+    """How the members' distributions become the target distribution. The first member leads: it is the one of
+    `single`, the gate of `gated`, the expert of `contrastive`, whose amateur is the second. See `decoding/blend.py`.
+
+    Raises:
+        InvalidRequestError: a value is out of range; the error names the field.
+    """
+
+    kind: BlendKind = "mixture"
+    weights: tuple[float, ...] = ()  # one per member, of any sum; empty: all count the same
+    threshold: float = 0.5  # gated: the others are asked where the gate's best token is less probable
+    form: ContrastiveForm = "difference"
+    alpha: float = 0.1  # contrastive: tokens stay from this share of the expert's best probability on; 0: all stay
+    beta: float = 0.5  # contrastive, scaled: how strongly the amateur is subtracted
+    amateur_temperature: float = 1.0  # contrastive, difference
+
+    def __post_init__(self) -> None:
+        _require(self.kind in get_args(BlendKind), "kind", self.kind, f"one of {', '.join(get_args(BlendKind))}")
+        forms = get_args(ContrastiveForm)
+        _require(self.form in forms, "form", self.form, " or ".join(forms))
+        _require(
+            all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
+            and (not self.weights or 0 < sum(self.weights) < math.inf),
+            "weights",
+            self.weights,
+            "finite numbers of at least 0, not all of them 0",
+        )
+        _require(0 <= self.threshold <= 1, "threshold", self.threshold, "a number from 0 to 1")
+        _require(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 (all tokens stay) to 1")
+        _require(0 <= self.beta <= MAX_BETA, "beta", self.beta, f"a number from 0 to {MAX_BETA}")
+        _require(
+            MIN_AMATEUR_TEMPERATURE <= self.amateur_temperature <= MAX_AMATEUR_TEMPERATURE,
+            "amateur_temperature",
+            self.amateur_temperature,
+            f"a number from {MIN_AMATEUR_TEMPERATURE} to {MAX_AMATEUR_TEMPERATURE}",
+        )
+
+    def require_members(self, count: int) -> None:
+        """Check the parameters against the number of members, M.
+
+        Raises:
+            InvalidRequestError: these members can't be blended like that; the error names the field.
+        """
+        weights = self.weights
+        _require(not weights or len(weights) == count, "weights", weights, f"one number for each of {count} members")
+        if self.kind == "contrastive":
+            _require(
+                count == 2, "kind", self.kind, f"a blend for {count} members; contrastive has an expert, an amateur"
+            )
+            _require(
+                not weights or (weights[0] > 0 and weights[1] in (0, weights[0])),
+                "weights",
+                weights,
+                "(1, 1), or (1, 0) for the expert alone; beta says how much the amateur counts",
+            )
+        if self.kind == "single":
+            _require(not any(weights[1:]), "weights", weights, "0 for all but the first member")
+
+    def member_weights(self, present: Sequence[bool]) -> tuple[float, ...]:
+        """What each member counts, of a total of 1: members that are absent nothing, the others in proportion.
+
+        Args:
+            present: [M] whether the member answered.
+
+        Returns:
+            [M]. A contrastive expert and its amateur have a half each; without the amateur, the expert has all.
+
+        Raises:
+            InvalidRequestError: these members can't be blended like that; the error names the field.
+            UnavailableError: none is left that counts, or the expert of a contrastive blend is not there.
+        """
+        self.require_members(len(present))
+        given = self.weights or (1.0,) * len(present)
+        if self.kind == "single":
+            given = (1.0,) + (0.0,) * (len(present) - 1)
+        left = [weight if there else 0.0 for weight, there in zip(given, present, strict=True)]
+        total = sum(left)
+        if total == 0 or (self.kind == "contrastive" and not present[0]):
+            names = ", ".join(str(i) for i, there in enumerate(present) if there)
+            raise UnavailableError(f"A {self.kind} blend with weights {given} needs more than members [{names}].")
+        return tuple(weight / total for weight in left)
+
+
+def _require(holds: bool, field: str, given: object, expected: str) -> None:
+    if not holds:
+        raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)

@@ -1,0 +1,124 @@
+"""Compiled grammars: what the answers of structured requests must match, ready to be followed token by token.
+
+The grammar engine is llguidance (Earley parser over derivative-based lexers, https://github.com/guidance-ai/llguidance).
+Nothing here knows where tokenizers come from, or what requests, drafts and models are.
+"""
+
+import json
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from decoding.errors import InvalidRequestError
+from decoding.json_schema import strict
+from decoding.params import Structure
+
+MAX_DEFINITION = 128 * 1024  # characters
+NO_TOKEN = "no token leads on to a match"
+# JSON may be indented, but an undecided model must not write blanks for ever; JSON Schema has no word for that.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+# A state takes 1 to 2 KiB. What a step may take is left at llguidance's own limits, some 20 ms.
+_LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=250_000, verbose_errors=False)
+
+
+class Grammar:
+    """A structure, compiled for one tokenizer. Any number of matchers follow it at once, and share what they learn."""
+
+    def __init__(self, structure: Structure, tokenizer: LLTokenizer) -> None:
+        """Takes 1 ms for a usual JSON schema, up to a second for one at the limit; other threads run meanwhile.
+
+        Raises:
+            InvalidRequestError: the definition is wrong, too large, uses what is not supported, or matches nothing.
+        """
+        self.structure = structure
+        self.tokenizer = tokenizer
+        self._matcher = LLMatcher(tokenizer, _notation(structure), log_level=0, limits=_LIMITS)
+        if not self._matcher.is_error():
+            self._matcher.compute_bitmask()  # slow the first time
+        if self._matcher.is_error():
+            raise self.error(self._matcher)
+
+    def matcher(self) -> LLMatcher:
+        """A matcher at the beginning of an answer; for one thread at a time."""
+        return self._matcher.deep_copy()
+
+    def error(self, matcher: LLMatcher) -> InvalidRequestError:
+        """Why a matcher stopped working."""
+        reason = matcher.get_error().removesuffix("<non-verbose/>").strip()
+        if reason == "NoExtensionBias":
+            reason = NO_TOKEN
+        return structure_error(self.structure, reason)
+
+
+class GrammarCompiler:
+    """Compiles structures for one tokenizer in a thread of its own, and keeps those used last."""
+
+    def __init__(self, tokenizer: LLTokenizer, *, capacity: int = 64) -> None:
+        """capacity: grammars kept, usually well below 1 MB each."""
+        self._tokenizer = tokenizer
+        self._capacity = capacity
+        self._grammars: OrderedDict[Structure, Future[Grammar]] = OrderedDict()  # least recently used first
+        self._lock = Lock()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    def start(self, structure: Structure) -> Future[Grammar]:
+        """Compile unless that has been done. The future raises what `Grammar` does; never cancel it: it is shared."""
+        with self._lock:
+            future = self._grammars.get(structure)
+            if future is None or (future.done() and future.exception() is not None):
+                future = self._grammars[structure] = self._pool.submit(Grammar, structure, self._tokenizer)
+            self._grammars.move_to_end(structure)
+            if len(self._grammars) > self._capacity:
+                self._grammars.popitem(last=False)
+        return future
+
+    def compile(self, structure: Structure) -> Grammar:
+        """Compile unless that has been done, and wait for it. Raises what `Grammar` does."""
+        return self.start(structure).result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _notation(structure: Structure) -> str:
+    """The structure as llguidance takes it."""
+    definition = structure.definition
+    if len(definition) > MAX_DEFINITION:
+        raise structure_error(structure, f"{len(definition)} characters are more than the {MAX_DEFINITION} allowed")
+    try:
+        match structure.kind:
+            case "json":
+                return _json_notation(structure)
+            case "regex":
+                return LLMatcher.grammar_from_regex(definition)
+            case "choice":
+                return _choice_notation(structure)
+            case "grammar":
+                return grammar_from("grammar", definition)
+    except (ValueError, RecursionError) as error:  # of which JSON and Unicode errors are kinds
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise structure_error(structure, str(error)) from error
+
+
+def _json_notation(structure: Structure) -> str:
+    schema = json.loads(structure.definition)
+    if not isinstance(schema, dict):
+        raise structure_error(structure, f"a schema is an object, not {structure.definition[:40]!r}")
+    return LLMatcher.grammar_from_json_schema(strict(schema), defaults={"whitespace_pattern": _WHITESPACE})
+
+
+def _choice_notation(structure: Structure) -> str:
+    texts = json.loads(structure.definition)
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise structure_error(structure, f"expected a list of at least one text, not {structure.definition[:40]!r}")
+    return "start: " + " | ".join(json.dumps(text) for text in texts)
+
+
+def structure_error(structure: Structure, reason: str) -> InvalidRequestError:
+    """The error about a structure that can't be served."""
+    field = f"structured_outputs.{structure.kind}"
+    return InvalidRequestError(f"{field}: {' '.join(reason.split())}", field=field)

@@ -1,0 +1,71 @@
+"""Rewrites a JSON schema so that llguidance's grammar for it allows nothing that the schema forbids.
+
+Two of its keywords need that (1.9): an exclusive bound that is a whole number lets that number through when the other
+bound has the same integer part, as in 2 < x < 2.5; and keys other than the declared ones are not told from each other.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+_LITERALS = {"const", "default", "enum", "examples"}  # their values are data
+_NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}  # theirs are schemas by name
+_TINY = 1e-16
+_ULPS = 4  # llguidance reads numbers almost exactly
+
+
+def strict(schema: Any) -> Any:
+    """The same schema in other words; what is no schema comes back as it is.
+
+    Raises:
+        ValueError: there are no such words.
+    """
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    _check_size(schema)
+    return {key: _strict_value(key, value) for key, value in _without_exclusive_integers(schema).items()}
+
+
+def _strict_value(keyword: str, value: Any) -> Any:
+    if keyword in _LITERALS:
+        return value
+    if keyword in _NAMED and isinstance(value, Mapping):
+        return {name: strict(schema) for name, schema in value.items()}
+    return strict(value)
+
+
+def _without_exclusive_integers(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole exclusive bounds towards zero, as inclusive ones a few floating-point numbers further on."""
+    rewritten = dict(schema)
+    low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if _is_whole(low) and low >= 0:
+        del rewritten["exclusiveMinimum"]
+        least = low + _ULPS * math.ulp(low) if low else _TINY
+        rewritten["minimum"] = max(least, schema["minimum"]) if _is_number(schema.get("minimum")) else least
+    if _is_whole(high) and high <= 0:
+        del rewritten["exclusiveMaximum"]
+        most = high - _ULPS * math.ulp(high) if high else -_TINY
+        rewritten["maximum"] = min(most, schema["maximum"]) if _is_number(schema.get("maximum")) else most
+    return rewritten
+
+
+def _check_size(schema: Mapping[str, Any]) -> None:
+    """Whether an object could have fewer keys than it seems to, because some are the same."""
+    least = schema.get("minProperties")
+    declared = {*_names(schema.get("properties")), *_names(schema.get("required"))}
+    if _is_number(least) and least - len(declared) > 1:
+        raise ValueError(f"minProperties {least} asks for keys that differ, which is supported for declared ones only")
+
+
+def _names(value: Any) -> list[str]:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list | Mapping) else []
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> TypeGuard[float]:
+    return _is_number(value) and math.isfinite(value) and value == int(value)

@@ -1,0 +1,40 @@
+"""Log-probabilities of tokens under the model's own distribution, whatever the sampler did to it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token of a text, given the tokens before it."""
+
+    token: int
+    logprob: float
+    rank: int  # 1: the most probable
+    top: tuple[tuple[int, float], ...]  # the most probable tokens and their log-probabilities, best first
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """What the model thought of each token.
+
+    Args:
+        logits: [N, V] of any float type, each after the text before its token.
+        tokens: [N]
+        counts: [N] how many of the most probable tokens to tell about.
+    """
+    if not len(tokens):
+        return []
+    logprobs = logits.float().log_softmax(dim=-1)  # [N, V]
+    own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])  # [N, 1]
+    ranks = (logprobs > own).sum(dim=-1) + 1
+    best = logprobs.topk(min(max(counts), logits.shape[-1]), dim=-1)
+    columns = zip(
+        tokens, own[:, 0].tolist(), ranks.tolist(), best.indices.tolist(), best.values.tolist(), counts, strict=True
+    )
+    return [
+        TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token, logprob, rank, ids, values, count in columns
+    ]

@@ -1,0 +1,102 @@
+"""Diversity, repetition and likelihood of generated texts. Must not know where the texts come from.
+
+A text is a sequence of tokens: ids, or words. Only texts in the same tokens, and of about the same length, can be
+compared. A text with fewer than n tokens has no n-grams: its entropy, distinct-n and repetition are 0.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextMetrics:
+    """Of one text, or the means of several."""
+
+    tokens: float
+    entropy_1: float  # bits
+    entropy_2: float  # bits
+    entropy_3: float  # bits
+    distinct_1: float  # 0…1
+    distinct_2: float  # 0…1
+    repetition: float  # 0…1, of 4-grams
+    log_likelihood: float | None = None  # nats per token; None: not known
+
+
+def ngram_entropy(tokens: Sequence[Hashable], n: int) -> float:
+    """Shannon entropy of the text's own distribution of n-grams, in bits.
+
+    Zhang et al., arXiv 1809.05972. At most the binary logarithm of the number of n-grams.
+    """
+    counts = _ngrams(tokens, n)
+    total = counts.total()
+    return sum(-count / total * math.log2(count / total) for count in counts.values())
+
+
+def distinct(tokens: Sequence[Hashable], n: int) -> float:
+    """How many of the text's n-grams differ from each other, as a share of all: distinct-n.
+
+    Li et al., arXiv 1510.03055.
+    """
+    counts = _ngrams(tokens, n)
+    return len(counts) / counts.total() if counts else 0.0
+
+
+def repetition(tokens: Sequence[Hashable], n: int = 4) -> float:
+    """Which share of the n-grams has come before in the text: seq-rep-n, Welleck et al., arXiv 1908.04319."""
+    counts = _ngrams(tokens, n)
+    return 1 - len(counts) / counts.total() if counts else 0.0
+
+
+def mean_log_likelihood(log_probs: Sequence[float]) -> float:
+    """Mean log-probability of a text's tokens, in nats; 0 for no tokens, −∞ if one is impossible."""
+    return fmean(log_probs) if log_probs else 0.0
+
+
+def measure(tokens: Sequence[Hashable], log_probs: Sequence[float] | None = None) -> TextMetrics:
+    """All metrics of one text. log_probs: one per token, by the model that is to judge; None: no likelihood.
+
+    Raises:
+        ValueError: there is not one log-probability for each token.
+    """
+    if log_probs is not None and len(log_probs) != len(tokens):
+        raise ValueError(f"{len(log_probs)} log-probabilities for {len(tokens)} tokens; there must be one for each")
+    return TextMetrics(
+        tokens=len(tokens),
+        entropy_1=ngram_entropy(tokens, 1),
+        entropy_2=ngram_entropy(tokens, 2),
+        entropy_3=ngram_entropy(tokens, 3),
+        distinct_1=distinct(tokens, 1),
+        distinct_2=distinct(tokens, 2),
+        repetition=repetition(tokens),
+        log_likelihood=None if log_probs is None else mean_log_likelihood(log_probs),
+    )
+
+
+def average(texts: Sequence[TextMetrics]) -> TextMetrics:
+    """The mean of each metric over the texts, which all count the same; no likelihood if one has none.
+
+    Raises:
+        ValueError: there are no texts.
+    """
+    if not texts:
+        raise ValueError("no texts to average")
+    likelihoods = [text.log_likelihood for text in texts if text.log_likelihood is not None]
+    return TextMetrics(
+        tokens=fmean(text.tokens for text in texts),
+        entropy_1=fmean(text.entropy_1 for text in texts),
+        entropy_2=fmean(text.entropy_2 for text in texts),
+        entropy_3=fmean(text.entropy_3 for text in texts),
+        distinct_1=fmean(text.distinct_1 for text in texts),
+        distinct_2=fmean(text.distinct_2 for text in texts),
+        repetition=fmean(text.repetition for text in texts),
+        log_likelihood=fmean(likelihoods) if len(likelihoods) == len(texts) else None,
+    )
+
+
+def _ngrams(tokens: Sequence[Hashable], n: int) -> Counter[tuple[Hashable, ...]]:
+    if n < 1:
+        raise ValueError(f"n must be at least 1, not {n}")
+    return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))

@@ -1,0 +1,10 @@
+"""The built-in set of prompts, on which decoding strategies are compared. Must not know what is done with them."""
+
+PROMPTS = (
+    "Large Language models are",
+    "Barack Obama was",
+    "Decoding strategy is important because",
+    "A good recipe for Halloween is",
+    "Stanford is known for",
+)
+MAX_TOKENS = 50  # of each answer

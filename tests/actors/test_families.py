@@ -1,0 +1,195 @@
+"""Model families from checkpoint to logits: each that can be served gives those of its own plain forward.
+
+`test_runner.py` does the same with the models as they are; here they are loaded, packed and given native norms.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BloomConfig,
+    FalconConfig,
+    Gemma2Config,
+    GPTJConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MptConfig,
+    Phi3Config,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3NextConfig,
+    RwkvConfig,
+    T5Config,
+)
+
+from actors.loading import ModelSpec, load_model
+from actors.replica import load_runner
+from actors.row_input import RowInput
+from actors.runner import Runner
+from decoding.errors import ConfigError
+from tests.support.models import CONFIGS, VOCAB, tiny_model
+
+TOLERANCE = 1e-4
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+def spec(folder: Path, **options: Any) -> ModelSpec:
+    return ModelSpec(
+        **{
+            "name": "m",
+            "path": str(folder),
+            "device": "cpu",
+            "slots": 3,
+            "max_length": 64,
+            "prefill_chunk": 16,
+            **options,
+        }
+    )
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+class Checked:
+    """A loaded runner beside a plain model of the same checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runner: Runner = load_runner(spec(folder))
+        self.plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder)
+
+    @torch.no_grad()
+    def expected(self, text: list[int]) -> Tensor:
+        """[T, V] without a cache."""
+        return self.plain(torch.tensor([text]), use_cache=False).logits[0]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checked:
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny_model(request.param).save_pretrained(folder)
+    return Checked(folder)
+
+
+def random_text(count: int) -> list[int]:
+    chance = random.Random(count)
+    return [chance.randrange(VOCAB) for _ in range(count)]
+
+
+def test_chunks_of_a_prompt_beside_single_tokens(checked: Checked) -> None:
+    long, short = random_text(50), random_text(14)
+    checked.runner.logits([RowInput(0, 0, short[:10])])
+    found = []
+    for step in range(4):
+        chunk, single = long[16 * step : 16 * step + 16], short[10 + step : 11 + step]
+        rows = checked.runner.logits([RowInput(2, 16 * step, chunk), RowInput(0, 10 + step, single)])
+        found.append(rows[:-1])
+        assert_close(rows[-1], checked.expected(short[: 11 + step])[-1])
+    assert_close(torch.cat(found), checked.expected(long))
+
+
+def test_trees_of_drafts_and_what_follows_the_path_that_is_kept(checked: Checked) -> None:
+    """Two trees of different sizes in one call, each with siblings; then the deepest path becomes text."""
+    texts = [random_text(20), random_text(7)]
+    for slot, text in enumerate(texts):
+        checked.runner.logits([RowInput(slot, 0, text)])
+    parents = [[-1, -1, 0, 2, 2], [-1, 0, 0]]  # of each node, the place of the node above it
+    drafts, rows, paths = [random_text(5), random_text(3)], [], []
+    for slot, text in enumerate(texts):
+        places: list[list[int]] = []
+        for place, parent in enumerate(parents[slot]):
+            places.append([*(places[parent] if parent >= 0 else []), place])
+        paths.append(places)
+        columns = [[len(text) + place for place in path] for path in places]
+        rows.append(RowInput(slot, len(text), drafts[slot], trunk=len(text), paths=columns))
+    found = checked.runner.logits(rows).split([5, 3])
+    for slot, text in enumerate(texts):
+        for place, path in enumerate(paths[slot]):
+            assert_close(found[slot][place], checked.expected(text + [drafts[slot][node] for node in path])[-1])
+    kept = paths[0][-1]
+    checked.runner.keep(0, 20, [20 + place for place in kept])
+    text = [*texts[0], *(drafts[0][place] for place in kept), 5, 6]
+    assert_close(checked.runner.logits([RowInput(0, len(text) - 2, [5, 6])]), checked.expected(text)[-2:])
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (T5Config(vocab_size=VOCAB, d_model=32, num_layers=1), "t5 models have an encoder"),
+        (BertConfig(**SHAPE), "BertLMHeadModel is no decoder"),
+        (BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4), "ALiBi"),
+        (
+            FalconConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True),
+            "ALiBi",
+        ),
+        (MptConfig(vocab_size=VOCAB, d_model=32, n_layers=2, n_heads=4, max_seq_len=256), "ALiBi"),
+        (GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "computes attention itself"),
+        (MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "layers of kind linear_attention"),
+        (RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "a state from token to token"),
+        (Qwen3NextConfig(**SHAPE, num_key_value_heads=2), "layers of kind linear_attention"),
+        (Llama4TextConfig(**SHAPE, num_key_value_heads=2, head_dim=8), "layers of kind chunked_attention"),
+        (Gemma2Config(**SHAPE, num_key_value_heads=2, head_dim=8), "softcap"),
+        (GptOssConfig(**SHAPE, num_key_value_heads=2, num_local_experts=4), "attention sinks"),
+        (
+            Phi3Config(**SHAPE, original_max_position_embeddings=60, rope_parameters=LONG),
+            r"\(longrope\) change with the length.*exceeds 60 tokens; lower max_length from 64 to 60",
+        ),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, PretrainedConfig) else "",
+)
+def test_what_a_runner_cannot_serve_is_refused_before_it_is_loaded(
+    config: PretrainedConfig, reason: str, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=rf"models\.m\.path: .* can't be served: .*{reason}"):
+        load_model(spec(tmp_path))
+
+
+def test_positions_that_depend_on_length_are_served_up_to_the_length_where_they_do(tmp_path: Path) -> None:
+    config = Phi3Config(**SHAPE, original_max_position_embeddings=64, rope_parameters=LONG)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    checked = Checked(tmp_path)
+    text = random_text(50)
+    assert_close(checked.runner.logits([RowInput(1, 0, text)]), checked.expected(text))
+
+
+def test_a_model_that_does_as_it_likes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No field of its configuration tells that it counts positions by itself."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    forward = LlamaForCausalLM.forward
+
+    def counting(self: LlamaForCausalLM, *, position_ids: Tensor | None = None, **options: Any) -> Any:
+        return forward(self, **options)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", counting)
+    with pytest.raises(ConfigError, match=r"models\.m\.path: .* can't be served: LlamaForCausalLM gives other logits"):
+        load_runner(spec(tmp_path))
+
+
+def test_a_model_whose_forward_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(tmp_path)
+
+    def failing(*arguments: object, **options: Any) -> None:
+        raise RuntimeError("out of ideas")
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", failing)
+    with pytest.raises(ConfigError, match="does not run over KV slots: out of ideas"):
+        load_runner(spec(tmp_path))

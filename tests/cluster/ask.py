@@ -1,0 +1,71 @@
+"""A client for a while: `python -m tests.cluster.ask URL SECONDS` prints what came of its requests, as JSON."""
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import openai
+
+CASES = 8  # as many streams at once
+
+
+@dataclass
+class Outcome:
+    """What the requests of one case came to."""
+
+    answers: int = 0
+    drafted: int = 0
+    texts: list[str] = field(default_factory=list)  # all that differ
+    errors: list[str] = field(default_factory=list)
+
+    def note(self, text: str, drafted: int) -> None:
+        self.answers += 1
+        self.drafted += drafted
+        if text not in self.texts:
+            self.texts.append(text)
+
+
+def request(case: int) -> dict[str, Any]:
+    """A request that has one right answer: greedy, or sampled with its seed."""
+    prompt = "import sys\n" * (1 + case) + f"def value_{case}(path):\n"
+    return {"model": "consort", "prompt": prompt, "max_tokens": 300, "seed": case, "temperature": (case % 3) / 2}
+
+
+def ask(client: openai.OpenAI, case: int) -> tuple[str, int]:
+    """The text of one streamed answer, and how many draft tokens were verified for it."""
+    text, drafted, finish = "", 0, None
+    for chunk in client.completions.create(**request(case), stream=True):
+        if chunk.choices:
+            text += chunk.choices[0].text
+            finish = finish or chunk.choices[0].finish_reason
+        speculation = (chunk.model_extra or {}).get("speculation")
+        drafted = speculation["drafted"] if speculation else drafted
+    if finish is None:
+        raise ConnectionError(f"the stream of case {case} ended after {len(text)} characters")
+    return text, drafted
+
+
+def ask_again_and_again(client: openai.OpenAI, case: int, until_s: float) -> Outcome:
+    outcome = Outcome()
+    while not outcome.answers or time.monotonic() < until_s:
+        try:
+            outcome.note(*ask(client, case))
+        except (openai.OpenAIError, ConnectionError) as error:
+            outcome.errors.append(repr(error))
+            return outcome
+    return outcome
+
+
+def main(url: str, seconds: str) -> None:
+    until_s = time.monotonic() + float(seconds)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        with ThreadPoolExecutor(CASES) as pool:
+            outcomes = list(pool.map(lambda case: ask_again_and_again(client, case, until_s), range(CASES)))
+    print(json.dumps([asdict(outcome) for outcome in outcomes]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,168 @@
+"""Rejection sampling against the papers' formulas, written down once more with whole distributions and plain loops."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from decoding.drafts import Distribution, Draft
+from decoding.noise import ACCEPTANCE, gumbel, noise_key, uniform
+from decoding.rejection import RejectionRow, distributions, draft_key, draw, verify_by_rejection
+from tests.support.properties import repeatable
+
+VOCAB = 6
+
+
+def key_tensor(*keys: tuple[int, int]) -> Tensor:
+    return torch.tensor(keys, dtype=torch.int32)
+
+
+def dense(distribution: Distribution | None, token: int) -> Tensor:
+    """[V] float64, what a token was drawn from."""
+    ids, probs = distribution or ([token], [1.0])
+    return torch.zeros(VOCAB, dtype=torch.float64).index_add_(0, torch.tensor(ids), torch.tensor(probs).double())
+
+
+class PlainRow:
+    """One row, token by token; of the code under test it uses only the noise."""
+
+    def __init__(self, row: RejectionRow, probs: Tensor) -> None:
+        """probs: [K + 1, V]"""
+        self.draft, self.target = row.draft, probs.double()
+        self.u = uniform(key_tensor(noise_key(row.seed, row.position, ACCEPTANCE)), 64)[0].tolist()
+        self.row = row
+        self.drawn_from = [dense(d, t) for t, d in zip(row.draft.tokens, row.draft.distributions, strict=True)]
+
+    def own(self, rest: Tensor, accepted: int) -> int:
+        noise = gumbel(key_tensor(noise_key(self.row.seed, self.row.position + accepted)), VOCAB)[0]
+        return int((rest.log() + noise).argmax())
+
+    def children(self, at: int) -> list[int]:
+        return [place for place, parent in enumerate(self.draft.parents) if parent == at]
+
+    def block(self) -> tuple[list[int], int, bool]:
+        """Algorithm 2 of arXiv 2403.10444, of a chain."""
+        left, count, rest = 1.0, 0, (self.target[0] - self.drawn_from[0]).clamp(min=0)
+        for i, token in enumerate(self.draft.tokens, start=1):
+            left = min(left * float(self.target[i - 1, token] / self.drawn_from[i - 1][token]), 1.0)
+            chance = left
+            if i < len(self.draft.tokens):
+                excess = (left * self.target[i] - self.drawn_from[i]).clamp(min=0)
+                chance = float(excess.sum() / (excess.sum() + 1 - left)) if excess.sum() > 0 or left < 1 else 1.0
+            if self.u[i - 1] < chance:
+                count, rest = i, self.target[i] if i == len(self.draft.tokens) else excess
+        return list(range(count)), self.own(rest, count), count < len(self.draft.tokens)
+
+    def classical(self) -> tuple[list[int], int, bool]:
+        """Siblings one after the other, each from what is left of the draft's distribution."""
+        path: list[int] = []
+        at = -1
+        while below := self.children(at):
+            target, drawn = self.target[at + 1], None
+            for place in below:
+                token = self.draft.tokens[place]
+                source = self.drawn_from[place] if drawn is None or self.draft.distributions[place] is None else drawn
+                source = source / source.sum()
+                if self.u[place] < float(target[token] / source[token]):
+                    path.append(place)
+                    at = place
+                    break
+                target = (target - source).clamp(min=0)
+                target = target / target.sum()
+                drawn = source.clone()
+                drawn[token] = 0
+            else:
+                return path, self.own(target, len(path)), True
+        return path, self.own(self.target[at + 1], len(path)), False
+
+
+@st.composite
+def rows(draw_: st.DrawFn, *, chain: bool) -> tuple[RejectionRow, Tensor]:
+    """A draft whose tokens were drawn or not, and [K + 1, V] target probabilities, some of them 0."""
+    generator = torch.Generator().manual_seed(draw_(st.integers(0, 2**32)))
+    k = draw_(st.integers(1, 5))
+    seed = draw_(st.integers(0, 2**40))
+    parents = [place - 1 if chain else draw_(st.integers(-1, place - 1)) for place in range(k)]
+    tokens: list[int] = []
+    origins: list[Distribution | None] = []
+    for parent in dict.fromkeys(parents):
+        count = parents.count(parent)
+        logits = torch.randn(1, VOCAB, generator=generator) * 2
+        _, ids, probs = draw(logits, key_tensor(draft_key(seed, 50 + parent, 9)), max(count, draw_(st.integers(1, 6))))
+        drawn = draw_(st.booleans())
+        for rank in range(count):
+            tokens.append(int(ids[0, rank]))
+            origins.append(distributions(ids, probs)[0] if drawn else None)
+    order = sorted(range(k), key=lambda place: list(dict.fromkeys(parents)).index(parents[place]))
+    placed = {place: at for at, place in enumerate(order)}
+    draft = Draft(
+        [tokens[placed[place]] for place in range(k)], parents, [], [origins[placed[place]] for place in range(k)]
+    )
+    logits = torch.randn(k + 1, VOCAB, generator=generator) * 2
+    logits[torch.rand(k + 1, VOCAB, generator=generator) < 0.2] = -torch.inf
+    logits[:, 0] = 0
+    return RejectionRow(draft, seed, 17), logits.softmax(-1)
+
+
+@repeatable
+@given(rows(chain=True))
+def test_a_chain_is_verified_as_a_block(case: tuple[RejectionRow, Tensor]) -> None:
+    row, probs = case
+    assert verify_by_rejection(probs, [row]) == [PlainRow(row, probs).block()]
+
+
+@repeatable
+@given(rows(chain=False))
+def test_trees_are_verified_sibling_by_sibling(case: tuple[RejectionRow, Tensor]) -> None:
+    row, probs = case
+    assert verify_by_rejection(probs, [row], block=False) == [PlainRow(row, probs).classical()]
+
+
+@repeatable
+@given(st.lists(st.booleans().flatmap(lambda chain: rows(chain=chain)), max_size=5), st.booleans())
+def test_rows_do_not_see_each_other(cases: list[tuple[RejectionRow, Tensor]], block: bool) -> None:
+    alone = [verify_by_rejection(probs, [row], block=block)[0] for row, probs in cases]
+    probs = torch.cat([torch.empty(0, VOCAB), *(probs for _, probs in cases)])
+    assert verify_by_rejection(probs, [row for row, _ in cases], block=block) == alone
+
+
+def test_without_a_draft_the_token_is_the_one_of_plain_decoding() -> None:
+    probs = torch.rand(20, VOCAB).softmax(-1)
+    keys = key_tensor(*(noise_key(seed, 30) for seed in range(20)))
+    expected = (probs.log() + gumbel(keys, VOCAB)).argmax(-1).tolist()
+    found = verify_by_rejection(probs, [RejectionRow(Draft([], []), seed, 30) for seed in range(20)])
+    assert found == [([], token, False) for token in expected]
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_a_drafter_like_the_target_is_always_accepted(block: bool) -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3))
+    for seed in range(200):
+        keys = key_tensor(*(draft_key(seed, position, 10) for position in (10, 11)))
+        tokens, ids, probs = draw(logits[:2], keys)
+        draft = Draft(tokens.tolist(), [-1, 0], [], [*distributions(ids, probs)])
+        verdict = verify_by_rejection(logits.softmax(-1), [RejectionRow(draft, seed, 10)], block=block)[0]
+        assert (verdict.path, verdict.rejected) == ([0, 1], False)
+
+
+def test_an_impossible_token_is_never_accepted_nor_drawn() -> None:
+    probs = torch.tensor([[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
+    for seed in range(100):
+        for origin in (None, Distribution([0, 1], [0.9, 0.1])):
+            verdict = verify_by_rejection(probs, [RejectionRow(Draft([0], [-1], [], [origin]), seed, 4)])[0]
+            assert verdict.rejected
+            assert verdict.own in (1, 2)
+
+
+def test_a_draw_is_sparse_and_in_order() -> None:
+    logits = torch.tensor([[0.0, 3.0, -torch.inf, 1.0, 2.0], [0.0, -torch.inf, -torch.inf, -torch.inf, 1.0]])
+    tokens, ids, probs = draw(logits, key_tensor(draft_key(1, 2, 3), draft_key(4, 5, 6)), 3)
+    found = distributions(ids, probs)
+    assert tokens.tolist() == [origin.tokens[0] for origin in found]
+    assert sorted(found[0].tokens) == [1, 3, 4]
+    assert sorted(found[1].tokens) == [0, 4]
+    for row, origin in zip(logits, found, strict=True):
+        expected = row[origin.tokens].softmax(-1).tolist()
+        assert origin.probabilities == pytest.approx(expected)
+        assert origin.is_sound

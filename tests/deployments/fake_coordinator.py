@@ -1,0 +1,71 @@
+"""A coordinator without replicas: its answers are drawn from the request's seed, several tokens at a step."""
+
+import random
+from collections.abc import Callable
+
+from actors.answer import Answer
+from actors.request import Delta, Request, Statistics, TokenSource
+from decoding.logprobs import TokenLogprobs
+from decoding.stopping import FinishReason
+
+VOCAB = 2048
+_FIRST_TOKEN = 6  # those below are special
+
+
+class FakeCoordinator:
+    """Answers at once. What a request asks to be told is told, with made-up numbers that depend on the token alone."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.cancelled: list[int] = []
+        self.ready = {"target", "drafter"}
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        self.requests.append(request)
+        for delta in answer(request):
+            sink(delta)
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+
+    def models(self) -> set[str]:
+        return self.ready
+
+
+def told(token: int, count: int) -> TokenLogprobs:
+    """Made up: small ids are likely."""
+    top = tuple((other, -0.5 - other / 100) for other in range(_FIRST_TOKEN, _FIRST_TOKEN + count))
+    return TokenLogprobs(token, -0.5 - token / 100, 1 + token - _FIRST_TOKEN, top)
+
+
+def answer(request: Request) -> list[Delta]:
+    """All deltas of a request."""
+    params, prompt = request.params, request.prompt
+    drawn = random.Random(params.seed)
+    text = Answer(request.endpoint.decode, prompt, params, request.endpoint.criteria)
+    deltas: list[Delta] = []
+    statistics, made = Statistics(), 0
+    while not deltas or deltas[-1].finish is None:
+        size = min(drawn.randint(1, 4), params.max_tokens - made)
+        tokens = [drawn.randrange(_FIRST_TOKEN, VOCAB) for _ in range(size)]
+        made += size
+        finish: FinishReason | None = "length" if made == params.max_tokens else None
+        piece = text.add(tokens, finish)
+        tokens = tokens[: piece.used]
+        statistics += Statistics(steps=1, drafted=4, accepted=len(tokens) - 1, committed=len(tokens), missed=1, hits=1)
+        sources: list[TokenSource] = ["accepted"] * (len(tokens) - 1)
+        deltas.append(
+            Delta(
+                piece.text,
+                tokens,
+                statistics,
+                [*sources, "recovered"],
+                None if params.logprobs is None else [told(token, params.logprobs) for token in tokens],
+                None
+                if params.prompt_logprobs is None or deltas
+                else [told(token, params.prompt_logprobs) for token in prompt[1:]],
+                piece.finish,
+                piece.stop_reason,
+            )
+        )
+    return deltas

@@ -1,0 +1,79 @@
+"""Small tokenizers of other kinds than the bundled one, trained on a few held-out texts, and texts that are hard."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from decoding.text_aligner import Speller
+from decoding.vocabulary import Vocabulary
+
+ROOT = Path(__file__).parents[2]
+UNKNOWN, BOS, EOS = "<unk>", "<s>", "</s>"
+SENTENCEPIECE_ROLES = {UNKNOWN: "unk", BOS: "bos", EOS: "eos"}
+BUNDLED_ROLES = {"<|pad|>": "pad", "<|begin|>": "bos", "<|end|>": "eos"} | {
+    role: role for role in ("<|system|>", "<|user|>", "<|assistant|>")
+}
+HARD_TEXTS = [
+    "naïve café — 漢字 漢語 👩‍👩‍👧 👍🏽 🇮🇱 שלום שלום é é",
+    "def f(x):\n    return x['a']  # don't\n\n\n\tif  x:   y\n",
+    "  two spaces, then\ttabs\t\tand 3.14159 — 12,345;\r\n(all of it)   ",
+    "हिन्दी में लिखा हुआ पाठ, العربية أيضا",
+]
+
+
+@cache
+def held_out_texts() -> list[str]:
+    lines = (ROOT / "models" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    return [text for line in lines if isinstance(text := json.loads(line).get("prompt"), str)]
+
+
+@cache
+def bundled_tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(ROOT / "models" / "target" / "tokenizer.json"))
+
+
+@cache
+def sentencepiece_tokenizer() -> Tokenizer:
+    """As Llama's: BPE of characters, ▁ for a space, one more of them before a text, unknown characters as bytes."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    trainer = trainers.BpeTrainer(vocab_size=900, show_progress=False, limit_alphabet=90)
+    trained.train_from_iterator(held_out_texts(), trainer)
+    model = json.loads(trained.to_str())["model"]
+    pieces = [UNKNOWN, BOS, EOS, *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += sorted(model["vocab"], key=model["vocab"].__getitem__)
+    merges = [tuple(merge) for merge in model["merges"]]
+    ids = {piece: at for at, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=UNKNOWN, byte_fallback=True, fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([UNKNOWN, BOS, EOS])
+    return tokenizer
+
+
+@cache
+def unigram_tokenizer() -> Tokenizer:
+    """As T5's: pieces of a unigram model, without a way to write an unknown character."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = [UNKNOWN, BOS, EOS]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=600, special_tokens=special, unk_token=UNKNOWN, show_progress=False, max_piece_length=8
+    )
+    tokenizer.train_from_iterator(held_out_texts(), trainer)
+    return tokenizer
+
+
+@cache
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    tokens = tokenizer.get_vocab(with_added_tokens=True)
+    roles = SENTENCEPIECE_ROLES | BUNDLED_ROLES
+    return Vocabulary.build(tokens, control={token: role for token, role in roles.items() if token in tokens})
+
+
+@cache
+def speller_of(tokenizer: Tokenizer) -> Speller:
+    return Speller(vocabulary_of(tokenizer), lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
