@@ -66,10 +66,10 @@ class Drafter:
             self._reception.put(row.key[0], Failed(row.key[1], str(error)))
         wanting, alternatives = self._wanting()
         behind = [row for row in wanting if row.pending > WIDTH]
+        running = in_slot_order(row for row in wanting if row.pending <= WIDTH)
         if behind:
             chosen = choose_prefill(behind, self._prefill_chunk)
             self.times.prefill_s += self._run([(row, row.text_step(self._prefill_chunk)) for row in chosen])
-        running = in_slot_order(row for row in wanting if row.pending <= WIDTH)
         if running:
             self.times.steps += 1
             self.times.step_s += self._run([(row, row.next_step(alternatives)) for row in running])

@@ -68,9 +68,11 @@ def check_weights(name: str, needed: int, smaller: Mapping[str, int], *, room: i
     """
     if needed <= room:
         return
-    fitting = [f"{setting} would need {_gib(size)}" for setting, size in smaller.items() if size <= room]
+    fitting = [f"{setting} would need {_in_words(size)}" for setting, size in smaller.items() if size <= room]
     advice = " or ".join(fitting) or f"a model of {room / needed:.0%} of its size would fit"
-    raise ConfigError(f"models.{name}: the weights need {_gib(needed)}, but there is room for {_gib(room)}: {advice}")
+    raise ConfigError(
+        f"models.{name}: the weights need {_in_words(needed)}, but there is room for {_in_words(room)}: {advice}"
+    )
 
 
 def fit_slots(name: str, wanted: int | Literal["auto"], *, slot_bytes: Bytes, room: Bytes, capacity: int) -> int:
@@ -87,14 +89,14 @@ def fit_slots(name: str, wanted: int | Literal["auto"], *, slot_bytes: Bytes, ro
         columns = capacity * min(room[device] / (2 * size) for device, size in slot_bytes.items())
         raise ConfigError(
             f"models.{name}.max_length: two KV slots of {capacity} columns (max_length and prefill_chunk together) "
-            f"need {_gib(2 * needed)}, but the weights leave {_gib(there)}; {max(int(columns), 0)} columns would fit"
+            f"need {_in_words(2 * needed)}, but the weights leave {_in_words(there)}; {int(columns)} columns would fit"
         )
     if wanted == "auto":
         return min(fitting, AUTO_SLOTS)
     if wanted > fitting:
         raise ConfigError(
             f"models.{name}.slots is {wanted}: so many KV slots and one for padding need "
-            f"{_gib((wanted + 1) * needed)}, but the weights leave {_gib(there)}; {fitting} would fit"
+            f"{_in_words((wanted + 1) * needed)}, but the weights leave {_in_words(there)}; {fitting} would fit"
         )
     return wanted
 
@@ -114,5 +116,5 @@ def _within(free: int, used: int, limit: int | None) -> int:
     return usable if limit is None else max(min(usable, limit - used), 0)
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB"
+def _in_words(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"

@@ -29,7 +29,6 @@ def load_runner(spec: ModelSpec) -> Runner:
     Raises:
         ConfigError: the model can't be loaded or served, or it or its slots don't fit into memory.
     """
-    max_query = max(spec.prefill_chunk, 64)
     model = load_model(spec)
     weights = weights_on_devices(model)
     pack_linears(model)
@@ -38,14 +37,11 @@ def load_runner(spec: ModelSpec) -> Runner:
         column = column_bytes(try_out(model), spec.kv_torch_dtype)
     except ConfigError as error:
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
+    max_query = max(spec.prefill_chunk, 64)
     capacity = spec.max_length + max_query
-    slots = fit_slots(
-        spec.name,
-        spec.slots,
-        slot_bytes={device: size * capacity for device, size in column.items()},
-        room=room_for_slots(column, weights, spec.memory_bytes),
-        capacity=capacity,
-    )
+    slot_bytes = {device: size * capacity for device, size in column.items()}
+    room = room_for_slots(column, weights, spec.memory_bytes)
+    slots = fit_slots(spec.name, spec.slots, slot_bytes=slot_bytes, room=room, capacity=capacity)
     runner = Runner(model, slots=slots, max_length=spec.max_length, max_query=max_query)
     runner.cache.dtype = spec.kv_torch_dtype
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])

@@ -193,8 +193,10 @@ class Target:
         match message:
             case Offer(request_id, _, tokens):
                 row = self._rows.get((peer, request_id))
-                if row is not None and self._runner.knows(tokens) and row.offer(message):
-                    self._planner.note_offer(row, time.perf_counter())
+                if row is not None and self._runner.knows(tokens):
+                    fits = row.offer(message)
+                    if fits or row.params.rejects:  # what is drawn by chance never fits when it is late
+                        self._planner.note_offer(row, time.perf_counter())
             case Admit():
                 self._admit(peer, message)
             case Drafting(request_id, attached):

@@ -12,6 +12,8 @@ import copy
 import logging
 import socket
 import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ class PoolProvider(NodeProvider):
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """The configuration with what the provider needs of its other parts; raises ValueError if the pools are wrong."""
+        """The configuration with what the provider needs of its other parts; raises ValueError if pools are wrong."""
         config = copy.deepcopy(cluster_config)
         _check_pools(config)
         config["provider"]["auth"] = config["auth"]
@@ -98,6 +100,12 @@ class PoolProvider(NodeProvider):
         is_head = tags[ray_tags.TAG_RAY_NODE_KIND] == ray_tags.NODE_KIND_HEAD
         pool = [self._head] if is_head else self._pools[tags[ray_tags.TAG_RAY_USER_NODE_TYPE]]
         return {host: {} for host in self._book.take(pool, tags, count)}
+
+    def terminate_nodes(self, node_ids: Sequence[str]) -> None:
+        """Stop Ray on all these hosts at once."""
+        if node_ids:
+            with ThreadPoolExecutor(len(node_ids), thread_name_prefix="terminate") as pool:
+                list(pool.map(self.terminate_node, node_ids))
 
     def terminate_node(self, node_id: str) -> None:
         """Stop Ray on the host and give it back, even if it can't be reached."""

@@ -7,9 +7,9 @@ anything, NaN included. Where all members that count have the same logits, the b
 (`contrastive` alone makes something new of them).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch import Tensor
 from decoding.blend_params import BlendParams
 
 _NEG_INF = float("-inf")
-_LEAST_LOG_PROB = math.log(torch.finfo(torch.float32).tiny)  # what a token counts that the amateur rules out
-_TIE = 1e-6  # votes, of a total of 1, as close as this are equal
+_LEAST_LOG_PROB = -1e3  # what a token counts that the amateur rules out
+_TIE = 1e-5  # votes, of a total of 1, and logarithms of mean probabilities, as close as this are equal
 
 
 def mixture(logits: Tensor, weights: Tensor) -> Tensor:
@@ -31,8 +31,8 @@ def mixture(logits: Tensor, weights: Tensor) -> Tensor:
     Returns:
         [N, V] float32 logits.
     """
-    log_probs = _log_probs(logits, weights)
-    return _unless_equal(_log_mean(log_probs, weights), logits, weights)
+    logits = _counted(logits, weights)
+    return _unless_equal(_log_mean(logits.log_softmax(dim=-1), weights), logits)
 
 
 def product(logits: Tensor, weights: Tensor) -> Tensor:
@@ -40,27 +40,29 @@ def product(logits: Tensor, weights: Tensor) -> Tensor:
 
     Where that leaves no token at all, the mixture. Shapes as for `mixture`.
     """
-    log_probs = _log_probs(logits, weights)
-    counted = log_probs.masked_fill((weights <= 0)[:, :, None], 0.0)
-    blended = (counted * _shares(weights)[:, :, None]).sum(dim=0)
-    impossible = (blended == _NEG_INF).all(dim=-1, keepdim=True)
-    blended = torch.where(impossible, _log_mean(log_probs, weights), blended)
-    return _unless_equal(blended, logits, weights)
+    logits = _counted(logits, weights)
+    log_probs = logits.log_softmax(dim=-1)
+    weighted = (log_probs * _shares(weights)[:, :, None]).nan_to_num(nan=0.0, neginf=_NEG_INF)  # 0 · −∞ counts nothing
+    blended = weighted.sum(dim=0)
+    impossible = blended.amax(dim=-1, keepdim=True) == _NEG_INF
+    return _unless_equal(torch.where(impossible, _log_mean(log_probs, weights), blended), logits)
 
 
 def vote(logits: Tensor, weights: Tensor) -> Tensor:
-    """The weighted majority of the members' most probable tokens wins, ties by the mean probability of the token.
+    """The weighted majority of the members' most probable tokens wins; at a tie the token with the greater mean
+    probability, then the first member's that has such a token.
 
     The distribution is the mixture of those who voted for the winner, so the winner is its most probable token, and a
     sample of it is one of a member in the majority. Shapes as for `mixture`.
     """
-    choices = logits.nan_to_num(nan=_NEG_INF).argmax(dim=-1)  # [M, N]
+    logits = _counted(logits, weights)
     shares = _shares(weights)
-    agrees = choices[:, None] == choices[None]  # [M, M, N]
-    votes = (agrees * shares[None]).sum(dim=1)  # [M, N] that the choice of the member has
-    means = _log_mean(_log_probs(logits, weights), weights).gather(-1, choices.T).T  # [M, N]
-    behind = (votes < votes.amax(dim=0) - _TIE) | (weights <= 0)
-    leaders = means.masked_fill(behind, _NEG_INF).argmax(dim=0, keepdim=True)  # [1, N] a member each
+    choices = logits.argmax(dim=-1)  # [M, N]
+    votes = ((choices[:, None] == choices) * shares).sum(dim=1)  # [M, N] that the choice of the member has
+    log_probs = logits.log_softmax(dim=-1).gather(-1, choices.T.expand(len(logits), -1, -1))  # [M, N, M] of each choice
+    means = _log_mean(log_probs, weights).T  # [M, N]
+    means = means.masked_fill((votes < votes.amax(dim=0) - _TIE) | (weights <= 0), _NEG_INF)
+    leaders = (means >= means.amax(dim=0) - _TIE).int().argmax(dim=0, keepdim=True)  # [1, N] a member each
     return mixture(logits, shares * (choices == choices.gather(0, leaders)))
 
 
@@ -90,7 +92,7 @@ def difference(expert: Tensor, amateur: Tensor, alpha: Tensor, temperature: Tens
 
     Args:
         expert: [N, V] float32 logits.
-        amateur: [N, V] float32 logits. A token that it rules out counts as one of the least positive float32.
+        amateur: [N, V] float32 logits. A token that it rules out counts as one with log-probability −1000.
         alpha: [N] float32 in 0…1.
         temperature: [N] float32, of the amateur.
 
@@ -194,22 +196,23 @@ def _shares(weights: Tensor) -> Tensor:
     return weights / weights.sum(dim=0)
 
 
-def _log_probs(logits: Tensor, weights: Tensor) -> Tensor:
-    """[M, N, V] log-probabilities; −∞ throughout for a member that is absent."""
-    return logits.log_softmax(dim=-1).masked_fill((weights <= 0)[:, :, None], _NEG_INF)
+def _counted(logits: Tensor, weights: Tensor) -> Tensor:
+    """[M, N, V], the logits with those of the first member that counts in the place of those that don't."""
+    counts = weights > 0
+    first = counts.int().argmax(dim=0)  # [N] a member each
+    return torch.where(counts[:, :, None], logits, logits[first, torch.arange(len(first), device=first.device)])
 
 
 def _log_mean(log_probs: Tensor, weights: Tensor) -> Tensor:
     """[N, V], the logarithm of the weighted mean of the probabilities; log_probs: [M, N, V], weights: [M, N]."""
-    return (log_probs + _shares(weights).log()[:, :, None]).logsumexp(dim=0)
+    mean: Tensor = reduce(torch.logaddexp, log_probs + _shares(weights).log()[:, :, None])
+    return mean
 
 
-def _unless_equal(blended: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
-    """The blend, or the members' own logits where all that count have the same. blended: [N, V]."""
-    first = (weights > 0).int().argmax(dim=0)  # [N] a member each, the first that counts
-    own = logits.gather(0, first[None, :, None].expand(1, *blended.shape))[0]
-    equal = ((logits == own) | (weights <= 0)[:, :, None]).all(dim=-1).all(dim=0)
-    return torch.where(equal[:, None], own, blended)
+def _unless_equal(blended: Tensor, logits: Tensor) -> Tensor:
+    """The blend [N, V], or the members' own logits [M, N, V] where they are the same."""
+    equal = (logits.amax(dim=0) == logits.amin(dim=0)).all(dim=-1, keepdim=True)
+    return torch.where(equal, logits[0], blended)
 
 
 def _implausible(expert: Tensor, alpha: Tensor) -> Tensor:

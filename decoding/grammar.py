@@ -6,21 +6,29 @@ Nothing here knows where tokenizers come from, or what requests, drafts and mode
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
+from threading import Lock, Thread, stack_size
+from typing import TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from decoding.errors import InvalidRequestError
 from decoding.json_schema import strict
-from decoding.params import Structure
+from decoding.params import Structure, StructureKind
 
-MAX_DEFINITION = 128 * 1024  # characters
+# Characters. The time and memory of a regular expression, which may be in a grammar too, grow with its square.
+MAX_DEFINITION: dict[StructureKind, int] = {"json": 65_536, "choice": 65_536, "grammar": 16_384, "regex": 8_192}
 NO_TOKEN = "no token leads on to a match"
 # JSON may be indented, but an undecided model must not write blanks for ever; JSON Schema has no word for that.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 # A state takes 1 to 2 KiB. What a step may take is left at llguidance's own limits, some 20 ms.
 _LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=250_000, verbose_errors=False)
+# Compiling recurses along chains of rules. With the longest that a definition has room for, 8 MiB are too few.
+_STACK_BYTES = 64 * 2**20
+_stack_size = Lock()  # it is a setting of the process
+
+T = TypeVar("T")
 
 
 class Grammar:
@@ -34,7 +42,8 @@ class Grammar:
         """
         self.structure = structure
         self.tokenizer = tokenizer
-        self._matcher = LLMatcher(tokenizer, _notation(structure), log_level=0, limits=_LIMITS)
+        notation = _notation(structure)
+        self._matcher = _on_deep_stack(lambda: LLMatcher(tokenizer, notation, log_level=0, limits=_LIMITS))
         if not self._matcher.is_error():
             self._matcher.compute_bitmask()  # slow the first time
         if self._matcher.is_error():
@@ -49,6 +58,8 @@ class Grammar:
         reason = matcher.get_error().removesuffix("<non-verbose/>").strip()
         if reason == "NoExtensionBias":
             reason = NO_TOKEN
+        elif any(word in reason for word in ("limit", "too big", "too large", "too many")):
+            reason = f"too complex ({reason})"
         return structure_error(self.structure, reason)
 
 
@@ -86,8 +97,9 @@ class GrammarCompiler:
 def _notation(structure: Structure) -> str:
     """The structure as llguidance takes it."""
     definition = structure.definition
-    if len(definition) > MAX_DEFINITION:
-        raise structure_error(structure, f"{len(definition)} characters are more than the {MAX_DEFINITION} allowed")
+    most = MAX_DEFINITION[structure.kind]
+    if len(definition) > most:
+        raise structure_error(structure, f"{len(definition)} characters are more than the {most} allowed")
     try:
         match structure.kind:
             case "json":
@@ -108,7 +120,7 @@ def _json_notation(structure: Structure) -> str:
     schema = json.loads(structure.definition)
     if not isinstance(schema, dict):
         raise structure_error(structure, f"a schema is an object, not {structure.definition[:40]!r}")
-    return LLMatcher.grammar_from_json_schema(strict(schema), defaults={"whitespace_pattern": _WHITESPACE})
+    return LLMatcher.grammar_from_json_schema(json.dumps(strict(schema)), defaults={"whitespace_pattern": _WHITESPACE})
 
 
 def _choice_notation(structure: Structure) -> str:
@@ -116,6 +128,19 @@ def _choice_notation(structure: Structure) -> str:
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise structure_error(structure, f"expected a list of at least one text, not {structure.definition[:40]!r}")
     return "start: " + " | ".join(json.dumps(text) for text in texts)
+
+
+def _on_deep_stack(work: Callable[[], T]) -> T:
+    """Run in a thread that may recurse deeply, and wait for it."""
+    future: Future[T] = Future()
+    thread = Thread(target=lambda: future.set_result(work()), name="grammar")
+    with _stack_size:
+        usual = stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            stack_size(usual)
+    return future.result()
 
 
 def structure_error(structure: Structure, reason: str) -> InvalidRequestError:

@@ -10,6 +10,8 @@ The hash is the 32-bit two-round xorshift-multiply permutation of Chris Wellons'
 0x21f0aaad, 0x735a2d97), applied twice with two independent 32-bit keys derived from (seed, position).
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -55,13 +57,20 @@ def noise_key(seed: int, position: int, stream: int = OWN_TOKENS) -> tuple[int, 
 
     seed in [0, 2**64), position in [0, 2**31), stream in [0, 2**32).
     """
+    first, second = _stream_key(seed, stream)
+    return _signed(_mix_int(first ^ position)), _signed(_mix_int(second ^ position))
+
+
+@lru_cache(maxsize=4096)
+def _stream_key(seed: int, stream: int) -> tuple[int, int]:
+    """What the keys of all positions of a stream have in common; both in [0, 2**32)."""
     low, high = seed & _MASK_32, (seed >> 32) & _MASK_32
     first = _mix_int(_mix_int(low) ^ high)
     second = _mix_int(_mix_int(low ^ _GOLDEN) + high & _MASK_32)
     if stream:
         first = _mix_int(first ^ _mix_int(stream))
         second = _mix_int(second ^ _mix_int(stream ^ _GOLDEN))
-    return _signed(_mix_int(first ^ position)), _signed(_mix_int(second ^ position))
+    return first, second
 
 
 def draft_stream(fence: int) -> int:

@@ -3,8 +3,10 @@
 A position sees the text before it, draft tokens included. Changes [P, V] float32 logits of P positions in place.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -27,10 +29,11 @@ class LogitBias:
     def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "LogitBias | None":
         """None if no position has any."""
         lists = TokenLists()
-        for place, position in enumerate(positions):
-            if position.history.params.logit_bias:
-                biases = dict(position.history.params.logit_bias)
-                lists.add(place, biases.keys(), biases.values())
+        for history, group in groupby(enumerate(positions), lambda pair: pair[1].history):
+            biases = dict(history.params.logit_bias)
+            tokens, values = array("q", biases.keys()), array("f", biases.values())
+            for place, _ in group:
+                lists.add(place, tokens, values)
         return cls(lists.entries(vocab_size, device)) if lists else None
 
     def apply_(self, logits: Tensor) -> None:

@@ -7,14 +7,15 @@ no normalisation. Works on a flat batch of N positions, whichever rows they belo
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
-from decoding.history import Position
+from decoding.history import History, Position
 from decoding.noise import gumbel, noise_key
 from decoding.processors import DISTRIBUTION, Stage
-from decoding.shaping import Shaping, is_shaped
+from decoding.shaping import Shaping, shaped
 
 
 @dataclass(slots=True, eq=False)
@@ -27,22 +28,22 @@ class _Needs:
     keys: list[tuple[int, int]] = field(default_factory=list)  # [S]
     settings: list[list[tuple[int, float]]] = field(default_factory=lambda: [[] for _ in DISTRIBUTION])
 
-    def add(self, start: int, positions: Sequence[Position]) -> None:
+    def add(self, start: int, history: History, positions: Sequence[Position]) -> None:
         """Positions of one request, the first at place `start`."""
-        params = positions[0].history.params
+        params = history.params
         sampled_before = len(self.sampled)
-        for place, position in enumerate(positions, start):
-            shaped = is_shaped(position)
-            if shaped:
+        are_shaped = shaped(history, positions)
+        for place, (position, is_shaped) in enumerate(zip(positions, are_shaped, strict=True), start):
+            if is_shaped:
                 self.shaped.append(len(self.active))
             if not params.greedy:
                 self.sampled.append(len(self.active))
                 self.keys.append(noise_key(params.seed, position.index))
-            if shaped or not params.greedy:
+            if is_shaped or not params.greedy:
                 self.active.append(place)
         for processor, settings in zip(DISTRIBUTION, self.settings, strict=True):
             value = getattr(params, processor.field)
-            if value != processor.off:
+            if value != processor.off and not params.greedy:
                 settings.extend((index, value) for index in self.sampled[sampled_before:])
 
 
@@ -64,16 +65,16 @@ class SamplingBatch:
     ) -> "SamplingBatch":
         """Tensors on `device` from N positions; quickest if those of one request come one after another."""
         needs, start = _Needs(), 0
-        for _, group in groupby(positions, lambda position: position.history):
+        for history, group in groupby(positions, attrgetter("history")):
             members = list(group)
-            needs.add(start, members)
+            needs.add(start, history, members)
             start += len(members)
-        shaped = [positions[needs.active[index]] for index in needs.shaped]
+        to_shape = [positions[needs.active[index]] for index in needs.shaped]
         return cls(
             size=len(positions),
             active=torch.tensor(needs.active, dtype=torch.int64, device=device),
             shaped=torch.tensor(needs.shaped, dtype=torch.int64, device=device),
-            shaping=Shaping.build(shaped, vocab_size, device) if shaped else None,
+            shaping=Shaping.build(to_shape, vocab_size, device) if to_shape else None,
             stages=tuple(p.stage(rows, device) for p, rows in zip(DISTRIBUTION, needs.settings, strict=True) if rows),
             sampled=torch.tensor(needs.sampled, dtype=torch.int64, device=device),
             keys=torch.tensor(needs.keys, dtype=torch.int32, device=device).reshape(-1, 2),
@@ -81,7 +82,11 @@ class SamplingBatch:
 
 
 def process(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """The target distribution's logits. logits: [N, V] of any float type; returns [N, V] float32."""
+    """The target distribution's logits. logits: [N, V] of any float type; returns [N, V] float32.
+
+    What shapes the distribution to draw from does not act on greedy positions; bias, penalties and constraints do. If
+    nothing acts anywhere, the logits come back as they are, in the same memory.
+    """
     if not len(batch.active):
         return logits.float()
     return _merged(logits.float(), batch, _processed(logits, batch))
@@ -90,10 +95,11 @@ def process(logits: Tensor, batch: SamplingBatch) -> Tensor:
 def probabilities(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """The target distribution: one-hot where it is greedy. logits: [N, V] of any float type; returns [N, V] float32."""
     processed = process(logits, batch)
-    greedy = torch.ones(batch.size, dtype=torch.bool, device=logits.device)
-    greedy[batch.active[batch.sampled]] = False
+    if len(batch.sampled) == batch.size:
+        return processed.softmax(dim=-1)
     one_hot = torch.zeros_like(processed).scatter_(-1, processed.argmax(dim=-1, keepdim=True), 1.0)
-    return torch.where(greedy[:, None], one_hot, processed.softmax(dim=-1))
+    random = batch.active[batch.sampled]
+    return one_hot.index_copy_(0, random, processed[random].softmax(dim=-1))
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -127,8 +133,8 @@ def _processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
     processed = (logits if len(batch.active) == batch.size else logits[batch.active]).float()
     if batch.shaping is not None:
         every = len(batch.shaped) == len(processed)
-        shaped = batch.shaping(processed if every else processed[batch.shaped])
-        processed = shaped if every else processed.index_copy(0, batch.shaped, shaped)
+        changed = batch.shaping(processed if every else processed[batch.shaped])
+        processed = changed if every else processed.index_copy(0, batch.shaped, changed)
     for stage in batch.stages:
         processed = stage(processed)
     return processed

@@ -14,24 +14,39 @@ from torch import Tensor
 
 from decoding.bans import Bans, bad_words, early_ends, repeated_ngrams, suppressed
 from decoding.constraints import AllowedTokens, ForcedTokens, GrammarMasks, forced_token, unpacked
-from decoding.history import Position
+from decoding.history import History, Position
+from decoding.params import SamplingParams
 from decoding.penalties import LogitBias, Penalties, is_penalised
 
 _Step = LogitBias | Penalties | Bans | AllowedTokens | ForcedTokens | GrammarMasks
 
 
-def is_shaped(position: Position) -> bool:
-    """Whether anything here has to do with the position."""
-    params = position.history.params
-    return (
-        position.allowed is not None
-        or bool(params.logit_bias or params.no_repeat_ngram_size or params.bad_words_ids)
-        or is_penalised(params)
-        or bool(params.allowed_token_ids or params.suppress_tokens)
-        or position.answered < params.min_tokens
-        or (position.answered <= 1 and bool(params.begin_suppress_tokens))
-        or forced_token(position) is not None
+def shaped(history: History, positions: Sequence[Position]) -> list[bool]:
+    """Whether anything here has to do with the positions, all of one request."""
+    if _acts_everywhere(history.params):
+        return [True] * len(positions)
+    somewhere = _acts_somewhere(history.params)
+    return [position.allowed is not None or (somewhere and _acts_here(position)) for position in positions]
+
+
+def _acts_everywhere(params: SamplingParams) -> bool:
+    return is_penalised(params) or bool(
+        params.logit_bias
+        or params.no_repeat_ngram_size
+        or params.bad_words_ids
+        or params.allowed_token_ids
+        or params.suppress_tokens
     )
+
+
+def _acts_somewhere(params: SamplingParams) -> bool:
+    forced = params.forced_bos_token_id is not None or params.forced_eos_token_id is not None
+    return forced or bool(params.min_tokens or params.begin_suppress_tokens)
+
+
+def _acts_here(position: Position) -> bool:
+    early = position.answered < position.history.params.min_tokens
+    return early or forced_token(position) is not None or bool(tuple(suppressed(position)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

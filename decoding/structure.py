@@ -132,7 +132,8 @@ class StructureState:
 
     def _consume(self, place: int, token: int) -> bool:
         """One draft token; True if the grammar has it there."""
-        if self._left is not None or not self._attempt(lambda: self._matcher.try_consume_tokens([token])):
+        known = 0 <= token < self._grammar.tokenizer.vocab_size and self._left is None
+        if not known or not self._attempt(lambda: self._matcher.try_consume_tokens([token])):
             self._note_error(place)
             return False
         self._path.append(token)
@@ -150,11 +151,12 @@ class StructureState:
         self._followed = len(self._tokens)
         if not text:
             return
-        consumed = self._matcher.try_consume_tokens(text)
+        known = all(0 <= token < self._grammar.tokenizer.vocab_size for token in text)
+        consumed = self._matcher.try_consume_tokens(text) if known else 0
         if self._matcher.is_error():
             self._renew()
         elif consumed < len(text):
-            self._left = structure_error(self._grammar.structure, f"token {text[consumed]} does not match")
+            self._left = structure_error(self._grammar.structure, f"the answer left it at one of the tokens {text[consumed:]}")
 
     def _text(self, start: int) -> list[int]:
         """The text from an absolute position on, without end tokens, which matchers need not see."""

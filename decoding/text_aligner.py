@@ -20,7 +20,9 @@ _new_decoder = getincrementaldecoder("utf-8")
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A draft in the target's tokens."""
+    """A draft in the target's tokens. Those that are not certain are worth a try: they are right if the draft's last
+    word is complete.
+    """
 
     tokens: list[int]
     certain: int  # so many of them are the target's way to write the draft, whatever text comes after it
@@ -74,7 +76,7 @@ class TextAligner:
         self._target, self._drafter = target, drafter
         self.tokens = list(prefix)  # the committed text in the drafter's tokens, as far as its characters are whole
         self._fresh = True  # nothing of the segment is committed
-        self._begin_segment()
+        self._begin_segment(None)
 
     def commit(self, tokens: Sequence[int]) -> int:
         """Append committed tokens of the target.
@@ -93,10 +95,7 @@ class TextAligner:
             elif meaning is not None:
                 kept = min(kept, self._write(text + self._decoder.decode(b"", final=True)))
                 text = ""
-                self.tokens += (
-                    [self._drafter.vocabulary.ids[meaning]] if meaning in self._drafter.vocabulary.ids else []
-                )
-                self._begin_segment()
+                self._begin_segment(meaning)
         return min(kept, self._write(text))
 
     def translate(self, draft: Sequence[int]) -> Translation:
@@ -120,7 +119,10 @@ class TextAligner:
             return Translation(tokens, len(tokens))
         return Translation(first + rest, len(first) + self._certain(text, rest))
 
-    def _begin_segment(self) -> None:
+    def _begin_segment(self, control: str | None) -> None:
+        """After a control token, or with the text."""
+        if control is not None and control in self._drafter.vocabulary.ids:
+            self.tokens.append(self._drafter.vocabulary.ids[control])
         self._start = len(self.tokens)  # the drafter's tokens before the segment
         self._text = bytearray()  # whole characters; U+FFFD for bytes that are none
         self._decoder = _new_decoder("replace")  # holds the bytes of a character that is not whole

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from decoding.errors import InvalidRequestError
 from deployments.fields import Prompt
 from deployments.schema import Message
+from deployments.token_requests import TokenizeRequest
 
 _TEMPLATE_OPTIONS = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
@@ -41,21 +42,22 @@ class Encoder:
     def conversation(
         self,
         messages: Sequence[Message],
-        variables: Mapping[str, Any],
+        variables: Mapping[str, Any] | None = None,
         *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
     ) -> list[int]:
         """The conversation, by default up to where the assistant begins to speak.
 
         Args:
-            variables: for the chat template; the other options are transformers'.
+            variables: for the chat template; the other options are transformers', as clients set them.
 
         Raises:
             InvalidRequestError: the model has no chat template, the template refuses, or the text is far too long.
         """
         if not self.tokenizer.chat_template:
             raise InvalidRequestError(f"messages: the model {self._model!r} has no chat template.", field="messages")
+        variables = variables or {}
         reserved = sorted(variables.keys() & _TEMPLATE_OPTIONS)
         if reserved:
             reason = f"chat_template_kwargs: {reserved[0]!r} is no variable of chat templates."
@@ -63,8 +65,8 @@ class Encoder:
         turns = [message.turn for message in messages]
         options: dict[str, Any] = {
             **variables,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
+            "add_generation_prompt": add_generation_prompt is not False,
+            "continue_final_message": bool(continue_final_message),
         }
         try:
             text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, **options))
@@ -95,6 +97,18 @@ class Encoder:
             if len(spaced) == len(bare) and spaced[0] != bare[0]:
                 spellings.append(tuple(spaced))
         return spellings
+
+    def tokenize(self, body: TokenizeRequest) -> list[int]:
+        """What /tokenize answers; raises as `text` and `conversation` do."""
+        if body.messages is None:
+            special = body.add_special_tokens is not False
+            return self.text(body.prompt or "", "prompt", add_special_tokens=special)
+        return self.conversation(
+            body.messages,
+            body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
 
     def check_tokens(self, named: Sequence[tuple[str, int]]) -> None:
         """named: fields and the ids in them. Raises InvalidRequestError for one that is not the model's."""

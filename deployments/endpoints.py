@@ -10,11 +10,13 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from actors.loading import load_sampling_defaults, load_tokenizer
 from actors.request import Endpoint, Request
 from decoding.errors import ConfigError, InvalidRequestError
+from decoding.ngram import NgramOptions
 from decoding.noise import choice_seed
 from deployments.config import EndpointConfig, ModelConfig, ServerConfig, locate
 from deployments.criteria import load_criterion
 from deployments.encoding import Encoder
 from deployments.feasibility import check_feasible
+from deployments.responses_request import ResponsesRequest
 from deployments.sampling_fields import SamplingFields
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.structures import StructureChecker
@@ -49,7 +51,16 @@ class ServedEndpoint:
             case CompletionRequest():
                 prompts = [self.encoder.prompt(prompt) for prompt in body.prompt]
             case ChatRequest():
-                prompts = [self._conversation(body)]
+                prompts = [
+                    self.encoder.conversation(
+                        body.messages,
+                        body.chat_template_kwargs,
+                        add_generation_prompt=body.add_generation_prompt,
+                        continue_final_message=body.continue_final_message,
+                    )
+                ]
+            case ResponsesRequest():
+                prompts = [self.encoder.conversation(body.messages)]
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
         bad_words_ids = self.encoder.words(body.over(self.defaults).bad_words or ())
@@ -58,14 +69,6 @@ class ServedEndpoint:
             for prompt in prompts
             for index in range(body.choices)
         ]
-
-    def _conversation(self, body: ChatRequest) -> list[int]:
-        return self.encoder.conversation(
-            body.messages,
-            body.chat_template_kwargs or {},
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-        )
 
     def _request(
         self, prompt: list[int], body: GenerationRequest, bad_words_ids: list[tuple[int, ...]], seed: int
@@ -145,14 +148,14 @@ def _recommended(model: ModelConfig) -> SamplingFields:
 
 
 def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str]) -> Endpoint:
-    key = f"endpoints.{name}.stopping"
+    key, ngram = f"endpoints.{name}.stopping", endpoint.ngram
     return Endpoint(
         name,
         endpoint.target,
         endpoint.drafter,
         endpoint.draft_length,
         decode,
-        ngram=endpoint.ngram is not None,
+        ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
         criteria=tuple(load_criterion(path, key=key) for path in endpoint.stopping),
     )
 

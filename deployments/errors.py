@@ -9,7 +9,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from decoding.errors import ConsortError, InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
+from decoding.errors import (
+    ConsortError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+    UnknownModelError,
+)
 from deployments.strict import first_problem, printable
 
 _logger = logging.getLogger(__name__)
@@ -39,6 +46,8 @@ def status_of(error: Exception) -> int:
             return HTTPStatus.BAD_REQUEST
         case OverloadedError():
             return HTTPStatus.TOO_MANY_REQUESTS
+        case DeadlineError():
+            return HTTPStatus.REQUEST_TIMEOUT
         case UnavailableError():
             return HTTPStatus.SERVICE_UNAVAILABLE
         case _:
@@ -55,6 +64,8 @@ def body_of(error: Exception) -> ErrorBody:
             return _body(str(error), "invalid_request_error", field)
         case OverloadedError():
             return _body(str(error), "rate_limit_error", code="rate_limit_exceeded")
+        case DeadlineError():
+            return _body(str(error), "timeout_error", code="deadline_exceeded")
         case UnavailableError():
             return _body(str(error), "server_error", code="unavailable")
         case _:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from actors.request import Statistics
 from decoding.stopping import FinishReason
 from deployments.token_shapes import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TokenDetail
 
@@ -26,6 +27,18 @@ class Speculation(BaseModel):
     acceptance_rate: float  # accepted / drafted
     acceptance_length: float  # tokens per target step
     hit_rate: float  # of the steps that rejected a draft, how many found one for the other way
+
+
+def speculation_of(total: Statistics) -> Speculation:
+    """What clients are told of the statistics of all answers together."""
+    return Speculation(
+        steps=total.steps,
+        drafted=total.drafted,
+        accepted=total.accepted,
+        acceptance_rate=round(total.acceptance_rate, 4),
+        acceptance_length=round(total.acceptance_length, 4),
+        hit_rate=round(total.hit_rate, 4),
+    )
 
 
 class AnyChoice(BaseModel):

@@ -11,6 +11,7 @@ from decoding.errors import InvalidRequestError, UnknownModelError
 from deployments.endpoints import ServedEndpoint
 from deployments.schema import GenerationRequest
 from deployments.strict import nearest
+from deployments.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 
 DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
 
@@ -54,6 +55,20 @@ class Service:
             field = "response_format" if body.structured_outputs is None else "structured_outputs"
             await endpoint.structures.check(body.structure, field=field)
         return requests
+
+    async def tokenize(self, body: TokenizeRequest) -> Tokenization:
+        """Raises InvalidRequestError if the text or conversation can't be tokenized."""
+        served = self.endpoint(body.model)
+        encode = partial(served.encoder.tokenize, body)
+        tokens = await asyncio.get_running_loop().run_in_executor(self._tokenizing, encode)
+        texts = [served.vocabulary.text_of(token) for token in tokens] if body.return_token_strs else None
+        return Tokenization(count=len(tokens), max_model_len=served.context_length, tokens=tokens, token_strs=texts)
+
+    def detokenize(self, body: DetokenizeRequest) -> Detokenization:
+        """Raises InvalidRequestError if an id is not the model's."""
+        served = self.endpoint(body.model)
+        served.encoder.check_tokens([("tokens", token) for token in body.tokens])
+        return Detokenization(prompt=served.vocabulary.spell(body.tokens))
 
     async def run(self, requests: Sequence[Request]) -> AsyncGenerator[DeltaBatch, None]:
         """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.

@@ -46,6 +46,10 @@ class Vocabulary:
         """The tokens as text, special ones left out."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
+    def spell(self, tokens: list[int]) -> str:
+        """The tokens as text, special ones by their names."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
     def pieces(self, prompt: Sequence[int]) -> Detokenizer:
         """Splits the text after a prompt into what each of its tokens adds."""
         return Detokenizer(self.decode, prompt=prompt)

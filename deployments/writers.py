@@ -1,12 +1,14 @@
-"""Write answers: take in the deltas of one HTTP request, and give its chunks or its whole answer."""
+"""Write answers to completions and chat, whole or in chunks."""
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from actors.request import Delta, Request, Statistics
+from deployments.errors import body_of
+from deployments.events import event
 from deployments.parts import Choice, Part
 from deployments.responses import (
     Answer,
@@ -16,8 +18,8 @@ from deployments.responses import (
     ChatMessage,
     ChatPiece,
     CompletionChoice,
-    Speculation,
     Usage,
+    speculation_of,
 )
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.token_shapes import (
@@ -29,9 +31,10 @@ from deployments.token_shapes import (
     token_details,
 )
 from deployments.vocabulary import Vocabulary
+from deployments.writer import Writer
 
 
-class AnswerWriter(ABC):
+class AnswerWriter(Writer):
     """Turns the deltas of one HTTP request, which has one or more answers to each of its prompts, into its answer."""
 
     id_prefix: str
@@ -48,30 +51,37 @@ class AnswerWriter(ABC):
         self._prompt_tokens = sum(len(request.prompt) for request in requests[:: body.choices])
         self._choices = [self._begin(index, request) for index, request in enumerate(requests)]
 
-    def add(self, index: int, delta: Delta) -> Answer | None:
-        """Take in a delta; returns its chunk, or None if there is nothing to show. The last one has the statistics."""
+    def begin(self) -> str:
+        return ""
+
+    def add(self, index: int, delta: Delta) -> str:
+        """A chunk, if there is anything to show. The last one has the statistics."""
         part, first = self._choices[index].add(delta)
         if not self._body.stream or not (part.text or part.finish or first or (self._by_token and part.tokens)):
-            return None
+            return ""
         chunk = self._answer(self.chunk_object, [self._chunk_choice(index, part, first=first)])
         self._tell_of_prompt(chunk, part)
         if all(choice.finish for choice in self._choices):
-            chunk.speculation, chunk.seed = self._speculation(), self._seed
-        return chunk
+            chunk.speculation, chunk.seed = speculation_of(self._total()), self._seed
+        return event(chunk.json_text())
 
-    def usage_chunk(self) -> Answer:
-        """What ends a stream with `include_usage`."""
-        chunk = self._answer(self.chunk_object, [])
-        chunk.usage, chunk.speculation, chunk.seed = self._usage(), self._speculation(), self._seed
-        return chunk
+    def end(self) -> str:
+        chunk = ""
+        if self._body.include_usage:
+            last = self._answer(self.chunk_object, [])
+            last.usage, last.speculation, last.seed = self._usage(), speculation_of(self._total()), self._seed
+            chunk = event(last.json_text())
+        return chunk + event("[DONE]")
 
-    def whole(self) -> Answer:
-        """The whole answer, once all deltas are in."""
+    def fail(self, error: Exception) -> str:
+        return event(body_of(error).model_dump_json(), name="error")
+
+    def whole(self) -> dict[str, Any]:
         parts = [choice.whole() for choice in self._returned()]
         answer = self._answer(self.object, [self._choice(index, part) for index, part in enumerate(parts)])
         self._tell_of_prompt(answer, parts[0])
-        answer.usage, answer.speculation, answer.seed = self._usage(), self._speculation(), self._seed
-        return answer
+        answer.usage, answer.speculation, answer.seed = self._usage(), speculation_of(self._total()), self._seed
+        return answer.model_dump(exclude_unset=True)
 
     @abstractmethod
     def _choice(self, index: int, part: Part) -> AnswerChoice:
@@ -139,17 +149,6 @@ class AnswerWriter(ABC):
             prompt_tokens=self._prompt_tokens,
             completion_tokens=committed,
             total_tokens=self._prompt_tokens + committed,
-        )
-
-    def _speculation(self) -> Speculation:
-        total = self._total()
-        return Speculation(
-            steps=total.steps,
-            drafted=total.drafted,
-            accepted=total.accepted,
-            acceptance_rate=round(total.acceptance_rate, 4),
-            acceptance_length=round(total.acceptance_length, 4),
-            hit_rate=round(total.hit_rate, 4),
         )
 
     def _total(self) -> Statistics:

@@ -79,6 +79,8 @@ class Chat:
             except ConsortError as error:
                 self.failed = True
                 self._aside.print(Text(str(error), style="red"))
+                if "no chat template" in str(error):
+                    self._note("`consort complete` continues texts without one.")
             except KeyboardInterrupt:
                 self._note("Stopped.")
 
@@ -113,6 +115,7 @@ class Chat:
     def _say(self, message: str) -> None:
         ink = self._ink
         body = self.conversation.request(message)
+        ink.wait()
         try:
             generation = self._generator.run(CHAT, body, ink.write)
         finally:

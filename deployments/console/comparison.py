@@ -32,6 +32,7 @@ def _answer(
     generator: Generator, path: str, body: Mapping[str, object], console: Console, ink: Ink, title: str
 ) -> Generation:
     console.print(Rule(title, align="left", style="dim"))
+    ink.wait()
     try:
         return generator.run(path, body, ink.write)
     finally:

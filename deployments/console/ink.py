@@ -23,11 +23,18 @@ class Ink:
         self._console = console
         self.colours = colours
         self._at_line_start = True
+        self._spinner = console.status("", spinner_style="dim")
+
+    def wait(self) -> None:
+        """Show that something is to come, until it comes."""
+        if self._console.is_terminal and self._at_line_start:
+            self._spinner.start()
 
     def write(self, piece: Piece, *, dim: bool = False) -> None:
         """Append a piece to what stands there, and show it at once."""
         if not piece.text:
             return
+        self._spinner.stop()
         self._at_line_start = piece.text.endswith("\n")
         if not self._console.is_terminal:
             self._console.file.write(piece.text)
@@ -38,7 +45,8 @@ class Ink:
         self._console.print(Segments([segment]), end="", soft_wrap=True)
 
     def end_line(self) -> None:
-        """Go to the start of a line, if the last piece did not."""
+        """Go to the start of a line, if the last piece did not. Nothing more is to come."""
+        self._spinner.stop()
         if not self._at_line_start:
             self.write(Piece("\n", ""))
 

@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from actors.engine import Engine
 from actors.loading import ModelSpec, load_model, load_tokenizer
@@ -20,9 +20,10 @@ from decoding.params import SamplingParams
 from deployments.config import ROOT
 from tests.support.models import tiny_model
 from tests.support.reference import generate
+from training.acceptance import measure
 
 KINDS: tuple[Quantization, ...] = ("nf4", "int8")
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 CLOSE = 0.1  # of logits whose standard deviation is 3.7: rounding to few bits makes much of little
 
 
@@ -36,7 +37,7 @@ def spec(path: Path | str, **options: Any) -> ModelSpec:
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     tokenizer = load_tokenizer(str(ROOT / "models/target"))
-    lines = (ROOT / "models/heldout.jsonl").read_text(encoding="utf-8").splitlines()[:10]
+    lines = (ROOT / "models/heldout.jsonl").read_text(encoding="utf-8").splitlines()[:6]
     return [tokenizer.encode(json.loads(line)["prompt"])[:30] for line in lines]
 
 
@@ -55,11 +56,6 @@ def params() -> SamplingParams:
 
 def tokens(deltas: list[Delta]) -> list[int]:
     return [token for delta in deltas for token in delta.tokens]
-
-
-def acceptance(answers: list[list[Delta]]) -> float:
-    total = [answer[-1].statistics for answer in answers]
-    return sum(one.accepted for one in total) / sum(one.drafted for one in total)
 
 
 @torch.no_grad()
@@ -82,16 +78,18 @@ def test_a_quantised_target_writes_what_generate_writes(kind: Quantization, prom
             at = next(i for i, (one, other) in enumerate(zip(answer, reference, strict=True)) if one != other)
             assert gap(alone, [*prompt, *reference[:at]]) < CLOSE
             differing += 1
-    assert differing <= 2
-    assert acceptance(answers) > 0.3
+    assert differing <= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quantised_copy_drafts_well_for_its_target(kind: Quantization, prompts: list[list[int]]) -> None:
-    target = spec(ROOT / "models/target")
-    answers = serve(target, spec(ROOT / "models/target", quantization=kind), prompts)
-    assert list(map(tokens, answers)) == generate(load_model(target), prompts, [params()] * len(prompts))
-    assert acceptance(answers) > 0.8
+def test_a_quantised_copy_drafts_for_its_target(kind: Quantization, prompts: list[list[int]]) -> None:
+    """Whether its drafts are used is for the target to decide, by the clock; whether they are good is not."""
+    target, copy = spec(ROOT / "models/target"), spec(ROOT / "models/target", quantization=kind)
+    alone = load_model(target)
+    answers = serve(target, copy, prompts)
+    assert list(map(tokens, answers)) == generate(alone, prompts, [params()] * len(prompts))
+    models = [cast(LlamaForCausalLM, model) for model in (alone, load_model(copy))]
+    assert measure(*models, prompts, temperature=0, new_tokens=NEW_TOKENS).argmax > 0.9
 
 
 @pytest.mark.parametrize("kind", KINDS)

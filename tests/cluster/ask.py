@@ -61,9 +61,9 @@ def ask_again_and_again(client: openai.OpenAI, case: int, until_s: float) -> Out
 
 def main(url: str, seconds: str) -> None:
     until_s = time.monotonic() + float(seconds)
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        with ThreadPoolExecutor(CASES) as pool:
-            outcomes = list(pool.map(lambda case: ask_again_and_again(client, case, until_s), range(CASES)))
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+    with client, ThreadPoolExecutor(CASES) as pool:
+        outcomes = list(pool.map(lambda case: ask_again_and_again(client, case, until_s), range(CASES)))
     print(json.dumps([asdict(outcome) for outcome in outcomes]))
 
 

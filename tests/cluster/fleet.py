@@ -22,7 +22,7 @@ ADDRESSES = {
 SERVERS = tuple(name for name in ADDRESSES if name not in ("laptop", "client"))
 _TOOLS = ("/usr/sbin/sshd", "/usr/bin/rsync", "/usr/bin/nsenter", "/usr/sbin/ip")
 _HIDDEN = ("/tmp", "/run", "/var/log")  # each machine has its own
-_SSH = "ssh -i /run/fleet/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -o BatchMode=yes"
+_SSH = "ssh -i /run/fleet/key -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -q"
 
 
 def why_not() -> str | None:
@@ -46,7 +46,8 @@ class Fleet:
 
     def __init__(self, init: subprocess.Popen[str]) -> None:
         self._init = init
-        self.expect("ready")
+        self.off: set[str] = set()
+        self._expect("ready")
 
     def run(self, machine: str, command: str, *, stdin: str = "", timeout_s: float = 180) -> str:
         """What a command prints on a machine; fails, showing its errors, if it ends with a status other than 0."""
@@ -70,13 +71,14 @@ class Fleet:
         assert self._init.stdin is not None
         self._init.stdin.write(f"{machine}\n")
         self._init.stdin.flush()
-        self.expect(f"{machine} is off")
+        self._expect(f"{machine} is off")
+        self.off.add(machine)
 
     def processes(self, machine: str, pattern: str) -> int:
-        """How many processes of a machine have a title that matches."""
-        return int(self.run(machine, f"pgrep -c -f '{pattern}' || true"))
+        """How many processes of a machine have a title that matches; the search itself does not count."""
+        return int(self.run(machine, f"pgrep -c -f '[{pattern[0]}]{pattern[1:]}' || true"))
 
-    def expect(self, line: str) -> None:
+    def _expect(self, line: str) -> None:
         assert self._init.stdout is not None
         said = self._init.stdout.readline().strip()
         assert said == line, f"the fleet said {said!r} instead of {line!r}"

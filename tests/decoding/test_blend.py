@@ -18,7 +18,7 @@ from tests.support.properties import repeatable
 
 Position = tuple[BlendParams, Sequence[bool]]
 
-LEAST = math.log(torch.finfo(torch.float32).tiny)
+LEAST = -1e3  # the log-probability of what the amateur rules out
 KINDS = ["single", "mixture", "product", "vote", "gated"]
 
 
@@ -55,7 +55,8 @@ def vote_reference(members: Sequence[Sequence[float]], weights: Sequence[float])
     votes = {c: sum(w for w, d in zip(weights, choices, strict=True) if d == c) for c in choices}
     means = mean([softmax(member) for member in members], weights)
     most = max(votes.values())
-    winner = max((c for c in choices if votes[c] > most - 1e-6 * sum(weights)), key=means.__getitem__)
+    tied = [choice for choice in choices if votes[choice] > most - 1e-5 * sum(weights)]
+    winner = next(choice for choice in tied if means[choice] > max(means[c] for c in tied) * (1 - 1e-5))
     voters = [i for i, choice in enumerate(choices) if choice == winner]
     return mixture_reference([members[i] for i in voters], [weights[i] for i in voters])
 

@@ -1,5 +1,6 @@
 """The trie against a naive model: a set of offered paths, filtered by what was committed."""
 
+import math
 from itertools import combinations
 
 import pytest
@@ -171,3 +172,105 @@ def test_floods_are_bounded() -> None:
     assert trie.best_path(4) == []
     assert trie.offer(2, [7])
     assert trie.best_path(4) == [7]
+
+
+DRAWN = ([5, 7, 6], [0.2, 0.5, 0.3])  # in the order of the draw
+
+
+def test_drawn_tokens_fit_only_in_the_order_of_their_draw() -> None:
+    trie = DraftTrie([1], rejects=True)
+    assert not trie.offer(1, [7], distributions=[DRAWN])
+    assert trie.offer(1, [5], distributions=[DRAWN])
+    assert not trie.offer(1, [6], distributions=[DRAWN])
+    assert trie.offer(1, [7], distributions=[DRAWN])
+    draft = trie.best_draft(8, 8)
+    assert (draft.tokens, draft.parents, draft.distributions) == ([5, 7], [-1, -1], [DRAWN, DRAWN])
+
+
+def test_siblings_come_from_one_draw() -> None:
+    trie = DraftTrie([1], rejects=True)
+    trie.offer(1, [5], distributions=[DRAWN])
+    other = ([7, 5], [0.5, 0.5])
+    assert not trie.offer(1, [7], distributions=[other])
+    assert not trie.offer(1, [5, 6], distributions=[other, other])
+    assert trie.best_draft(8, 8).tokens == [5]
+
+
+@pytest.mark.parametrize(
+    "unsound",
+    [([], []), ([5, 6], [1.0]), ([5, 5], [0.5, 0.5]), ([5, 6], [0.5, -0.5]), ([5, 6], [0.2, 0.2]), ([5], [math.nan])],
+)
+def test_what_is_no_distribution_is_dropped(unsound: tuple[list[int], list[float]]) -> None:
+    trie = DraftTrie([1], rejects=True)
+    assert not trie.offer(1, [5], distributions=[unsound])
+    assert not trie.offer(1, [5], distributions=[])
+    assert not trie
+
+
+def test_an_empty_distribution_is_the_one_that_was_offered_before() -> None:
+    trie = DraftTrie([1], rejects=True)
+    trie.offer(1, [5], distributions=[DRAWN])
+    assert trie.offer(1, [5, 8, 7], [-1, 0, -1], distributions=[([], []), ([8], [1.0]), ([], [])])
+    draft = trie.best_draft(8, 8)
+    assert dict(zip(draft.tokens, draft.distributions, strict=True)) == {5: DRAWN, 7: DRAWN, 8: ([8], [1.0])}
+
+
+def test_where_tokens_were_drawn_no_others_count() -> None:
+    """Not even the same token, and not what follows it; nor do chances that depend on what was drawn."""
+    trie = DraftTrie([1], rejects=True)
+    trie.usual_chance = 0.4
+    trie.offer(1, [5, 9], chances=[0.99, 0.99])
+    trie.offer(1, [8], chances=[0.99])
+    assert set(trie.best_draft(8, 8).tokens) == {5, 8, 9}
+    trie.offer(1, [5, 6], chances=[0.9, 0.9], distributions=[DRAWN, ([6], [1.0])])
+    draft = trie.best_draft(8, 8)
+    assert draft.tokens == trie.best_path(8) == [5, 6]
+    assert draft.chances == pytest.approx([0.4, 0.16])
+
+
+def test_elder_siblings_come_first_whatever_the_chances_were() -> None:
+    trie = DraftTrie([1], rejects=True)
+    trie.usual_chance = 0.1
+    trie.offer(1, [5], distributions=[DRAWN])
+    trie.usual_chance = 0.9
+    trie.offer(1, [7], distributions=[DRAWN])
+    assert trie.best_draft(1, 8).tokens == [5]
+
+
+def test_what_survives_a_verdict_keeps_its_distribution() -> None:
+    trie = DraftTrie([1], rejects=True)
+    trie.offer(1, [5, 6, 8], distributions=[DRAWN, ([6], [1.0]), None])
+    trie.commit([5])
+    draft = trie.best_draft(8, 8)
+    assert (draft.tokens, draft.distributions) == ([6, 8], [([6], [1.0]), None])
+    assert draft.first(1).distributions == [([6], [1.0])]
+
+
+def test_after_a_rejection_nothing_from_before_counts() -> None:
+    trie = DraftTrie([1], rejects=True)
+    trie.offer(1, [5, 6], distributions=[DRAWN, ([6], [1.0])])
+    trie.commit([5])
+    trie.fence()
+    assert not trie
+    assert not trie.offer(1, [5, 6], distributions=[DRAWN, ([6], [1.0])])
+    assert not trie.offer(1, [5, 6])
+    assert trie.offer(2, [6], distributions=[([6], [1.0])])
+
+
+def test_a_request_that_moves_begins_behind_a_fence() -> None:
+    trie = DraftTrie([1, 2, 3], rejects=True)
+    assert not trie.offer(2, [3, 4], distributions=[([3], [1.0]), ([4], [1.0])])
+    assert trie.offer(3, [4], distributions=[([4], [1.0])])
+
+
+def test_shared_noise_needs_no_distributions() -> None:
+    trie = DraftTrie([1])
+    assert trie.offer(1, [7, 9], chances=[0.9, 0.8], distributions=[DRAWN, DRAWN])
+    draft = trie.best_draft(8, 8)
+    assert (draft.tokens, draft.distributions) == ([7, 9], [None, None])
+
+
+def test_paths_and_depths() -> None:
+    draft = Draft([5, 6, 7, 8], [-1, 0, -1, 1])
+    assert draft.paths() == [(5,), (5, 6), (7,), (5, 6, 8)]
+    assert draft.depths() == [1, 2, 1, 3]

@@ -1,12 +1,14 @@
 """The noise is standard Gumbel, independent in every coordinate, and stays what it is."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
 from torch import Tensor
 
-from decoding.noise import gumbel, noise_key
+from decoding.noise import ACCEPTANCE, OWN_TOKENS, choice_seed, draft_stream, gumbel, noise_key, uniform
+from decoding.params import MAX_SEED
 from tests.support.chi_square import count, p_value
 
 DRAWS = 200_000
@@ -113,3 +115,32 @@ def test_golden_values() -> None:
     assert [noise_key(0, 0), noise_key(1, 0), noise_key(0, 1), noise_key(2**62 + 12345, 678)] == GOLDEN_KEYS
     values = noise([0, 42, 2**62 + 12345], [0, 7, 678], 5)
     torch.testing.assert_close(values, torch.tensor(GOLDEN_VALUES), atol=2e-6, rtol=0)
+
+
+def test_streams_are_independent() -> None:
+    """Contingency tables of 8 x 8 equal bins, chi-square against the product; false alarm 1e-7 each."""
+    streams = [OWN_TOKENS, ACCEPTANCE, draft_stream(0), draft_stream(1), draft_stream(1000)]
+    assert len(set(streams)) == len(streams)
+    bins = []
+    for stream in streams:
+        keys = [noise_key(i // 20, i % 20, stream) for i in range(400)]
+        uniforms = torch.exp(-torch.exp(-gumbel(torch.tensor(keys, dtype=torch.int32), 500).double()))
+        bins.append((uniforms * 8).long().clamp(max=7))
+    for first, second in combinations(bins, 2):
+        assert p_value(count(first * 8 + second, 64), torch.full((64,), 1 / 64)) > 1e-7
+
+
+def test_uniforms_are_uniform() -> None:
+    """64 equal bins, within a key and over keys; chi-square, false alarm 1e-7 each."""
+    keys = torch.tensor([noise_key(seed, 3, ACCEPTANCE) for seed in range(2000)], dtype=torch.int32)
+    drawn = uniform(keys, 100)
+    assert 0 < float(drawn.min()) < float(drawn.max()) < 1
+    for some in (drawn, drawn[:, 0], drawn[:, 7]):
+        assert p_value(count((some * 64).long(), 64), torch.full((64,), 1 / 64)) > 1e-7
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    assert choice_seed(1234, 0) == 1234
+    seeds = {choice_seed(seed, index) for seed in (0, 1, 2, MAX_SEED) for index in range(100)}
+    assert len(seeds) == 400
+    assert all(0 <= seed <= MAX_SEED for seed in seeds)

@@ -45,10 +45,9 @@ def test_draws_follow_the_processed_distribution(temperature: float, top_k: int,
     if top_p < 1:
         warpers.append(TopPLogitsWarper(top_p))
     expected = warpers(torch.LongTensor(1, 0), logits).softmax(-1)[0]
+    settings = [sampled_params(seed, temperature, top_k, top_p) for seed in range(DRAWS // 500)]
     texts = [[0] * length for length in range(500)]
-    positions = [
-        Position(History(sampled_params(i // 500, temperature, top_k, top_p), texts[i % 500], 0)) for i in range(DRAWS)
-    ]
+    positions = [Position(History(params, text, 0)) for params in settings for text in texts]
     drawn = sample(logits.expand(DRAWS, -1), SamplingBatch.build(positions, 10))
     assert p_value(count(drawn, 10), expected) > 1e-7
 
@@ -96,9 +95,15 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone() -> None:
 
 
 @cache
+def settings_of_draws() -> list[SamplingParams]:
+    """Of DRAWS texts, of which the i-th has seed i."""
+    return [sampled_params(i) for i in range(DRAWS)]
+
+
+@cache
 def batch_at(position: int) -> SamplingBatch:
-    """A position of DRAWS texts, of which the i-th has seed i."""
-    return SamplingBatch.build([at(sampled_params(i), position) for i in range(DRAWS)], V)
+    """A position of these texts."""
+    return SamplingBatch.build([at(params, position) for params in settings_of_draws()], V)
 
 
 class Chain:

@@ -84,7 +84,7 @@ def draw_tree(data: st.DataObject, grammar: Grammar, text: list[int]) -> tuple[D
         above = paths[parent] if parent >= 0 else []
         fitting = sorted(expected(grammar, [*text, *above]) or set())
         token = data.draw(st.integers(2, VOCAB_SIZE - 1))
-        if fitting and data.draw(st.integers(0, 3)):
+        if fitting and data.draw(st.integers(0, 3)) > 0:
             token = fitting[token % len(fitting)]
         draft.tokens.append(token)
         draft.parents.append(parent)
@@ -168,7 +168,22 @@ def test_a_text_that_leaves_the_grammar_is_an_error() -> None:
     draft = Draft(tokens_of("yes"), list(range(-1, len(tokens_of("yes")) - 1)))
     assert state.prune(draft).tokens == []
     assert all(allowed(mask) == {END} for mask in state.masks(draft))
-    assert "does not match" in str(state.error_after(-1))
+    assert "the answer left it" in str(state.error_after(-1))
+
+
+def test_tokens_that_the_tokenizer_does_not_have() -> None:
+    """Models have more rows than their tokenizers tokens; a draft may name them, as often as it likes."""
+    text: list[int] = []
+    state = follow(compiled("regex", "[a-z]{9}"), text, vocab_size=2100)
+    letter = tokens_of("a")[0]
+    for _ in range(20):
+        draft = Draft([2048, letter, 2099, letter, -1], [-1, -1, 1, 0, 1])
+        assert state.prune(draft).tokens == [letter]
+        assert [allowed(mask) == {END} for mask in state.masks(draft)] == [False, True, False, True, True, True]
+        assert all(state.error_after(place) is None for place in range(-1, 5))
+    text += [letter, 2050]
+    assert allowed(state.masks(NO_DRAFT)[0]) == {END}
+    assert "2050" in str(state.error_after(-1))
 
 
 def test_a_dead_end_is_an_error_where_it_is_and_nowhere_else() -> None:

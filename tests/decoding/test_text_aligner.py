@@ -30,7 +30,7 @@ texts = st.one_of(
     st.text(max_size=30),
     st.text(alphabet="ab  \n.,'é漢_1", max_size=40),
     st.builds("{}{}".format, st.sampled_from(held_out_texts()), st.sampled_from(HARD_TEXTS)),
-).filter(bool)
+).filter(lambda text: text and "▁" not in text)  # SentencePiece can't tell it from a space
 pairs = st.sampled_from(PAIRS)
 
 
@@ -79,9 +79,9 @@ def test_what_is_certain_stays_whatever_comes_next(pair: tuple, before: str, dra
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair[1] is not unigram_tokenizer])
 def test_a_draft_of_the_text_itself_is_what_the_target_writes(pair: tuple) -> None:
-    """Where a word begins, all that is certain; at any place, nearly always."""
+    """What is certain: where a word begins always, elsewhere nearly always. What is offered: most of it."""
     target, drafter = speller_of(pair[0]()), speller_of(pair[1]())
-    right = asked = certain = offered = 0
+    right = asked = certain = likely = offered = 0
     for text in held_out_texts()[:60]:
         tokens = target.encode(text)
         aligner = TextAligner(target, drafter)
@@ -96,10 +96,12 @@ def test_a_draft_of_the_text_itself_is_what_the_target_writes(pair: tuple) -> No
             same = found.tokens[: found.certain] == tokens[at : at + found.certain]
             assert same or not rest.startswith(b" ") or rest[1:2].isspace(), (rest[:40], found)
             right, asked = right + same, asked + 1
-            certain, offered = certain + found.certain, offered + len(found.tokens)
-    print(f"{right} of {asked} drafts as the target writes them, {certain} of {offered} tokens certain")
+            agree = [a == b for a, b in zip(found.tokens, tokens[at:], strict=False)]
+            likely, certain = likely + [*agree, False].index(False), certain + found.certain
+            offered += len(found.tokens)
     assert right >= 0.95 * asked
-    assert certain >= 0.4 * offered
+    assert likely >= 0.7 * offered
+    assert certain >= 0.15 * offered
 
 
 def test_a_word_is_certain_when_the_next_one_begins() -> None:
@@ -207,7 +209,6 @@ def test_a_long_text_costs_its_last_words() -> None:
     for token in tokens:
         aligner.commit([token])
     assert aligner.tokens == piece.encode(text)
-    print(sorted(asked)[-20:], len(text), len(tokens))
     assert len(tokens) > 500
     assert sorted(asked)[len(asked) // 2] < 20
     assert max(asked) < 300

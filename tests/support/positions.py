@@ -92,7 +92,7 @@ def positions_of(draw: st.DrawFn, params: SamplingParams) -> Position:
 
 
 @cache
-def _model() -> LlamaForCausalLM:
+def _model() -> Any:
     return LlamaForCausalLM(
         LlamaConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     )
@@ -133,7 +133,9 @@ def processors(params: SamplingParams, prompt_length: int) -> LogitsProcessorLis
 
 
 def processed(logits: Tensor, text: Sequence[int], prompt_length: int, params: SamplingParams) -> Tensor | None:
-    """What they make of logits, [V]; None if on the way nothing is left, for which transformers has no rule."""
+    """What they make of logits, [V]; None where transformers has no rule: nothing is left on the way."""
+    if {params.forced_bos_token_id, params.forced_eos_token_id} & set(params.suppress_tokens):
+        return None
     scores, ids = logits[None], torch.tensor([list(text)], dtype=torch.int64)
     for processor in processors(params, prompt_length):
         scores = processor(ids, scores)

@@ -78,7 +78,8 @@ class SchemaGenerator:
             "additionalProperties": False,
         }
         if self._random.random() < 0.1:
-            schema |= {"additionalProperties": self._integer(), "required": names, "maxProperties": len(names) + 1}
+            more = {"^k[0-9]{1,2}$": self._integer()}
+            schema |= {"patternProperties": more, "required": names, "maxProperties": len(names) + 1}
         return schema
 
     def _array(self, depth: int) -> Schema:

@@ -1,0 +1,96 @@
+"""What an operator does on the laptop of a fleet: Ray's own commands, with the project's own files."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from deployments.config import ROOT
+from tests.cluster.fleet import ADDRESSES, SERVERS, Fleet
+
+URL = f"http://{ADDRESSES['head']}:8000"
+_CLUSTER = "/run/home/cluster.yaml"
+_ROLES = {"target": "Target-target", "drafter": "Drafter-drafter", "coordinator": "Coordinator"}
+_NODES = """
+import json, ray
+ray.init(address="auto", log_to_driver=False, logging_level="error")
+print(json.dumps({node["NodeManagerAddress"]: node["Resources"] for node in ray.nodes() if node["Alive"]}))
+"""
+
+
+class Operator:
+    """Brings one of the cluster files up on a fleet, and says what became of it."""
+
+    def __init__(self, fleet: Fleet, file: str, **changes: Any) -> None:
+        """changes: of the file, where the fleet differs from real hosts. It has no package index to install from."""
+        self._fleet = fleet
+        cluster = yaml.safe_load((ROOT / file).read_text(encoding="utf-8")) | changes
+        cluster["setup_commands"] = [line for line in cluster["setup_commands"] if "install.sh" not in line]
+        self._serve = yaml.safe_load((ROOT / "serve.yaml").read_text(encoding="utf-8"))
+        fleet.write("laptop", _CLUSTER, yaml.safe_dump(cluster))
+        fleet.write("laptop", "~/.consort/ray-token", "0123456789abcdef" * 4)
+
+    def up(self) -> None:
+        self._on_laptop(f"ray up --yes {_CLUSTER}")
+
+    def deploy(self, **replicas: int) -> None:
+        """`serve deploy serve.yaml`, with this many replicas of the roles that are named."""
+        for deployment in self._serve["applications"][0]["deployments"]:
+            for role, count in replicas.items():
+                if deployment["name"] == _ROLES[role]:
+                    deployment["num_replicas"] = count
+        self._fleet.write("laptop", "~/serve.yaml", yaml.safe_dump(self._serve))
+        self._on_laptop(f"ray rsync-up {_CLUSTER} ~/serve.yaml '~/consort/serve.yaml'")
+        self._on_laptop(f"ray exec {_CLUSTER} 'cd consort && serve deploy serve.yaml'")
+
+    def down(self) -> None:
+        self._on_laptop(f"ray down --yes {_CLUSTER}")
+
+    def nodes(self) -> dict[str, dict[str, float]]:
+        """The resources of the nodes that have joined, by machine."""
+        names = {address: name for name, address in ADDRESSES.items()}
+        found = json.loads(self._fleet.run("head", "python -", stdin=_NODES))
+        return {names[address]: resources for address, resources in found.items()}
+
+    def places(self) -> dict[str, list[str]]:
+        """The roles of the replicas that run on each machine that can be reached."""
+        found = {}
+        for name in SERVERS:
+            if name not in self._fleet.off:
+                roles = [
+                    r for r, title in _ROLES.items() if self._fleet.processes(name, f"ServeReplica:consort:{title}")
+                ]
+                found |= {name: roles} if roles else {}
+        return found
+
+    def ready(self) -> bool:
+        """Whether clients find all models."""
+        answer = self._fleet.run("client", f"curl --silent --fail --max-time 5 {URL}/health || true")
+        return bool(answer) and all(json.loads(answer)["models"].values())
+
+    def ask(self, seconds: float) -> list[dict[str, Any]]:
+        """What a client's requests came to (tests/cluster/ask.py), by case."""
+        command = f"cd {ROOT} && python -m tests.cluster.ask {URL} {seconds}"
+        answers: list[dict[str, Any]] = json.loads(self._fleet.run("client", command, timeout_s=300))
+        return answers
+
+    def logs(self) -> str:
+        """The ends of the logs that tell why something did not happen."""
+        command = (
+            "cd /tmp/ray/session_latest/logs && tail -n 40 monitor.log serve/controller*.log serve/replica*.log || true"
+        )
+        return self._fleet.run("head", command)
+
+    def wait(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 120) -> float:
+        """Seconds until the condition held; fails, with the logs, if it takes too long."""
+        begun_s = time.monotonic()
+        while not condition():
+            waited_s = time.monotonic() - begun_s
+            assert waited_s < timeout_s, f"waited {timeout_s} s in vain: {what}\n{self.places()}\n{self.logs()}"
+            time.sleep(1)
+        return time.monotonic() - begun_s
+
+    def _on_laptop(self, command: str) -> None:
+        self._fleet.run("laptop", f"cd {ROOT} && {command} 2>&1", timeout_s=180)

@@ -1,0 +1,170 @@
+"""The cluster files as Ray, Serve and KubeRay read them, and that they agree with each other. Nothing is started."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.pools import PoolProvider
+from deployments.app import COORDINATOR, BuildArgs, build_application, deployment_name
+from deployments.config import ROOT, ServerConfig, load_config
+
+LAUNCHED = ["cluster.yaml", "cluster-local.yaml", "cluster-pools.yaml"]
+WITH_TYPES = ["cluster.yaml", "cluster-pools.yaml"]
+ROLES = ("target", "drafter")
+SCHEMA = yaml.safe_load(Path(__file__).with_name("rayservice-schema.yaml").read_text(encoding="utf-8"))
+CONFIG = load_config(ROOT / "deployments" / "cluster.yaml")
+
+
+def read(file: str) -> dict[str, Any]:
+    document: dict[str, Any] = next(yaml.safe_load_all((ROOT / file).read_text(encoding="utf-8")))
+    return document
+
+
+def rayservice_cluster() -> dict[str, Any]:
+    cluster: dict[str, Any] = read("kubernetes/rayservice.yaml")["spec"]["rayClusterConfig"]
+    return cluster
+
+
+def serve_configs() -> dict[str, dict[str, Any]]:
+    embedded = yaml.safe_load(read("kubernetes/rayservice.yaml")["spec"]["serveConfigV2"])
+    return {"serve.yaml": read("serve.yaml"), "rayservice.yaml": embedded}
+
+
+def node_types() -> dict[str, dict[str, Any]]:
+    """The types of workers of every file that has them, by file; on Kubernetes, as Ray's own autoscaler sees them."""
+    found = {file: read(file)["available_node_types"] for file in WITH_TYPES}
+    resource = {"metadata": {"name": "consort", "namespace": "default"}, "spec": rayservice_cluster()}
+    found["rayservice.yaml"] = _derive_autoscaling_config_from_ray_cr(resource)["available_node_types"]
+    return found
+
+
+@pytest.mark.parametrize("file", LAUNCHED)
+def test_ray_up_takes_the_file(file: str) -> None:
+    validate_config(prepare_config(read(file)))
+
+
+@pytest.mark.parametrize("file", LAUNCHED)
+def test_connections_need_a_token(file: str) -> None:
+    cluster = read(file)
+    assert "~/.ray/auth_token" in cluster["file_mounts"]
+    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+        assert re.search(r"RAY_AUTH_MODE=token ray start", cluster[key][-1]), key
+    assert any("RAY_AUTH_MODE=token" in command for command in cluster["setup_commands"])
+
+
+@pytest.mark.parametrize("file", LAUNCHED)
+def test_what_nodes_get_is_what_an_installation_needs(file: str) -> None:
+    mounts = {target: source for target, source in read(file)["file_mounts"].items() if "/consort/" in target}
+    assert all(target == f"~/consort/{source}" and (ROOT / source).exists() for target, source in mounts.items())
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    packages = re.search(r"^packages = \[(.*)\]$", project, re.MULTILINE)
+    assert packages is not None
+    needed = {name.split(".")[0] for name in re.findall(r'"([^"]+)"', packages[1])}
+    needed |= {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "serve.yaml", "models", "cluster"}
+    assert needed <= set(mounts.values())
+    assert mounts == {
+        target: source for target, source in read(LAUNCHED[0])["file_mounts"].items() if "/consort/" in target
+    }
+
+
+def test_the_image_gets_the_same() -> None:
+    copied = (ROOT / "kubernetes" / "Dockerfile").read_text(encoding="utf-8")
+    sources = {
+        target.removeprefix("~/consort/") for target in read(LAUNCHED[0])["file_mounts"] if "/consort/" in target
+    }
+    assert all(
+        re.search(rf"^COPY .*\b{re.escape(source)}\b", copied, re.MULTILINE) for source in sources - {"serve.yaml"}
+    )
+
+
+def test_every_role_has_nodes_of_its_own() -> None:
+    for file, types in node_types().items():
+        offered = {name: set(kind["resources"]) & set(ROLES) for name, kind in types.items()}
+        assert {name: roles for name, roles in offered.items() if roles} == {role: {role} for role in ROLES}, file
+        assert types["drafter"]["min_workers"] == 0, file
+        assert all(types[role]["max_workers"] > 1 for role in ROLES), file
+
+
+def test_models_ask_for_what_nodes_offer() -> None:
+    assert CONFIG.roles() == {"target": "target", "drafter": "drafter"}
+    for model, role in CONFIG.roles().items():
+        assert CONFIG.models[model].resources == {role: 1}
+    assert '{\\"$role\\":1}' in read("cluster-local.yaml")["worker_start_ray_commands"][-1]
+
+
+def test_fixed_targets_are_among_the_hosts() -> None:
+    cluster = read("cluster-local.yaml")
+    targets = re.search(r"case \$ip in (.+?)\) role=target", cluster["worker_start_ray_commands"][-1])
+    assert targets is not None
+    assert set(targets[1].split(" | ")) < set(cluster["provider"]["worker_ips"])
+
+
+@pytest.mark.parametrize("file", serve_configs())
+def test_serve_takes_the_file_and_finds_its_deployments(file: str) -> None:
+    serve = serve_configs()[file]
+    ServeDeploySchema.model_validate(serve)
+    (application,) = serve["applications"]
+    assert application["import_path"] == "deployments.app:build"
+    config: ServerConfig = BuildArgs(**application["args"]).load()
+    assert config == CONFIG
+    built = {deployment_name(model, role) for model, role in config.roles().items()} | {COORDINATOR}
+    assert {deployment["name"] for deployment in application["deployments"]} == built
+
+
+def test_the_coordinator_keeps_its_own_environment() -> None:
+    """What serve.yaml says of its actor replaces what the application says, environment included."""
+    ingress: Any = build_application(CONFIG)._bound_deployment
+    environment = ingress.ray_actor_options["runtime_env"]["env_vars"]
+    for serve in serve_configs().values():
+        (coordinator,) = (one for one in serve["applications"][0]["deployments"] if one["name"] == COORDINATOR)
+        set_anew = coordinator["ray_actor_options"]["runtime_env"]["env_vars"]
+        assert set_anew.items() <= environment.items()
+
+
+def test_kubernetes_serves_the_same_application() -> None:
+    here, there = serve_configs().values()
+    assert there["applications"] == here["applications"]
+
+
+def test_kuberay_takes_the_file() -> None:
+    jsonschema.validate(read("kubernetes/rayservice.yaml"), SCHEMA)
+    misspelt = copy.deepcopy(read("kubernetes/rayservice.yaml"))
+    misspelt["spec"]["rayClusterConfig"]["authOption"] = misspelt["spec"]["rayClusterConfig"].pop("authOptions")
+    with pytest.raises(jsonschema.ValidationError, match="authOption"):
+        jsonschema.validate(misspelt, SCHEMA)
+
+
+def test_the_head_on_kubernetes_outlives_its_pod_and_wants_a_token() -> None:
+    cluster = rayservice_cluster()
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["enableInTreeAutoscaling"] is True
+    documents = list(yaml.safe_load_all((ROOT / "kubernetes" / "rayservice.yaml").read_text(encoding="utf-8")))
+    (redis,) = (one for one in documents if one["kind"] == "Service")
+    address = f"{redis['metadata']['name']}:{redis['spec']['ports'][0]['port']}"
+    assert cluster["gcsFaultToleranceOptions"]["redisAddress"] == address
+    pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert pinned is not None
+    assert cluster["rayVersion"] == pinned[1]
+    assert f"rayproject/ray:{pinned[1]}-" in (ROOT / "kubernetes" / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_pools_fit_the_types_of_workers() -> None:
+    checked = PoolProvider.bootstrap_config(read("cluster-pools.yaml"))
+    assert checked["provider"]["auth"] == checked["auth"]
+    for change in ({"pools": {"target": ["a"]}}, {"head_ip": "10.77.0.11"}):
+        wrong = read("cluster-pools.yaml")
+        wrong["provider"] |= change
+        with pytest.raises(ValueError, match=r"provider\.pools"):
+            PoolProvider.bootstrap_config(wrong)
+    greedy = read("cluster-pools.yaml")
+    greedy["available_node_types"]["drafter"]["max_workers"] = 3
+    with pytest.raises(ValueError, match="drafter: max_workers is 3, but the pool has 2 hosts"):
+        PoolProvider.bootstrap_config(greedy)

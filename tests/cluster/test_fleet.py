@@ -1,0 +1,97 @@
+"""Real clusters on several machines, from `ray up` to `ray down`: `make test-cluster`. Machines are namespaces here."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster_operator import Operator
+from tests.cluster.fleet import SERVERS, Fleet, fleet, why_not
+
+_WANTED = "CONSORT_TEST_FLEET"
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(_WANTED not in os.environ, reason=f"takes minutes; {_WANTED}=1, or make test-cluster, runs it"),
+]
+
+
+@pytest.fixture
+def machines() -> Iterator[Fleet]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with fleet() as machines:
+        yield machines
+
+
+def check(outcomes: list[dict[str, Any]], right: list[list[str]] | None = None) -> list[list[str]]:
+    """The texts of a client's requests, none of which was lost, and all of which are right."""
+    assert [outcome["errors"] for outcome in outcomes] == [[]] * len(outcomes)
+    texts: list[list[str]] = [outcome["texts"] for outcome in outcomes]
+    assert all(len(different) == 1 for different in texts), texts
+    assert right is None or texts == right
+    return texts
+
+
+def counts(operator: Operator) -> dict[str, int]:
+    """How many machines run each role, each on its own kind of machine."""
+    places = operator.places()
+    for name, roles in places.items():
+        assert roles == [name.rstrip("12").replace("head", "coordinator")]
+    return {kind: sum(roles == [kind] for roles in places.values()) for kind in ("target", "drafter")}
+
+
+def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) -> None:
+    operator = Operator(machines, "cluster-pools.yaml", idle_timeout_minutes=0.3)
+    operator.up()
+    operator.wait(lambda: set(operator.nodes()) == {"head", "target1"}, "the head and one target, none being asked for")
+
+    operator.deploy()
+    operator.wait(operator.ready, "both models are served")
+    assert operator.places() == {"head": ["coordinator"], "target1": ["target"], "drafter1": ["drafter"]}
+    undisturbed = operator.ask(1)
+    right = check(undisturbed)
+    assert all(outcome["drafted"] > 0 for outcome in undisturbed)
+
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(operator.ask, 45)
+        operator.deploy(target=2, drafter=2)
+        operator.wait(lambda: counts(operator) == {"target": 2, "drafter": 2}, "two of each, on machines of their own")
+        operator.deploy(target=1, drafter=1)
+        operator.wait(lambda: counts(operator) == {"target": 1, "drafter": 1}, "one of each again")
+        check(asked.result(), right)
+    operator.wait(lambda: len(operator.nodes()) == 3, "idle machines leave")
+
+    (drafter,) = (name for name, roles in operator.places().items() if roles == ["drafter"])
+    (other,) = {"drafter1", "drafter2"} - {drafter}
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(operator.ask, 20)
+        operator.wait(lambda: machines.processes("client", "tests.cluster.ask") > 0, "the client asks")
+        machines.power_off(drafter)
+        check(asked.result(), right)
+    operator.wait(lambda: operator.places().get(other) == ["drafter"], "a drafter on the other machine", timeout_s=180)
+    operator.wait(operator.ready, "both models are served")
+    assert any(outcome["drafted"] > 0 for outcome in operator.ask(1))
+
+    operator.down()
+    assert [name for name in SERVERS if name != drafter and machines.processes(name, "raylet/raylet")] == []
+
+
+def test_fixed_hosts_all_join(machines: Fleet) -> None:
+    operator = Operator(machines, "cluster-local.yaml")
+    operator.up()
+    operator.wait(lambda: set(operator.nodes()) == set(SERVERS), "all machines have joined")
+    for name, resources in operator.nodes().items():
+        assert {kind for kind in ("target", "drafter") if kind in resources} == {name.rstrip("12")} - {"head"}
+
+    operator.deploy(target=2, drafter=2)
+    operator.wait(operator.ready, "both models are served")
+    operator.wait(lambda: counts(operator) == {"target": 2, "drafter": 2}, "two of each, on machines of their own")
+    check(operator.ask(5))
+
+    operator.down()
+    assert machines.processes("head", "raylet/raylet") == 0
