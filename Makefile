@@ -17,10 +17,10 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve bench bench-serve bench-peers models test lint types format
+.PHONY: help install demo serve bench bench-serve bench-peers models test test-cluster lint types format
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create the virtual environment and install Consort into it
 
@@ -63,6 +63,9 @@ test: export HF_HUB_OFFLINE ?= 1
 
 test: install ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-cluster: install ## bring whole clusters up, on several machines inside this one; needs root (docs/cluster.md)
+	CONSORT_TEST_FLEET=1 $(BIN)/python -m pytest -rP tests/cluster/test_fleet.py $(ARGS)
 
 lint: install ## check formatting, lint and types
 	$(BIN)/ruff format --check

@@ -95,8 +95,8 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if native.can_attend(query, key, value, keys, values, mask):
         return native.attend(query, key, value, keys, values, batch, mask, scale)
-    keys[batch.slots, :, batch.columns] = key[0].transpose(0, 1)
-    values[batch.slots, :, batch.columns] = value[0].transpose(0, 1)
+    keys[batch.slots, :, batch.columns] = key[0].transpose(0, 1).to(keys.dtype)
+    values[batch.slots, :, batch.columns] = value[0].transpose(0, 1).to(values.dtype)
     (count, width, length), (_, heads, tokens, _), shared = mask.shape, query.shape, key.shape[1]
     grouped = heads // shared * width  # the query heads that share a kv head, as if they were more tokens
     padded = query[0].transpose(0, 1)  # [N, heads, head_dim]
@@ -105,8 +105,8 @@ def _attend(
     queries = padded.view(count, width, heads, -1).transpose(1, 2).reshape(count, shared, grouped, -1)
     output = scaled_dot_product_attention(
         queries,
-        _select(keys, batch.rows, length),
-        _select(values, batch.rows, length),
+        _select(keys, batch.rows, length).to(query.dtype),
+        _select(values, batch.rows, length).to(query.dtype),
         attn_mask=mask[:, None, None].expand(-1, 1, heads // shared, -1, -1).reshape(count, 1, grouped, length),
         scale=scale,
     )

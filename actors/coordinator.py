@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from actors.link import CoordinatorLink, Outbox, ReplicaAddress
-from actors.messages import Alive, Cancel, Commit, Drafting, Failed, Message, Offer, Report
+from actors.addresses import ReplicaAddress
+from actors.link import ConnectingLink, Outbox
+from actors.messages import Alive, Cancel, Commit, Drafting, Failed, Lost, Member, Message, Offer, Report
 from actors.placement import Placement
 from actors.request import ActiveRequest, Delta, Request
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
@@ -27,7 +28,7 @@ class Coordinator:
 
     def __init__(
         self,
-        link: CoordinatorLink,
+        link: ConnectingLink,
         *,
         max_requests: int = 256,
         max_silence_s: float = 60.0,
@@ -209,9 +210,13 @@ class Coordinator:
     def _place(self, active: ActiveRequest) -> None:
         """Give the request a target and, if it wants one, a drafter, which begin to prefill at the same time."""
         request_id, endpoint = active.request.request_id, active.request.endpoint
+        members = [Member(model, self._placement.choose(model)) for model in endpoint.members]
+        if not active.request.ensemble_options.suffices([True, *(one.address is not None for one in members)]):
+            return
         active.target = self._placement.assign(endpoint.target, request_id)
         if active.target is None:
             return
+        active.members = members
         if active.wants_drafter and endpoint.drafter is not None:
             active.drafter = self._placement.assign(endpoint.drafter, request_id)
         self._outbox.put(active.target, active.admit())
@@ -263,6 +268,11 @@ class Coordinator:
     def _lose(self, name: str) -> None:
         """A replica is gone. Rows go on without a drafter; requests without a target wait for the next tick."""
         self._link.disconnect(name)
+        for active in self._active.values():
+            if active.target is not None and any(
+                one.address is not None and one.address.name == name for one in active.members
+            ):
+                self._outbox.put(active.target, Lost(active.request.request_id, name))
         for request_id in self._placement.remove(name):
             active = self._active[request_id]
             if active.target == name:

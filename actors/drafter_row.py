@@ -138,7 +138,9 @@ class DrafterRow(Row):
         if root is None:
             root = DraftNode(self.tokens[-1], position)
             self.restarted_at = len(self.tokens)
-        self.tree = DraftTree(root, last_position, self.params.end_token_ids)
+        # Under rejection sampling, how far is drafted must not depend on what was drawn (docs/verification.md).
+        ends = () if self.params.rejects else self.params.end_token_ids
+        self.tree = DraftTree(root, last_position, ends)
 
     def _room(self, missing: int) -> int:
         """How many more nodes may be run, when so many belong to the chain and are still missing."""

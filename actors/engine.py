@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from actors import client
+from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
 from actors.drafter import Drafter
-from actors.link import LocalExchange, LocalLink, ReplicaAddress
+from actors.link import LocalExchange, LocalLink
 from actors.loop import LoopThread
 from actors.replica import Role, make_loop
 from actors.request import Delta, Request
@@ -45,7 +46,8 @@ class Engine:
                 role, runner, replica_link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer
             )
             self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake))
-        self.coordinator.set_replicas(ReplicaAddress(name, name) for name in replicas)
+        self._alive = set(replicas)
+        self._tell()
 
     def __enter__(self) -> "Engine":
         for thread in self._threads:
@@ -57,6 +59,14 @@ class Engine:
     ) -> None:
         for thread in self._threads:
             thread.stop()
+
+    def lose(self, name: str) -> None:
+        """Let the coordinator see a replica die."""
+        self._alive.remove(name)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.coordinator.set_replicas(ReplicaAddress(name, name) for name in self._alive)
 
     def check(self) -> None:
         """Raises UnavailableError if a loop has ended or is stuck."""

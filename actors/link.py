@@ -8,9 +8,9 @@ the target's process) and `actors.zmq_link` (between processes and hosts). A lin
 import queue
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
+from actors.addresses import ReplicaAddress
 from actors.messages import Message
 
 Envelope = tuple[str, Message]  # who sent it, what
@@ -37,18 +37,8 @@ class Link(Protocol):
         """Release sockets. Messages sent to this party from now on are dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaAddress:
-    """A replica, and where it listens. Local links find each other by name and leave `uri` and `public_key` empty."""
-
-    name: str  # unique among replicas, also across restarts
-    model: str  # the configured model that it runs
-    uri: str = ""  # tcp://host:port
-    public_key: bytes = b""  # CURVE, Z85
-
-
-class CoordinatorLink(Link, Protocol):
-    """A coordinator's end, which opens and closes connections as replicas come and go."""
+class ConnectingLink(Link, Protocol):
+    """One that opens and closes connections to replicas, as they come and go."""
 
     def connect(self, address: ReplicaAddress) -> None:
         """Make the replica reachable under its name."""

@@ -1,21 +1,51 @@
 """Everything that crosses a link: frozen, typed, token ids only. All one-way; none has an answer.
 
     coordinator -> target, drafter:   Admit, Cancel, Alive
-    coordinator -> target:            Offer (forwarded), Drafting
+    coordinator -> target:            Offer (forwarded), Drafting, Lost
     coordinator -> drafter:           Commit (forwarded)
     drafter -> coordinator:           Offer, Failed, Report
     target -> coordinator:            Commit, Failed, Report
+    leader of an ensemble -> member:  Join, Ask, Cancel, Alive (both are targets)
+    member -> leader:                 Joined, Answer, Failed, Report
 
 `request_id` is a random 63-bit integer, unique among all coordinators.
 """
 
 import msgspec
 
+from actors.addresses import ReplicaAddress
+from actors.packed_logits import LogitsTransport, PackedLogits
 from decoding.drafts import Distribution
+from decoding.ensemble_options import EnsembleOptions
 from decoding.logprobs import TokenLogprobs
 from decoding.ngram import NgramOptions
 from decoding.params import SamplingParams
 from decoding.stopping import FinishReason
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A model of an ensemble, and which of its replicas takes part; None: there is none."""
+
+    model: str
+    address: ReplicaAddress | None
+
+
+class Ensemble(msgspec.Struct, frozen=True):
+    """The models whose distributions become one. The leader is the target that the request is admitted to."""
+
+    leader: str  # its model
+    members: list[Member]  # the others
+    options: EnsembleOptions
+
+
+class MemberShare(msgspec.Struct, frozen=True):
+    """What a member contributed to an answer, so far."""
+
+    model: str
+    weight: float  # now; 0: it is gone
+    tokens: int  # to which it contributed
+    agreement: float  # the share of these that were the most probable ones to itself
+    latency_s: float  # mean, of its answers; 0 for the leader
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):
@@ -28,6 +58,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     draft_length: int  # most draft tokens to verify per step
     drafter: bool  # whether a drafter works on the request
     ngram: NgramOptions | None = None  # look drafts up, too
+    ensemble: Ensemble | None = None  # to be led
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -57,6 +88,10 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     chances: list[float] | None = None  # of each token, should those before it be the target's, to be so too
     distributions: list[Distribution | None] | None = None  # what each token was drawn from, for rejection sampling
 
+    def drawn_from(self) -> list[int]:
+        """All tokens of the distributions."""
+        return [token for one in self.distributions or () if one is not None for token in one.tokens]
+
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
     """Tokens that became part of the text: `tokens` from absolute position `base` on, in one target step."""
@@ -70,8 +105,49 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     draft_length: int  # how long a draft would pay in a next step; 0: none would, so the drafter may rest
     logprobs: list[TokenLogprobs] | None = None  # of the tokens, if asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt's from its second on, with the first tokens
+    members: list[MemberShare] | None = None  # of an ensemble
     rejected: bool = False  # whether the last token is not what was drafted in its place
     hit: bool = False  # if so, whether a draft for what follows it was there already
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """A member's replica is gone."""
+
+    request_id: int
+    replica: str
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Become a member of an ensemble: take up the text, and say Joined when it is in the cache."""
+
+    request_id: int
+    tokens: list[int]
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """The member is ready to be asked."""
+
+    request_id: int
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """What may follow the text, and each of K draft tokens after it? `text` is what is new of it, from `base` on."""
+
+    request_id: int
+    step: int  # to be repeated in the answer
+    base: int
+    text: list[int]
+    tokens: list[int]  # [K]
+    parents: list[int]  # [K] as in Offer
+    transport: LogitsTransport
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """A member's logits, [K + 1, V]."""
+
+    request_id: int
+    step: int
+    logits: PackedLogits
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -95,4 +171,4 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     drafting: bool = True  # of a target: whether drafts are wanted; not while plain decoding is faster
 
 
-Message = Admit | Cancel | Drafting | Offer | Commit | Failed | Alive | Report
+Message = Admit | Cancel | Drafting | Offer | Commit | Lost | Join | Joined | Ask | Answer | Failed | Alive | Report

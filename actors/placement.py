@@ -1,12 +1,13 @@
 """Which replica a request goes to. It knows replicas by name, model and load, and nothing of what they do."""
 
-from actors.link import ReplicaAddress
+from actors.addresses import ReplicaAddress
 from actors.messages import Report
 
 
 class _Replica:
-    def __init__(self, model: str, now_s: float) -> None:
-        self.model = model
+    def __init__(self, address: ReplicaAddress, now_s: float) -> None:
+        self.address = address
+        self.model = address.model
         self.request_ids: set[int] = set()
         self.missing: set[int] = set()  # of these, by the last report
         self.heard_at_s = now_s
@@ -36,7 +37,7 @@ class Placement:
         return [name for name, replica in self._replicas.items() if replica.request_ids]
 
     def add(self, address: ReplicaAddress, now_s: float) -> None:
-        self._replicas[address.name] = _Replica(address.model, now_s)
+        self._replicas[address.name] = _Replica(address, now_s)
 
     def remove(self, name: str) -> set[int]:
         """Forget a replica; returns the ids of the requests that were placed there."""
@@ -44,12 +45,16 @@ class Placement:
 
     def assign(self, model: str, request_id: int) -> str | None:
         """Place a request on the least loaded replica of the model; None if there is no replica."""
-        candidates = [name for name, replica in self._replicas.items() if replica.model == model]
-        if not candidates:
+        address = self.choose(model)
+        if address is None:
             return None
-        name = min(candidates, key=lambda candidate: self._replicas[candidate].load)
-        self._replicas[name].request_ids.add(request_id)
-        return name
+        self._replicas[address.name].request_ids.add(request_id)
+        return address.name
+
+    def choose(self, model: str) -> ReplicaAddress | None:
+        """The least loaded replica of the model; None if there is no replica."""
+        candidates = [replica for replica in self._replicas.values() if replica.model == model]
+        return min(candidates, key=lambda replica: replica.load).address if candidates else None
 
     def wants_drafts(self, name: str) -> bool:
         """Whether a target would use drafts, by its last report."""

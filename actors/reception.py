@@ -34,6 +34,10 @@ class Reception(Generic[R]):
         """Send a message at the end of this turn."""
         self._outbox.put(peer, message)
 
+    def flush(self) -> None:
+        """Send at once what was put."""
+        self._outbox.flush()
+
     def close_turn(self) -> None:
         """Send what was put; now and then, report, and forget the rows of coordinators that fell silent."""
         now_s = time.monotonic()

@@ -5,7 +5,7 @@ from typing import Literal
 
 from actors.compatibility import try_out
 from actors.drafter import Drafter
-from actors.link import Link
+from actors.link import ConnectingLink
 from actors.loading import ModelSpec, load_model, load_tokenizer
 from actors.loop import LoopThread, LoopTimes
 from actors.memory import column_bytes, fit_slots, room_for_slots, weights_on_devices
@@ -49,7 +49,7 @@ def load_runner(spec: ModelSpec) -> Runner:
 
 
 def make_loop(
-    role: Role, runner: Runner, link: Link, *, prefill_chunk: int, load_tokenizer: LoadTokenizer | None = None
+    role: Role, runner: Runner, link: ConnectingLink, *, prefill_chunk: int, load_tokenizer: LoadTokenizer | None = None
 ) -> Target | Drafter:
     """The loop of that role over a runner and a link. load_tokenizer: for structured answers."""
     loop = Target if role == "target" else Drafter

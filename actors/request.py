@@ -6,7 +6,8 @@ from dataclasses import astuple, dataclass, field
 from typing import Literal
 
 from actors.answer import Answer, Criterion
-from actors.messages import Admit, Commit
+from actors.messages import Admit, Commit, Ensemble, Member, MemberShare
+from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import ConsortError
 from decoding.logprobs import TokenLogprobs
 from decoding.ngram import NgramOptions
@@ -30,6 +31,8 @@ class Endpoint:
     draft_length: int  # γ, the most draft tokens that one target step verifies
     decode: Callable[[list[int]], str]  # the target tokenizer's, special tokens skipped
     ngram: NgramOptions | None = None  # look drafts up in the text; None: don't
+    members: Sequence[str] = ()  # models of an ensemble that the target leads
+    ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)  # how their distributions become one
     criteria: Sequence[Criterion] = ()
 
 
@@ -42,8 +45,14 @@ class Request:
     params: SamplingParams
     speculate: bool = True
     draft_length: int | None = None  # None: the endpoint's
+    ensemble: EnsembleOptions | None = None  # None: the endpoint's
     timeout_s: float | None = None  # from submission on; after that it fails
     request_id: int = field(default_factory=lambda: secrets.randbits(63))
+
+    @property
+    def ensemble_options(self) -> EnsembleOptions:
+        """How the members are blended, if there are any."""
+        return self.ensemble or self.endpoint.ensemble
 
     @property
     def most_drafted(self) -> int:
@@ -93,6 +102,7 @@ class Delta:
     logprobs: Sequence[TokenLogprobs] | None = None  # of each token, if asked for
     prompt_logprobs: Sequence[TokenLogprobs] | None = None  # of the prompt's from its second on, in the first delta
     finish: FinishReason | None = None
+    members: Sequence[MemberShare] | None = None  # of an ensemble: what each contributed so far
     stop_reason: str | int | None = None  # the stop string, stop token, or name of the rule that ended the answer
     error: ConsortError | None = None
 
@@ -107,6 +117,7 @@ class ActiveRequest:
         self.statistics = Statistics()
         self.target: str | None = None  # names of the replicas that work on it
         self.drafter: str | None = None
+        self.members: list[Member] = []
         self.targets_lost = self.drafters_lost = 0
         self.began_s = self.unplaced_since_s = now_s
         self._answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
@@ -127,7 +138,17 @@ class ActiveRequest:
             draft_length=request.most_drafted if self.drafter or request.endpoint.ngram else 0,
             drafter=self.drafter is not None,
             ngram=request.endpoint.ngram,
+            ensemble=self._ensemble(),
         )
+
+    def _ensemble(self) -> Ensemble | None:
+        if not self.request.endpoint.members:
+            return None
+        return Ensemble(self.request.endpoint.target, self.members, self.request.ensemble_options)
+
+    def has_member(self, replica: str) -> bool:
+        """Whether the replica is a member of the request's ensemble."""
+        return any(member.address is not None and member.address.name == replica for member in self.members)
 
     def is_late(self, now_s: float) -> bool:
         """Whether the request should have ended by now, with an error."""
@@ -162,6 +183,7 @@ class ActiveRequest:
             message.logprobs and message.logprobs[: piece.used],
             message.prompt_logprobs if len(self.tokens) - len(tokens) == len(self.request.prompt) else None,
             piece.finish,
+            message.members,
             piece.stop_reason,
         )
 

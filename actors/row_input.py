@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from decoding.drafts import Draft
+
 
 @dataclass(frozen=True, slots=True)
 class RowInput:
@@ -32,6 +34,17 @@ class RowInput:
         if self.paths is None:
             return range(self.start, self.end)
         return [self.trunk + len(path) - 1 for path in self.paths]
+
+
+def draft_input(slot: int, start: int, token: int, draft: Draft) -> RowInput:
+    """A text's last token, which goes to column `start`, and K draft tokens; K + 1 in all."""
+    tokens = [token, *draft.tokens]
+    if draft.is_chain:
+        return RowInput(slot, start, tokens)
+    paths = [[start]]
+    for place, parent in enumerate(draft.parents):
+        paths.append([*paths[parent + 1], start + 1 + place])
+    return RowInput(slot, start, tokens, trunk=start, paths=paths)
 
 
 def visible_columns(rows: Sequence[RowInput], width: int, length: int, window: int | None) -> Tensor:

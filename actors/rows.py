@@ -1,6 +1,6 @@
 """Rows: the requests that a model replica works on, each in a KV slot, and those that wait for one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
@@ -45,6 +45,10 @@ class Row:
         return self.cached
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs is not None
+
+    @property
     def may_share(self) -> bool:
         """Whether tokens that were computed for another request will do."""
         return True
@@ -69,8 +73,10 @@ R = TypeVar("R", bound=Row)
 class RowTable(Generic[R]):
     """Rows by key, in order of admission; those beyond the number of slots wait in line."""
 
-    def __init__(self, cache: SlotCache) -> None:
+    def __init__(self, cache: SlotCache, removed: Callable[[R], None] = lambda row: None) -> None:
+        """removed: is called with each row that is removed."""
         self._cache = cache
+        self._removed = removed
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
         self.drafting = True  # whether drafts for them are wanted
@@ -93,9 +99,12 @@ class RowTable(Generic[R]):
 
     def remove(self, key: RowKey) -> None:
         """Forget the row and free its slot; unknown keys are ignored."""
-        self._waiting.pop(key, None)
+        row = self._waiting.pop(key, None)
+        if row is not None:
+            self._removed(row)
         row = self._active.pop(key, None)
         if row is not None:
+            self._removed(row)
             self._cache.give_back(row.slot, row.tokens[: row.held])
             self._fill_slots()
 

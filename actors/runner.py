@@ -40,7 +40,7 @@ class Runner:
         self.cache = SlotCache(slots=slots, capacity=max_length + max_query)
         self._window: int | None = getattr(text_config, "sliding_window", None)
         self._graphs: Graphs | None = None
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and len({parameter.device for parameter in model.parameters()}) == 1:
             self.use_graphs()
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
@@ -113,9 +113,9 @@ class Runner:
         return mask.to(self.device)
 
     def _ends(self, rows: Sequence[RowInput]) -> Tensor:
-        """[B] int64, the index of each row's last token among all."""
+        """[B] int64 on the CPU, from where it fits to logits on any device: the index of each row's last token."""
         lengths = torch.tensor([len(row.tokens) for row in rows])
-        return (lengths.cumsum(0) - 1).to(self.device)
+        return lengths.cumsum(0) - 1
 
     def _index(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

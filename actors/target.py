@@ -1,7 +1,8 @@
 """The target loop: draft, verify, commit. It never waits for a draft longer than the draft is worth.
 
 It trusts no message: drafts are hints that its own samples confirm or not, and a request is just tokens to continue.
-It knows nothing of text, HTTP or which drafter made a draft.
+It knows nothing of text, HTTP or which drafter made a draft. As the leader of an ensemble it samples from the members'
+blend in place of its own distribution; as a member it answers what a leader asks, in the same batches.
 """
 
 import logging
@@ -12,10 +13,27 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from actors.draft_planner import DraftPlanner
-from actors.link import Link
+from actors.ensembles import Ensembles
+from actors.link import ConnectingLink
 from actors.loop import LoopTimes
-from actors.messages import Admit, Commit, Drafting, Failed, Message, Offer, Report
+from actors.member_row import MemberRow
+from actors.messages import (
+    Admit,
+    Answer,
+    Ask,
+    Commit,
+    Drafting,
+    Failed,
+    Join,
+    Joined,
+    Lost,
+    Message,
+    Offer,
+    Report,
+)
+from actors.packed_logits import pack
 from actors.reception import REPORT_PERIOD_S, Reception
+from actors.row_ensemble import blended
 from actors.row_input import RowInput
 from actors.rows import PREPARING_S, RowTable, choose_prefill, in_slot_order
 from actors.runner import Runner
@@ -27,6 +45,7 @@ from decoding.mask_threads import MaskThreads
 from decoding.ngram import NgramProposers
 from decoding.stopping import cut_at_stop
 
+_MEMBERS_S = 0.1  # how often to look for members that take too long
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +55,7 @@ class Target:
     def __init__(
         self,
         runner: Runner,
-        link: Link,
+        link: ConnectingLink,
         *,
         prefill_chunk: int = 256,
         adaptive: bool = True,
@@ -44,18 +63,19 @@ class Target:
     ) -> None:
         """
         prefill_chunk: prompt tokens processed between two steps of the running rows.
-        load_tokenizer: for structured answers.
         adaptive: verify as many draft tokens as pay; otherwise always as many as the request allows.
+        load_tokenizer: for structured answers.
         """
         self.times = LoopTimes()
         self._runner = runner
         self._prefill_chunk = min(prefill_chunk, runner.max_query)
-        self._rows: RowTable[TargetRow] = RowTable(runner.cache)
+        self._rows: RowTable[TargetRow | MemberRow] = RowTable(runner.cache, removed=self._leave)
         self._reception = Reception(link, self._rows, self.times)
         self._planner = DraftPlanner(runner, adaptive=adaptive)
         self._structures = Structures(load_tokenizer, runner.vocab_size)
         self._masks = MaskThreads()
         self._ngrams = NgramProposers()
+        self._ensembles = Ensembles(link, self._reception.put, runner.device)
         self._waited_before_s = 0.0  # for drafts, up to the step before
 
     def load(self) -> Report:
@@ -68,84 +88,120 @@ class Target:
         if len(self._rows):
             self._planner.rows_in_hand = len(self._rows)
             self._rows.drafting = self._planner.speculates()
-        for row, error in self._rows.make_ready():
-            self._fail(row, str(error))
-        prefilling = [row for row in self._rows if row.prefilling and row.ready]
+        self._look_after_rows()
+        prefilling = self._prefilling()
         if prefilling:
             self._prefill(choose_prefill(prefilling, self._prefill_chunk))
-        running = self._running()
-        if running and _wait_s(running) == 0:
-            self._step(running)
+        self._judge_rounds()
+        running, asked = self._running(), self._asked()
+        if _wait_s(running) > 0:
+            running = []
+        if running or asked:
+            self._step(running, asked)
         self._reception.close_turn()
 
-    def _step(self, rows: list[TargetRow]) -> None:
-        """One batched forward over every row's last token and its draft; each row commits one token or more."""
+    def _step(self, rows: list[TargetRow], asked: list[MemberRow]) -> None:
+        """One batched forward over every row's last token and its draft; each row commits one token or more.
+
+        But those that lead an ensemble commit when its members have answered, and those asked by a leader answer.
+        """
         began_s = time.perf_counter()
         drafts = self._planner.choose(rows, began_s)
         masks = self._masks.start([row.structure for row in rows], drafts)
-        inputs = [_verify_input(row, draft) for row, draft in zip(rows, drafts, strict=True)]
-        verdicts = judge(rows, drafts, self._runner.logits(inputs), masks())
+        self._ask(rows, drafts, began_s)
+        runs = [row.step_input(draft) for row, draft in zip(rows, drafts, strict=True)]
+        runs += [row.step_input() for row in asked]
+        logits = self._runner.logits(runs)  # [N, V]
+        parts = logits.split([len(run.tokens) for run in runs])
+        allowed = masks()
+        alone = [at for at, row in enumerate(rows) if row.ensemble is None]
+        if len(alone) < len(runs):
+            logits = torch.cat([parts[at] for at in alone]) if alone else logits[:0]
+        chosen = [rows[at] for at in alone], [drafts[at] for at in alone]
+        verdicts = judge(*chosen, logits, [allowed[at] for at in alone])
         now_s = time.perf_counter()
+        self._planner.note_step(sum(len(run.tokens) for run in runs), now_s - began_s)
         self.times.steps += 1
         self.times.step_s += now_s - began_s
-        self._planner.note_step(sum(len(run.tokens) for run in inputs), now_s - began_s)
+        self._answer(asked, parts[len(rows) :])
+        for row, mask, part in zip(rows, allowed, parts, strict=False):
+            if row.ensemble is not None:
+                row.ensemble.take_own(part, mask)
         self._receive(0.0)  # what was offered meanwhile is there for the verdict
+        self._follow(*chosen, verdicts, began_s)
+
+    def _judge_rounds(self) -> None:
+        """Follow the blends of ensembles whose members have all answered."""
+        rows = self._complete()
+        if not rows:
+            return
+        ensembles = [row.ensemble for row in rows if row.ensemble is not None]
+        rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]
+        drafts = [one.draft for one in rounds]
+        verdicts = judge(rows, drafts, blended(ensembles), [one.mask for one in rounds])
+        for ensemble, draft, verdict in zip(ensembles, drafts, verdicts, strict=True):
+            ensemble.close(verdict.places(), verdict.tokens(draft))
+        self._follow(rows, drafts, verdicts, min(one.asked_at_s for one in rounds))
+
+    def _follow(self, rows: list[TargetRow], drafts: list[Draft], verdicts: list[Verdict], began_s: float) -> None:
+        """Commit what the target chose: of each row's draft, then the first token of its own."""
+        if not rows:
+            return
         committed = 0
         for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
-            if self._rows.get(row.key) is row:
-                committed += self._follow(row, draft, verdict)
-        self._planner.note_round(rows, committed, now_s - began_s + self.times.waited_s - self._waited_before_s)
+            if self._rows.get(row.key) is row and not self._breaks_structure(row, verdict):
+                path = verdict.path
+                self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
+                self._runner.keep(row.slot, row.cached + 1, [row.cached + 1 + place for place in path])
+                self._commit(row, draft, verdict)
+                committed += len(path) + 1
+        waited_s = self.times.waited_s - self._waited_before_s
+        self._planner.note_round(rows, committed, time.perf_counter() - began_s + waited_s)
         self._waited_before_s = self.times.waited_s
         self._plan(rows)
 
-    def _follow(self, row: TargetRow, draft: Draft, verdict: Verdict) -> int:
-        """Commit what the target chose: of the draft, then the first token of its own. Returns how many tokens."""
-        path = verdict.path
-        if row.structure is not None:
-            error = row.structure.error_after(path[-1] if path else -1)
-            if error is not None:
-                self._fail(row, str(error))
-                return 0
-        self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
-        self._runner.keep(row.slot, row.cached + 1, [row.cached + 1 + place for place in path])
-        self._commit(row, draft, verdict)
-        return len(path) + 1
+    def _breaks_structure(self, row: TargetRow, verdict: Verdict) -> bool:
+        """Whether the row had to fail, because nothing could follow its text."""
+        error = row.structure and row.structure.error_after(verdict.path[-1] if verdict.path else -1)
+        if error:
+            self._fail(row, str(error))
+        return bool(error)
 
-    def _prefill(self, rows: list[TargetRow]) -> None:
+    def _prefill(self, rows: list[TargetRow | MemberRow]) -> None:
         """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token."""
         began_s = time.perf_counter()
         chunks = [row.next_input(self._prefill_chunk) for row in rows]
-        last = self._last_logits(rows, chunks)  # [B, V]
-        drafts = [Draft([], []) for _ in rows]
-        masks = self._masks.start([row.structure for row in rows], drafts)
-        verdicts = judge(rows, drafts, last, masks())
+        logits = self._last_logits(rows, chunks)  # [B, V]
+        for row, chunk in zip(rows, chunks, strict=True):
+            row.cached += len(chunk.tokens)
+        done = [(at, row) for at, row in enumerate(rows) if row.pending == 0 and isinstance(row, TargetRow)]
+        verdicts: list[Verdict] = []
+        none = [Draft([], []) for _ in done]
+        if done:
+            masks = self._masks.start([row.structure for _, row in done], none)
+            verdicts = judge([row for _, row in done], none, logits[[at for at, _ in done]], masks())
         self.times.prefill_s += time.perf_counter() - began_s
         self._receive(0.0)
-        for row, chunk, draft, verdict in zip(rows, chunks, drafts, verdicts, strict=True):
-            row.cached += len(chunk.tokens)
-            if row.pending == 0 and self._rows.get(row.key) is row:
-                row.cached -= 1  # as in a step, where the cache lacks the last token: _commit counts it
+        for (_, row), draft, verdict in zip(done, none, verdicts, strict=True):
+            row.cached -= 1  # as in a step, where the cache lacks the last token: _commit counts it
+            if self._rows.get(row.key) is row and not self._breaks_structure(row, verdict):
                 self._commit(row, draft, verdict)
-        self._plan([row for row in rows if not row.prefilling])
+        self._plan([row for row in rows if isinstance(row, TargetRow) and not row.prefilling])
 
-    def _last_logits(self, rows: list[TargetRow], chunks: list[RowInput]) -> Tensor:
+    def _last_logits(self, rows: list[TargetRow | MemberRow], chunks: list[RowInput]) -> Tensor:
         """The logits after each chunk, [B, V]; of rows that want the prompt's log-probabilities, those on the way."""
         if not any(row.wants_prompt_logprobs for row in rows):
             return self._runner.logits(chunks, last_only=True)
-        logits = self._runner.logits(chunks)  # [N, V]
-        start = 0
-        ends = []
-        for row, chunk in zip(rows, chunks, strict=True):
-            ends.append(start + len(chunk.tokens) - 1)
-            if row.wants_prompt_logprobs:
-                row.note_prompt(chunk, logits[start : ends[-1] + 1])
-            start = ends[-1] + 1
-        return logits[torch.tensor(ends, device=logits.device)]
+        parts = self._runner.logits(chunks).split([len(chunk.tokens) for chunk in chunks])
+        for row, chunk, logits in zip(rows, chunks, parts, strict=True):
+            if isinstance(row, TargetRow) and row.wants_prompt_logprobs:
+                row.note_prompt(chunk, logits)
+        return torch.stack([logits[-1] for logits in parts])
 
     def _commit(self, row: TargetRow, draft: Draft, verdict: Verdict) -> None:
         """Append a step's accepted tokens and the target's own last one, and tell the coordinator."""
         peer, request_id = row.key
-        tokens = [*(draft.tokens[place] for place in verdict.path), verdict.own]
+        tokens = verdict.tokens(draft)
         kept, finish = cut_at_stop(tokens, row.generated, row.params)
         commit = Commit(
             request_id=request_id,
@@ -158,6 +214,7 @@ class Target:
             draft_length=row.useful_draft_length if self._rows.drafting else 0,
             logprobs=verdict.logprobs and verdict.logprobs[: len(kept)],
             prompt_logprobs=row.prompt_logprobs if row.generated == 0 and row.wants_prompt_logprobs else None,
+            members=row.ensemble.shares() if row.ensemble else None,
         )
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
@@ -169,12 +226,53 @@ class Target:
         elif self._rows.drafting:
             row.propose()
 
+    def _ask(self, rows: list[TargetRow], drafts: list[Draft], now_s: float) -> None:
+        """Let the members of ensembles begin with what the leader begins with."""
+        leading = [(row, row.ensemble, draft) for row, draft in zip(rows, drafts, strict=True) if row.ensemble]
+        for row, ensemble, draft in leading:
+            ensemble.begin(draft, now_s)
+            self._ensembles.ask(row, ensemble)
+        if leading:
+            self._reception.flush()
+
+    def _answer(self, asked: list[MemberRow], parts: tuple[Tensor, ...]) -> None:
+        """Tell leaders what they asked. parts: [K + 1, V] of each row."""
+        for row, logits in zip(asked, parts, strict=True):
+            ask = row.answered()
+            self._reception.put(row.key[0], Answer(row.key[1], ask.step, pack(logits, ask.transport)))
+
+    def _look_after_rows(self) -> None:
+        """Begin what can begin, end what can't go on."""
+        for row, error in self._rows.make_ready():
+            self._fail(row, str(error))
+        for leading, reason in self._ensembles.give_up_late(time.perf_counter()):
+            self._fail(leading, reason)
+        for row in self._rows:
+            if isinstance(row, MemberRow) and not row.joined and row.ready and not row.prefilling:
+                row.joined = True
+                self._reception.put(row.key[0], Joined(row.key[1]))
+
     def _plan(self, committed: list[TargetRow]) -> None:
         """Decide what the rows that just committed wait for."""
         self._planner.plan(self._running(), {row.key for row in committed}, time.perf_counter())
 
+    def _own_rows(self) -> list[TargetRow]:
+        return [row for row in self._rows if isinstance(row, TargetRow)]
+
+    def _prefilling(self) -> list[TargetRow | MemberRow]:
+        return [row for row in self._rows if row.prefilling and row.ready]
+
     def _running(self) -> list[TargetRow]:
-        return in_slot_order(row for row in self._rows if row.ready and not row.prefilling)
+        return in_slot_order(row for row in self._own_rows() if row.can_step)
+
+    def _complete(self) -> list[TargetRow]:
+        """The leaders whose members have all answered."""
+        return [row for row in self._own_rows() if row.ensemble is not None and row.ensemble.complete]
+
+    def _asked(self) -> list[MemberRow]:
+        """The rows whose leaders wait for an answer that one step gives."""
+        rows = [row for row in self._rows if isinstance(row, MemberRow)]
+        return in_slot_order(row for row in rows if row.ask is not None and row.ready and not row.prefilling)
 
     def _receive(self, timeout_s: float) -> None:
         for peer, message in self._reception.receive(timeout_s):
@@ -182,18 +280,24 @@ class Target:
 
     def _timeout_s(self) -> float:
         """How long to wait for messages: not at all while there is something to compute."""
-        if any(row.prefilling and row.ready for row in self._rows):
+        if not len(self._rows):
+            return REPORT_PERIOD_S
+        if (
+            self._prefilling()
+            or self._asked()
+            or any(row.ensemble and row.ensemble.complete for row in self._own_rows())
+        ):
             return 0.0
         running = self._running()
         if running:
             return _wait_s(running)
-        return PREPARING_S if len(self._rows) else REPORT_PERIOD_S
+        return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
             case Offer(request_id, _, tokens):
                 row = self._rows.get((peer, request_id))
-                if row is not None and self._runner.knows(tokens):
+                if isinstance(row, TargetRow) and self._runner.knows([*tokens, *message.drawn_from()]):
                     fits = row.offer(message)
                     if fits or row.params.rejects:  # what is drawn by chance never fits when it is late
                         self._planner.note_offer(row, time.perf_counter())
@@ -201,14 +305,33 @@ class Target:
                 self._admit(peer, message)
             case Drafting(request_id, attached):
                 row = self._rows.get((peer, request_id))
-                if row is not None:
+                if isinstance(row, TargetRow):
                     row.drafter = row.expects_drafts = attached
+            case Join():
+                self._join(peer, message)
+            case Ask(request_id):
+                row = self._rows.get((peer, request_id))
+                error = row.follow(message) if isinstance(row, MemberRow) else "the request is not here"
+                if error is not None:
+                    self._rows.remove((peer, request_id))
+                    self._reception.put(peer, Failed(request_id, error))
+            case Joined() | Answer() | Lost() | Failed():
+                failed = self._ensembles.take(peer, message, time.perf_counter())
+                if failed is not None:
+                    self._fail(*failed)
+            case Report():
+                pass  # of a member
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 
-    def _fail(self, row: TargetRow, error: str) -> None:
+    def _fail(self, row: TargetRow | MemberRow, error: str) -> None:
         self._rows.remove(row.key)
         self._reception.put(row.key[0], Failed(row.key[1], error))
+
+    def _leave(self, row: TargetRow | MemberRow) -> None:
+        """What else goes with a row that is removed."""
+        if isinstance(row, TargetRow) and row.ensemble is not None:
+            self._ensembles.leave(row)
 
     def _admit(self, peer: str, message: Admit) -> None:
         needed = message.prompt_length + message.params.max_tokens
@@ -218,26 +341,29 @@ class Target:
             error = f"the prompt is empty, or has tokens outside the target's vocabulary of {self._runner.vocab_size}"
         else:
             options = message.ngram
-            proposer = None if options is None else self._ngrams.make(options, message.draft_length)
+            proposer = (
+                None
+                if options is None
+                else self._ngrams.make(options, message.draft_length, rejects=message.params.rejects)
+            )
             row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
             self._structures.begin(row)
+            if message.ensemble is not None:
+                self._ensembles.begin(row, message.ensemble, time.perf_counter())
             self._rows.add(row)
             return
         self._reception.put(peer, Failed(message.request_id, error))
+
+    def _join(self, peer: str, message: Join) -> None:
+        if self._runner.knows(message.tokens):
+            self._rows.add(MemberRow(peer, message, self._runner))
+        else:
+            self._reception.put(
+                peer, Failed(message.request_id, "a member has no room for the text, or not its tokens")
+            )
 
 
 def _wait_s(rows: list[TargetRow]) -> float:
     """How much longer the rows are worth waiting for, in seconds; 0: take the step."""
     now_s = time.perf_counter()
-    return max(row.wait_s(now_s) for row in rows)
-
-
-def _verify_input(row: TargetRow, draft: Draft) -> RowInput:
-    """The row's last token and its draft; K + 1 tokens, of which the cache holds none yet."""
-    tokens = [row.tokens[-1], *draft.tokens]
-    if draft.is_chain:
-        return RowInput(row.slot, row.cached, tokens)
-    paths = [[row.cached]]
-    for place, parent in enumerate(draft.parents):
-        paths.append([*paths[parent + 1], row.cached + 1 + place])
-    return RowInput(row.slot, row.cached, tokens, trunk=row.cached, paths=paths)
+    return max((row.wait_s(now_s) for row in rows), default=0.0)

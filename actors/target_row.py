@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from actors.messages import Admit, Offer
-from actors.row_input import RowInput
+from actors.row_ensemble import RowEnsemble
+from actors.row_input import RowInput, draft_input
 from actors.rows import Row
 from decoding.draft_length import AcceptanceEstimate
 from decoding.drafts import Draft, DraftTrie
@@ -23,6 +24,7 @@ class TargetRow(Row):
         self.trie.usual_chance = self.acceptance.value
         self.history = History(self.params, self.tokens, self.prompt_length)
         self.proposer = proposer
+        self.ensemble: RowEnsemble | None = None  # that it leads
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if asked for
         self.drafter = admit.drafter  # whether one works on the request
         self.expects_drafts = self.drafter and self.draft_length > 0
@@ -37,12 +39,23 @@ class TargetRow(Row):
         return self.pending > 1
 
     @property
-    def may_share(self) -> bool:
-        return not self.wants_prompt_logprobs
+    def can_step(self) -> bool:
+        """Whether its next step may begin."""
+        if self.ensemble is not None and (self.ensemble.round is not None or not self.ensemble.joined):
+            return False
+        return self.ready and not self.prefilling
+
+    def step_input(self, draft: Draft) -> RowInput:
+        """The text's last token and a draft of what follows it."""
+        return draft_input(self.slot, self.cached, self.tokens[-1], draft)
+
+    def next_input(self, limit: int) -> RowInput:
+        """The leader of an ensemble runs the last token when the others do."""
+        return super().next_input(min(limit, self.pending - 1) if self.ensemble else limit)
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        return self.params.prompt_logprobs is not None
+    def may_share(self) -> bool:
+        return not self.wants_prompt_logprobs
 
     @property
     def speculates(self) -> bool:
@@ -69,7 +82,7 @@ class TargetRow(Row):
         return draft if self.structure is None or self.params.rejects else self.structure.prune(draft)
 
     def offer(self, offer: Offer) -> bool:
-        """Take in a draft; True if any of it fits."""
+        """Take in a draft, which has the target's tokens only; True if any of it fits."""
         return self.trie.offer(offer.base, offer.tokens, offer.parents, offer.chances, offer.distributions)
 
     def propose(self) -> None:

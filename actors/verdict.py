@@ -27,6 +27,14 @@ class Verdict(NamedTuple):
     rejected: bool  # whether the own token is not what was drafted in its place
     logprobs: list[TokenLogprobs] | None = None  # of all these tokens, if asked for
 
+    def places(self) -> list[int]:
+        """After which of the K + 1 positions each committed token stands: 0 is the text's end."""
+        return [0, *(place + 1 for place in self.path)]
+
+    def tokens(self, draft: Draft) -> list[int]:
+        """What is committed."""
+        return [*(draft.tokens[place] for place in self.path), self.own]
+
 
 def judge(
     rows: Sequence[TargetRow], drafts: Sequence[Draft], logits: Tensor, masks: Sequence[Tensor | None]
@@ -99,10 +107,9 @@ def _with_logprobs(
     counts: list[int] = []
     for row, draft, verdict, start in zip(rows, drafts, verdicts, starts[:-1], strict=True):
         if row.params.logprobs is not None:
-            committed = [*(draft.tokens[place] for place in verdict.path), verdict.own]
-            places += [start, *(start + 1 + place for place in verdict.path)]
-            tokens += committed
-            counts += [row.params.logprobs] * len(committed)
+            places += [start + place for place in verdict.places()]
+            tokens += verdict.tokens(draft)
+            counts += [row.params.logprobs] * (len(verdict.path) + 1)
     if not places:
         return verdicts
     found = iter(token_logprobs(logits[torch.tensor(places, device=logits.device)], tokens, counts))

@@ -1,7 +1,7 @@
 """Links between processes and hosts: ZeroMQ over TCP, CURVE-encrypted, msgspec-encoded; never pickle.
 
-Each replica binds one ROUTER; each coordinator connects one DEALER per replica. A replica makes its CURVE key pair at
-start; its public key, handed out over Ray's control plane, is what lets a coordinator in.
+Each replica binds one ROUTER; each coordinator, and each leader of an ensemble, connects one DEALER per replica. A
+replica makes its CURVE key pair at start; its public key, handed out over Ray's control plane, is what lets peers in.
 """
 
 import logging
@@ -14,7 +14,8 @@ from contextlib import suppress
 import msgspec
 import zmq
 
-from actors.link import MAX_RECEIVED, Envelope, ReplicaAddress
+from actors.addresses import ReplicaAddress
+from actors.link import MAX_RECEIVED, Envelope
 from actors.messages import Message
 
 _QUEUED_BATCHES = 100_000  # per peer; a peer that lags further behind loses messages
@@ -61,51 +62,8 @@ class _Wakeup:
         self.receiver.close(0)
 
 
-class ReplicaZmqLink:
-    """A replica's end: listens on `host` at a free port; peers are the coordinators that wrote to it."""
-
-    def __init__(self, name: str, model: str, host: str) -> None:
-        self.name = name
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        public_key, secret_key = zmq.curve_keypair()
-        self._socket = context.socket(zmq.ROUTER)
-        self._socket.curve_server = True
-        self._socket.curve_secretkey = secret_key
-        self._socket.set_hwm(_QUEUED_BATCHES)
-        self._socket.router_handover = True
-        port = self._socket.bind_to_random_port(f"tcp://{host}")
-        self.address = ReplicaAddress(name, model, f"tcp://{host}:{port}", public_key)
-        self._wakeup = _Wakeup(context)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wakeup.receiver, zmq.POLLIN)
-
-    def send(self, peer: str, messages: Sequence[Message]) -> None:
-        try:
-            self._socket.send_multipart([peer.encode(), _encoder.encode(messages)], zmq.NOBLOCK)
-        except zmq.Again:
-            return  # the peer stopped reading long ago; it will be re-admitted elsewhere
-
-    def receive(self, timeout_s: float) -> list[Envelope]:
-        self._poller.poll(math.ceil(timeout_s * 1e3))
-        self._wakeup.clear()
-        envelopes: list[Envelope] = []
-        for _ in range(MAX_RECEIVED):
-            if not self._socket.poll(0):
-                break
-            envelopes += _decode(self._socket.recv_multipart())
-        return envelopes
-
-    def wake(self) -> None:
-        self._wakeup.set()
-
-    def close(self) -> None:
-        self._socket.close(0)
-        self._wakeup.close()
-
-
-class CoordinatorZmqLink:
-    """A coordinator's end: one connection per replica, opened and closed as replicas come and go."""
+class ConnectingZmqLink:
+    """One connection per replica, opened and closed as replicas come and go: a coordinator's end."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -145,7 +103,7 @@ class CoordinatorZmqLink:
         self._poller.poll(math.ceil(timeout_s * 1e3))
         self._wakeup.clear()
         envelopes: list[Envelope] = []
-        for peer, socket in self._sockets.items():
+        for peer, socket in list(self._sockets.items()):
             for _ in range(MAX_RECEIVED):
                 if not socket.poll(0):
                     break
@@ -159,3 +117,38 @@ class CoordinatorZmqLink:
         for peer in list(self._sockets):
             self.disconnect(peer)
         self._wakeup.close()
+
+
+class ReplicaZmqLink(ConnectingZmqLink):
+    """A replica's end: it listens, too, on `host` at a free port; peers are those that wrote to it."""
+
+    def __init__(self, name: str, model: str, host: str) -> None:
+        super().__init__(name)
+        public_key, secret_key = zmq.curve_keypair()
+        self._listener = self._context.socket(zmq.ROUTER)
+        self._listener.curve_server = True
+        self._listener.curve_secretkey = secret_key
+        self._listener.set_hwm(_QUEUED_BATCHES)
+        self._listener.router_handover = True
+        port = self._listener.bind_to_random_port(f"tcp://{host}")
+        self.address = ReplicaAddress(name, model, f"tcp://{host}:{port}", public_key)
+        self._poller.register(self._listener, zmq.POLLIN)
+
+    def send(self, peer: str, messages: Sequence[Message]) -> None:
+        if peer in self._sockets:
+            super().send(peer, messages)
+            return
+        with suppress(zmq.Again):  # the peer stopped reading long ago; it will be re-admitted elsewhere
+            self._listener.send_multipart([peer.encode(), _encoder.encode(messages)], zmq.NOBLOCK)
+
+    def receive(self, timeout_s: float) -> list[Envelope]:
+        envelopes = super().receive(timeout_s)
+        for _ in range(MAX_RECEIVED):
+            if not self._listener.poll(0):
+                break
+            envelopes += _decode(self._listener.recv_multipart())
+        return envelopes
+
+    def close(self) -> None:
+        super().close()
+        self._listener.close(0)

@@ -6,8 +6,9 @@ Unlike actors/engine.py it needs no ZeroMQ, can fix γ, and runs several loops o
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
-from actors.link import LocalExchange, ReplicaAddress
+from actors.link import LocalExchange
 from actors.loop import LoopThread
 from actors.request import Endpoint
 from actors.runner import Runner

@@ -9,8 +9,8 @@ from operator import attrgetter
 
 from transformers.utils import logging
 
+from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
-from actors.link import ReplicaAddress
 from actors.loading import ModelSpec
 from actors.loop import LoopThread
 from actors.replica import load_runner

@@ -12,7 +12,7 @@ from types import TracebackType
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from actors.link import ReplicaAddress
+from actors.addresses import ReplicaAddress
 from deployments.cluster import serving
 from deployments.config import ServerConfig, parse_config
 

@@ -42,6 +42,7 @@ class Grammar:
         """
         self.structure = structure
         self.tokenizer = tokenizer
+        self.worn = False  # a matcher has failed, and with it perhaps what they share: compile it again
         notation = _notation(structure)
         self._matcher = _on_deep_stack(lambda: LLMatcher(tokenizer, notation, log_level=0, limits=_LIMITS))
         if not self._matcher.is_error():
@@ -78,7 +79,7 @@ class GrammarCompiler:
         """Compile unless that has been done. The future raises what `Grammar` does; never cancel it: it is shared."""
         with self._lock:
             future = self._grammars.get(structure)
-            if future is None or (future.done() and future.exception() is not None):
+            if future is None or (future.done() and (future.exception() is not None or future.result().worn)):
                 future = self._grammars[structure] = self._pool.submit(Grammar, structure, self._tokenizer)
             self._grammars.move_to_end(structure)
             if len(self._grammars) > self._capacity:

@@ -12,7 +12,8 @@ from decoding.structure import StructureState
 class MaskThreads:
     """Compute the masks of a step while the model runs."""
 
-    def __init__(self, threads: int = 2) -> None:
+    def __init__(self, threads: int = 1) -> None:
+        """threads: one is the quickest for masks that take microseconds; the GIL changes hands between them."""
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="masks")
 

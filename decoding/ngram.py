@@ -134,13 +134,16 @@ class NgramProposers:
         self._calibration = MatchCalibration()
         self._store = NgramStore()
 
-    def make(self, options: NgramOptions, draft_length: int) -> "NgramProposer":
-        """One request's."""
+    def make(self, options: NgramOptions, draft_length: int, *, rejects: bool = False) -> "NgramProposer":
+        """One request's.
+
+        rejects: drafts are verified by rejection sampling, so what answers to the same seed were must not come in.
+        """
         return NgramProposer(
             options.longest,
             draft_length=draft_length,
             calibration=self._calibration,
-            store=self._store if options.shared else None,
+            store=self._store if options.shared and not rejects else None,
         )
 
 

@@ -243,6 +243,7 @@ def _gather(probs: Tensor, trees: Sequence[_Tree], starts: Sequence[int]) -> Non
     index = torch.tensor(rows, dtype=torch.int64).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
     tokens = torch.tensor([token for place in places for token in place.tokens], dtype=torch.int64)
     found = probs[index.to(probs.device), tokens.to(probs.device)].cpu().double()
+    found.nan_to_num_(0.0)  # where a grammar allows nothing, behind a token that it forbids
     for place, target_probs in zip(places, found.split(counts), strict=True):
         place.target_probs = target_probs
     firsts = torch.tensor([0, *accumulate(counts)], dtype=torch.int64)[:-1]

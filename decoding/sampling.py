@@ -30,9 +30,10 @@ class _Needs:
 
     def add(self, start: int, history: History, positions: Sequence[Position]) -> None:
         """Positions of one request, the first at place `start`."""
-        params = history.params
+        params, are_shaped = history.params, shaped(history, positions)
+        if params.greedy and not any(are_shaped):
+            return
         sampled_before = len(self.sampled)
-        are_shaped = shaped(history, positions)
         for place, (position, is_shaped) in enumerate(zip(positions, are_shaped, strict=True), start):
             if is_shaped:
                 self.shaped.append(len(self.active))

@@ -156,7 +156,7 @@ class StructureState:
         if self._matcher.is_error():
             self._renew()
         elif consumed < len(text):
-            self._left = structure_error(self._grammar.structure, f"the answer left it at one of the tokens {text[consumed:]}")
+            self._left = structure_error(self._grammar.structure, f"the answer left it with {text[consumed:]}")
 
     def _text(self, start: int) -> list[int]:
         """The text from an absolute position on, without end tokens, which matchers need not see."""
@@ -185,6 +185,7 @@ class StructureState:
         """Go on where this matcher is, with one that shares nothing with those of other requests."""
         if self._renewals < _RENEWALS:
             self._renewals += 1
+            self._grammar.worn = True
             self._grammar = Grammar(self._grammar.structure, self._grammar.tokenizer)
             self._matcher = self._grammar.matcher()
             self._matcher.try_consume_tokens([*self._text(self._prompt_length), *self._path])

@@ -26,7 +26,7 @@ from deployments.config import ModelConfig, ServerConfig, load_config, parse_con
 from deployments.strict import StrictModel
 
 if TYPE_CHECKING:
-    from actors.link import ReplicaAddress
+    from actors.addresses import ReplicaAddress
     from actors.messages import Report
     from actors.replica import Role
 
@@ -76,17 +76,18 @@ class CoordinatorIngress:
         """handles: of every model's deployment, by model."""
         from actors.coordinator import Coordinator
         from actors.loop import LoopThread
-        from actors.zmq_link import CoordinatorZmqLink
+        from actors.zmq_link import ConnectingZmqLink
+        from deployments.admission import limits_of
         from deployments.discovery import Discovery
         from deployments.endpoints import load_endpoints
         from deployments.service import Service
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        limit = config.http.max_requests
         endpoints = load_endpoints(config)
-        link = CoordinatorZmqLink(f"coordinator-{secrets.token_hex(4)}")
-        coordinator = Coordinator(link, max_requests=limit)
-        self._service = Service(endpoints, coordinator, max_requests=limit)
+        link = ConnectingZmqLink(f"coordinator-{secrets.token_hex(4)}")
+        coordinator = Coordinator(link, max_requests=config.http.max_requests)
+        self._http = config.http
+        self._service = Service(endpoints, coordinator, limits=limits_of(config))
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
         ask = {model: partial(_addresses, handle) for model, handle in handles.items()}
@@ -95,7 +96,7 @@ class CoordinatorIngress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.routes import make_api
 
-        return make_api(self._service)
+        return make_api(self._service, keys=self._http.key_ring(), max_body_bytes=self._http.max_body_bytes)
 
     def check_health(self) -> None:
         """Serve's health check; raises if the coordinator's loop or the discovery of replicas has ended."""
@@ -174,7 +175,7 @@ def _runtime_env(threads: int | None) -> dict[str, Any]:
 
 async def _addresses(handle: DeploymentHandle[ModelReplica]) -> list["ReplicaAddress"]:
     """What the replicas that are up answer; raises as `deployments.discovery.Ask` says."""
-    from actors.link import ReplicaAddress
+    from actors.addresses import ReplicaAddress
 
     try:
         answers = await handle.broadcast("address").results_async(timeout_s=_ASK_TIMEOUT_S, return_exceptions=True)

@@ -1,13 +1,16 @@
 """The configuration of a server: models, endpoints and HTTP, from YAML. Knows nothing of Ray or of loaded models."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic import Field, SecretStr, TypeAdapter, ValidationError, WrapValidator
 
 from decoding.errors import ConfigError
 from decoding.params import Verification
+from deployments.key_config import ENVIRONMENT_KEY, ApiKeyConfig
+from deployments.keys import KeyRing
 from deployments.sampling_fields import SamplingFields
 from deployments.strict import StrictModel, nearest, problem_of
 
@@ -138,8 +141,23 @@ class HttpConfig(StrictModel):
     host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address to listen on.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="Port to listen on.")
     max_requests: Count = Field(
-        256, description="Prompts in progress or waiting at once; requests beyond are refused with 429."
+        256, description="Requests in progress or waiting at once; those beyond are refused with 429."
     )
+    max_tokens: Count | None = Field(
+        None, description="Tokens of their prompts and answers together, as far as they may get; null: any."
+    )
+    max_body_bytes: Count = Field(16 * 2**20, description="The largest body of a request; larger ones get 413.")
+    api_keys: dict[Name, ApiKeyConfig] = Field(
+        default_factory=dict, description="Who may ask, by a name for logs and metrics; without keys, anybody."
+    )
+
+    def add_key(self, name: str, secret: str) -> None:
+        """One more key, without limits of its own."""
+        self.api_keys[name] = ApiKeyConfig(key=SecretStr(secret))
+
+    def key_ring(self) -> KeyRing:
+        """Who may ask. The secrets must have been read."""
+        return KeyRing(key.api_key(name) for name, key in self.api_keys.items())
 
     @property
     def url(self) -> str:
@@ -163,7 +181,7 @@ class ServerConfig(StrictModel):
 
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:
-    """The configuration in a parsed YAML document. folder: what relative model paths are relative to.
+    """The configuration in a parsed YAML document. folder: what relative paths are relative to.
 
     Raises:
         ConfigError: a key is unknown, a value is wrong, or the parts don't fit together; names the key.
@@ -175,6 +193,7 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
         raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
     _check_roles(config)
     _check_devices(config)
+    _read_keys(config.http, folder)
     for name, model in config.models.items():
         model.path = _anchor(model.path, folder)
         if model.path.startswith((".", "/", "~")) and not Path(locate(model.path)).is_dir():
@@ -213,6 +232,14 @@ def _anchor(path: str, folder: Path) -> str:
             absolute = found.resolve()
             return str(absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute)
     return path
+
+
+def _read_keys(http: HttpConfig, folder: Path) -> None:
+    """Get the secrets of all keys, and the key that the environment adds."""
+    for name, key in http.api_keys.items():
+        key.read(name, folder)
+    if secret := os.environ.get(ENVIRONMENT_KEY):
+        http.add_key("environment", secret)
 
 
 def _check_devices(config: ServerConfig) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from actors.link import ReplicaAddress
+from actors.addresses import ReplicaAddress
 from decoding.errors import UnavailableError
 
 Ask = Callable[[], Awaitable[Sequence[ReplicaAddress]]]

@@ -89,7 +89,7 @@ class ServedEndpoint:
             params,
             speculate=body.speculate is not False,
             draft_length=body.draft_length,
-            timeout_s=self.config.timeout_s,
+            timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
         )
 
     def _max_tokens(self, prompt: list[int], body: GenerationRequest) -> int:

@@ -72,6 +72,11 @@ def body_of(error: Exception) -> ErrorBody:
             return _body("Internal error; the server's log has more.", "server_error", code="internal_error")
 
 
+def error_response(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """A refusal that has nothing to do with the content of the request."""
+    return JSONResponse(_body(message, "invalid_request_error", code=code).model_dump(), status, headers)
+
+
 def install_error_handlers(api: FastAPI) -> None:
     """Give every error of the application the shape above."""
     api.add_exception_handler(ConsortError, _on_error)

@@ -5,12 +5,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from actors.request import Request
+from actors import request as actors_request
 from decoding.errors import ConsortError
 from deployments.errors import ErrorBody, install_error_handlers
+from deployments.gate import Gate
+from deployments.keys import KeyRing
 from deployments.responses_request import ResponsesRequest
 from deployments.responses_writer import ResponsesWriter
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -21,8 +23,11 @@ from deployments.vocabulary import Vocabulary
 from deployments.writer import Writer
 from deployments.writers import ChatWriter, CompletionWriter
 
+MAX_BODY_BYTES = 16 * 2**20
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 404, 408, 413, 429, 503)}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 503)
+}
 _logger = logging.getLogger(__name__)
 
 
@@ -30,29 +35,32 @@ _Body = TypeVar("_Body", bound=GenerationRequest, contravariant=True)
 
 
 class _MakeWriter(Protocol[_Body]):
-    def __call__(self, body: _Body, requests: list[Request], vocabulary: Vocabulary, *, seed: int) -> Writer: ...
+    def __call__(
+        self, body: _Body, requests: list[actors_request.Request], vocabulary: Vocabulary, *, seed: int
+    ) -> Writer: ...
 
 
-def make_api(service: Service) -> FastAPI:
-    """The application."""
+def make_api(service: Service, *, keys: KeyRing | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+    """The application. keys: None: anybody may ask."""
     api = FastAPI(title="Consort", description="Language models that play together.")
+    api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes)
     install_error_handlers(api)
     add_status_routes(api, service)
 
     @api.post("/v1/completions", responses=_ERRORS)
-    async def completions(body: CompletionRequest) -> Response:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text."""
-        return await _answer(service, body, CompletionWriter)
+        return await _answer(service, request, body, CompletionWriter)
 
     @api.post("/v1/chat/completions", responses=_ERRORS)
-    async def chat_completions(body: ChatRequest) -> Response:
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer in a conversation."""
-        return await _answer(service, body, ChatWriter)
+        return await _answer(service, request, body, ChatWriter)
 
     @api.post("/v1/responses", responses=_ERRORS)
-    async def responses(body: ResponsesRequest) -> Response:
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer in a conversation, by OpenAI's newer API."""
-        return await _answer(service, body, ResponsesWriter)
+        return await _answer(service, request, body, ResponsesWriter)
 
     @api.post("/tokenize", responses=_ERRORS)
     async def tokenize(body: TokenizeRequest) -> Tokenization:
@@ -67,12 +75,12 @@ def make_api(service: Service) -> FastAPI:
     return api
 
 
-async def _answer(service: Service, body: _Body, make_writer: _MakeWriter[_Body]) -> Response:
+async def _answer(service: Service, request: Request, body: _Body, make_writer: _MakeWriter[_Body]) -> Response:
     """The whole answer, or a stream once its first delta is there: until then errors still have their status."""
     seed = body.seed_or_new()
     requests = await service.prepare(body, seed=seed)
     writer = make_writer(body, requests, service.endpoint(body.model).vocabulary, seed=seed)
-    batches = service.run(requests)
+    batches = service.run(requests, key=request.state.key, priority=body.priority or 0)
     if not body.stream:
         async with aclosing(batches):
             async for batch in batches:

@@ -61,6 +61,12 @@ class GenerationRequest(SamplingFields, CompatibilityFields):
     verification: Verification | None = Field(
         None, description="How drafts are verified, `coupled` or `rejection`, instead of as the endpoint does it."
     )
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
+        None, description="Among waiting requests of the same API key, lower ones begin first; 0 by default."
+    )
+    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds after which the request fails with 408, instead of the endpoint's."
+    )
     return_token_details: bool | None = Field(
         None, description="Every choice has `token_details`: each token's id, text and where it came from."
     )

@@ -1,14 +1,17 @@
 """Between HTTP and the coordinator: prepares requests off the event loop, hands out deltas as they are committed."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from actors.coordinator import Coordinator
 from actors.request import Delta, Request
 from decoding.errors import InvalidRequestError, UnknownModelError
+from deployments.admission import Admission, Limits
 from deployments.endpoints import ServedEndpoint
+from deployments.keys import ANYBODY, ApiKey
+from deployments.metrics import Metrics
 from deployments.schema import GenerationRequest
 from deployments.strict import nearest
 from deployments.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
@@ -19,11 +22,19 @@ DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
 class Service:
     """What the HTTP routes call. One event loop uses it."""
 
-    def __init__(self, endpoints: Mapping[str, ServedEndpoint], coordinator: Coordinator, *, max_requests: int) -> None:
-        """max_requests: the most prompts that one HTTP request may bring."""
+    def __init__(
+        self,
+        endpoints: Mapping[str, ServedEndpoint],
+        coordinator: Coordinator,
+        *,
+        limits: Limits | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self.endpoints = endpoints
+        self.metrics = metrics or Metrics()
         self._coordinator = coordinator
-        self._max_requests = max_requests
+        self._limits = limits or Limits()
+        self.admission = Admission(coordinator, self._limits, self.metrics.began)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
     def ready_models(self) -> set[str]:
@@ -45,9 +56,9 @@ class Service:
         """
         endpoint = self.endpoint(body.model)
         count = body.prompt_count * body.choices
-        if count > self._max_requests:
+        if count > self._limits.max_requests:
             field, what = ("prompt", "prompts") if body.choices == 1 else ("n", "answers")
-            reason = f"{field}: {count} {what} are too many; at most {self._max_requests} are taken at once."
+            reason = f"{field}: {count} {what} are too many; at most {self._limits.max_requests} are taken at once."
             raise InvalidRequestError(reason, field=field)
         prepare = partial(endpoint.prepare, body, seed=seed)
         requests = await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
@@ -70,7 +81,9 @@ class Service:
         served.encoder.check_tokens([("tokens", token) for token in body.tokens])
         return Detokenization(prompt=served.vocabulary.spell(body.tokens))
 
-    async def run(self, requests: Sequence[Request]) -> AsyncGenerator[DeltaBatch, None]:
+    async def run(
+        self, requests: Sequence[Request], *, key: ApiKey = ANYBODY, priority: int = 0
+    ) -> AsyncGenerator[DeltaBatch, None]:
         """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.
 
         Raises:
@@ -79,7 +92,8 @@ class Service:
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         running = dict(enumerate(requests))
         try:
-            self._submit(requests, deltas)
+            for index, request in enumerate(requests):
+                self.admission.submit(request, self._sink(index, request, deltas), key=key, priority=priority)
             while running:
                 batch = [await deltas.get()]
                 while not deltas.empty():
@@ -92,13 +106,20 @@ class Service:
                 yield batch
         finally:
             for request in running.values():
-                self._coordinator.cancel(request.request_id)
+                self.admission.cancel(request.request_id)
+                self.metrics.cancelled(request)
 
-    def _submit(self, requests: Sequence[Request], deltas: asyncio.Queue[tuple[int, Delta]]) -> None:
+    def _sink(self, index: int, request: Request, deltas: asyncio.Queue[tuple[int, Delta]]) -> Callable[[Delta], None]:
+        """What brings a request's deltas from any thread into the event loop."""
         loop = asyncio.get_running_loop()
 
-        def sink(index: int, delta: Delta) -> None:
-            loop.call_soon_threadsafe(deltas.put_nowait, (index, delta))
+        def arrive(delta: Delta) -> None:
+            self.metrics.delta(request, delta)
+            if delta.finish is not None or delta.error is not None:
+                self.admission.finished(request.request_id)
+            deltas.put_nowait((index, delta))
 
-        for index, request in enumerate(requests):
-            self._coordinator.submit(request, partial(sink, index))
+        def sink(delta: Delta) -> None:
+            loop.call_soon_threadsafe(arrive, delta)
+
+        return sink

@@ -6,7 +6,8 @@ from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from deployments.endpoints import ServedEndpoint
@@ -69,6 +70,14 @@ def add_status_routes(api: FastAPI, service: Service) -> None:
     async def show_version() -> Version:
         """Which Consort this is."""
         return Version(version=_version())
+
+    @api.get("/metrics")
+    async def metrics() -> Response:
+        """In Prometheus' format, by vLLM's names."""
+        waiting, running = service.admission.counts()
+        names = dict.fromkeys(service.endpoints, 0)
+        text = service.metrics.text({**names, **waiting}, {**names, **running})
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @api.get("/v1/models")
     async def models() -> ModelList:

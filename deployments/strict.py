@@ -72,7 +72,8 @@ def first_problem(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
             reason = "is required"
         case "json_invalid":
             path, reason = [], f"is not valid JSON: {context['error']}"
-    return ".".join(path), reason if kind in _WITHOUT_VALUE else f"{reason}, not {_shorten(error['input'])}"
+    secret = "api_keys" in path  # whatever stands there may be one
+    return ".".join(path), reason if secret or kind in _WITHOUT_VALUE else f"{reason}, not {_shorten(error['input'])}"
 
 
 def problem_of(error: ValidationError) -> tuple[str, str]:

@@ -120,7 +120,7 @@ class Chat:
             generation = self._generator.run(CHAT, body, ink.write)
         finally:
             ink.end_line()
-        self._last_seed = generation.seed
+        self._last_seed = self._last_seed if generation.seed is None else generation.seed
         if generation.text or not generation.stopped:
             self.conversation.add(message, generation.text)
         if self._console.is_terminal:

@@ -120,4 +120,4 @@ def _mark(ready: bool) -> Text:
 def _bar(replica: ReplicaStatus, width: int = 10) -> Text:
     """The share of the slots that are in use."""
     filled = min(width, -(-replica.running * width // replica.slots)) if replica.slots else 0
-    return Text.assemble(("━" * filled, "green"), ("━" * (width - filled), "dim"))
+    return Text.assemble(("█" * filled, "green"), ("░" * (width - filled), "dim"))

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from actors.drafter import Drafter
 from actors.engine import Engine
-from actors.link import Link
+from actors.link import ConnectingLink
 from actors.replica import Role
 from actors.request import Delta, Endpoint, Request
 from actors.row_input import RowInput
@@ -95,7 +95,7 @@ def running(slots: int = 32, target: type[Runner] = SlowRunner) -> Iterator[Engi
         yield engine
 
 
-def always_drafting(role: Role, runner: Runner, link: Link, **options: Any) -> Target | Drafter:
+def always_drafting(role: Role, runner: Runner, link: ConnectingLink, **options: Any) -> Target | Drafter:
     """As `actors.replica.make_loop`; but such small targets would rather do without drafts."""
     return Target(runner, link, adaptive=False, **options) if role == "target" else Drafter(runner, link, **options)
 

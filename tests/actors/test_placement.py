@@ -1,6 +1,6 @@
 """Where requests go."""
 
-from actors.link import ReplicaAddress
+from actors.addresses import ReplicaAddress
 from actors.messages import Report
 from actors.placement import Placement
 

@@ -11,7 +11,7 @@ import zmq
 
 from actors.link import Envelope, Link
 from actors.messages import Admit, Cancel, Message, Offer, Report
-from actors.zmq_link import CoordinatorZmqLink, ReplicaZmqLink
+from actors.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.params import SamplingParams
 from tests.support.waiting import wait_until
 
@@ -23,8 +23,8 @@ def replica() -> Iterator[ReplicaZmqLink]:
 
 
 @contextmanager
-def connected(replica: ReplicaZmqLink, name: str = "c1") -> Iterator[CoordinatorZmqLink]:
-    with closing(CoordinatorZmqLink(name)) as link:
+def connected(replica: ReplicaZmqLink, name: str = "c1") -> Iterator[ConnectingZmqLink]:
+    with closing(ConnectingZmqLink(name)) as link:
         link.connect(replica.address)
         yield link
 
@@ -102,7 +102,7 @@ def test_a_client_with_another_key_gets_nothing_through(replica: ReplicaZmqLink)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     with (
         connected(replica) as coordinator,
-        closing(CoordinatorZmqLink("c2")) as stranger,
+        closing(ConnectingZmqLink("c2")) as stranger,
         closing(context.socket(zmq.DEALER)) as plain,
     ):
         stranger.connect(replace(replica.address, public_key=wrong_key))

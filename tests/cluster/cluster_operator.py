@@ -56,7 +56,7 @@ class Operator:
 
     def places(self) -> dict[str, list[str]]:
         """The roles of the replicas that run on each machine that can be reached."""
-        found = {}
+        found: dict[str, list[str]] = {}
         for name in SERVERS:
             if name not in self._fleet.off:
                 roles = [
@@ -83,14 +83,14 @@ class Operator:
         )
         return self._fleet.run("head", command)
 
-    def wait(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 120) -> float:
-        """Seconds until the condition held; fails, with the logs, if it takes too long."""
+    def wait(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 120) -> None:
+        """Return when the condition holds, and print how long it took; fails, with the logs, if it takes too long."""
         begun_s = time.monotonic()
         while not condition():
             waited_s = time.monotonic() - begun_s
             assert waited_s < timeout_s, f"waited {timeout_s} s in vain: {what}\n{self.places()}\n{self.logs()}"
             time.sleep(1)
-        return time.monotonic() - begun_s
+        print(f"{time.monotonic() - begun_s:6.1f} s until: {what}")
 
     def _on_laptop(self, command: str) -> None:
         self._fleet.run("laptop", f"cd {ROOT} && {command} 2>&1", timeout_s=180)

@@ -11,7 +11,7 @@ from ray.autoscaler import tags as ray_tags
 from cluster.host_book import HostBook
 from cluster.pools import PoolProvider
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "head_ip": "127.0.0.1",
     "pools": {"drafter": ["127.0.0.2", "127.0.0.3"], "target": ["127.0.0.4"]},
     "auth": {"ssh_user": "root"},

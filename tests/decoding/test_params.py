@@ -1,6 +1,7 @@
 """Bad values are refused with the name of their field."""
 
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,6 +28,16 @@ from decoding.params import SamplingParams
         ("seed", 2**63),
         ("stop", ("",)),
         ("stop", ("a", "")),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("typical_p", 0.0),
+        ("epsilon_cutoff", 1.0),
+        ("eta_cutoff", math.nan),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("no_repeat_ngram_size", -1),
+        ("min_tokens", 2),
     ],
 )
 def test_a_bad_value_names_its_field_and_itself(field: str, value: object) -> None:
@@ -46,9 +57,22 @@ def test_a_bad_value_names_its_field_and_itself(field: str, value: object) -> No
         {"top_p": 1e-6},
         {"seed": 2**63 - 1},
         {"top_k": 0},
+        {"min_p": 1, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0},
+        {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 0.01},
+        {"min_tokens": 1, "logit_bias": ((1, -100.0),), "bad_words_ids": ((1,), (2, 3)), "forced_bos_token_id": 4},
     ],
 )
-def test_limits_are_allowed_and_cross_the_wire(values: dict[str, float]) -> None:
-    params = SamplingParams(max_tokens=1, **values)  # type: ignore[arg-type]
+def test_limits_are_allowed_and_cross_the_wire(values: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=1, **values)
     assert params.greedy == (values.get("temperature") == 0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+@pytest.mark.parametrize(
+    ("attribute", "field", "value"),
+    [("bad_words_ids", "bad_words", ((1,), ())), ("logit_bias", "logit_bias", ((1, 0.0), (2, 101.0)))],
+)
+def test_a_bad_list_names_its_field(attribute: str, field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=field) as caught:
+        SamplingParams(max_tokens=1, **{attribute: value})
+    assert caught.value.field == field

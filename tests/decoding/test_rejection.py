@@ -155,6 +155,15 @@ def test_an_impossible_token_is_never_accepted_nor_drawn() -> None:
             assert verdict.own in (1, 2)
 
 
+def test_what_follows_an_impossible_token_does_not_matter() -> None:
+    """After a token that a grammar forbids, nothing may be allowed."""
+    probs = torch.tensor([[0.0, 0.5, 0.5], [torch.nan] * 3, [torch.nan] * 3])
+    for seed in range(100):
+        verdict = verify_by_rejection(probs, [RejectionRow(Draft([0, 1], [-1, 0]), seed, 4)])[0]
+        assert (verdict.path, verdict.rejected) == ([], True)
+        assert verdict.own in (1, 2)
+
+
 def test_a_draw_is_sparse_and_in_order() -> None:
     logits = torch.tensor([[0.0, 3.0, -torch.inf, 1.0, 2.0], [0.0, -torch.inf, -torch.inf, -torch.inf, 1.0]])
     tokens, ids, probs = draw(logits, key_tensor(draft_key(1, 2, 3), draft_key(4, 5, 6)), 3)

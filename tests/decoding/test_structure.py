@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from decoding.drafts import Draft
 from decoding.errors import InvalidRequestError
-from decoding.grammar import Grammar
+from decoding.grammar import Grammar, GrammarCompiler
 from decoding.params import Structure
 from decoding.structure import StructureState
 from tests.support.properties import repeatable
@@ -206,7 +206,8 @@ def test_a_dead_end_is_an_error_where_it_is_and_nowhere_else() -> None:
 
 def test_a_request_that_exceeds_the_limits_does_not_disturb_others() -> None:
     """Matchers of one grammar share a lexer, which stops for all of them when one has brought it to its limits."""
-    grammar = Grammar(compiled("regex", "(foo|bar|[a-z]{3,900}){5000}").structure, tokenizer())
+    compiler = GrammarCompiler(tokenizer())
+    grammar = compiler.compile(Structure(kind="regex", definition="(foo|bar|[a-z]{3,900}){5000}"))
     texts: list[list[int]] = [[], tokens_of("foob")]
     greedy, other = (follow(grammar, text) for text in texts)
     other.masks(NO_DRAFT)
@@ -221,6 +222,8 @@ def test_a_request_that_exceeds_the_limits_does_not_disturb_others() -> None:
         assert other.error_after(-1) is None
         assert torch.equal(mask, fresh.masks(NO_DRAFT)[0])
         texts[1].append(writer.choose(len(texts[1]), mask))
+    assert compiler.compile(grammar.structure).matcher().try_consume_tokens(tokens_of("foo")) == len(tokens_of("foo"))
+    compiler.close()
 
 
 @pytest.mark.parametrize("greedy", [True, False])

@@ -8,7 +8,8 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from deployments.config import load_config
+from deployments.admission import Limits
+from deployments.config import ROOT, load_config
 from deployments.endpoints import ServedEndpoint, load_endpoints
 from deployments.routes import make_api
 from deployments.service import Service
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from actors.runner import Runner
 
 MAX_REQUESTS = 8
+TARGET = str(ROOT / "models" / "target")
 
 
 def tiny_runner(seed: int) -> "Runner":
@@ -41,12 +43,14 @@ def tiny_runner(seed: int) -> "Runner":
 @pytest.fixture(scope="session")
 def engine() -> "Iterator[Engine]":
     from actors.engine import Engine
+    from actors.loading import load_tokenizer
+    from actors.structure_tokenizer import structure_tokenizer
 
     replicas: dict[str, tuple[Role, Runner]] = {
         "target": ("target", tiny_runner(0)),
         "drafter": ("drafter", tiny_runner(1)),
     }
-    with Engine(replicas) as engine:
+    with Engine(replicas, load_tokenizer=lambda: structure_tokenizer(load_tokenizer(TARGET), (2,))) as engine:
         yield engine
 
 
@@ -57,7 +61,7 @@ def endpoints() -> dict[str, ServedEndpoint]:
 
 @pytest.fixture(scope="session")
 def service(engine: "Engine", endpoints: dict[str, ServedEndpoint]) -> Service:
-    return Service(endpoints, engine.coordinator, max_requests=MAX_REQUESTS)
+    return Service(endpoints, engine.coordinator, limits=Limits(max_requests=MAX_REQUESTS))
 
 
 @pytest.fixture(scope="session")
@@ -74,5 +78,5 @@ def coordinator() -> FakeCoordinator:
 @pytest.fixture
 def fake(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[TestClient]:
     """A server whose answers are made up: see the fake."""
-    with TestClient(make_api(Service(endpoints, coordinator, max_requests=MAX_REQUESTS))) as client:
+    with TestClient(make_api(Service(endpoints, coordinator, limits=Limits(max_requests=MAX_REQUESTS)))) as client:
         yield client

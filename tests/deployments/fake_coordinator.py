@@ -59,13 +59,13 @@ def answer(request: Request) -> list[Delta]:
                 piece.text,
                 tokens,
                 statistics,
-                [*sources, "recovered"],
-                None if params.logprobs is None else [told(token, params.logprobs) for token in tokens],
-                None
+                sources=[*sources, "recovered"],
+                logprobs=None if params.logprobs is None else [told(token, params.logprobs) for token in tokens],
+                prompt_logprobs=None
                 if params.prompt_logprobs is None or deltas
                 else [told(token, params.prompt_logprobs) for token in prompt[1:]],
-                piece.finish,
-                piece.stop_reason,
+                finish=piece.finish,
+                stop_reason=piece.stop_reason,
             )
         )
     return deltas

@@ -132,6 +132,10 @@ def test_serve_yaml_builds_the_default() -> None:
     document = yaml.safe_load((ROOT / "serve.yaml").read_text(encoding="utf-8"))
     (application,) = document["applications"]
     assert application["import_path"] == "deployments.app:build"
-    assert BuildArgs(**application["args"]).load() == load_config()
+    config, default = BuildArgs(**application["args"]).load(), load_config()
+    assert config.endpoints == default.endpoints
+    assert {name: model.path for name, model in config.models.items()} == {
+        name: model.path for name, model in default.models.items()
+    }
     assert BuildArgs().load() == load_config()
     assert BuildArgs(config=VALID).load() == parse_config(VALID, folder=Path.cwd())

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from actors.link import ReplicaAddress
+from actors.addresses import ReplicaAddress
 from decoding.errors import UnavailableError
 from deployments.discovery import Discovery
 

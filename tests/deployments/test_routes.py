@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from actors.coordinator import Coordinator
 from actors.link import LocalExchange
 from decoding.errors import UnavailableError
+from deployments.admission import Limits
 from deployments.config import load_config
 from deployments.endpoints import load_endpoints
 from deployments.routes import make_api
@@ -22,14 +23,16 @@ CHAT_BODY = {"model": "consort", "messages": [{"role": "user", "content": "hi"}]
 
 
 def events(text: str) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    lines = [line.removeprefix("event: error\n").removeprefix("data: ") for line in text.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
 def lonely_client(**limits: int) -> TestClient:
     """A server whose coordinator has no replica and does not run."""
     coordinator = Coordinator(LocalExchange().join("coordinator"), **limits)
-    return TestClient(make_api(Service(load_endpoints(load_config()), coordinator, max_requests=MAX_REQUESTS)))
+    return TestClient(
+        make_api(Service(load_endpoints(load_config()), coordinator, limits=Limits(max_requests=MAX_REQUESTS)))
+    )
 
 
 def test_health_needs_a_target(client: TestClient) -> None:
@@ -186,7 +189,7 @@ def test_overload_says_when_to_come_back() -> None:
 def test_failures_before_the_first_token_have_a_status(
     service: Service, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
-    async def run(requests: list[object]) -> Any:
+    async def run(requests: list[object], **_: object) -> Any:
         for _ in requests:
             raise error
         yield
@@ -202,14 +205,16 @@ def test_failures_before_the_first_token_have_a_status(
 def test_a_failure_in_mid_stream_is_an_event(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     original = service.run
 
-    async def run(requests: Any) -> Any:
-        async for batch in original(requests):
+    async def run(requests: Any, **options: Any) -> Any:
+        async for batch in original(requests, **options):
             yield batch
             raise UnavailableError("gone")
 
     monkeypatch.setattr(service, "run", run)
     client = TestClient(make_api(service))
-    chunk, error = events(client.post("/v1/completions", json={**BODY, "stream": True}).text)
+    text = client.post("/v1/completions", json={**BODY, "stream": True}).text
+    chunk, error = events(text)
+    assert text.count("event: error") == 1
     assert chunk["choices"][0]["index"] == 0
     assert error == {"error": {"message": "gone", "type": "server_error", "param": None, "code": "unavailable"}}
 

@@ -1,6 +1,7 @@
 """A replica without a model: the test reads what it was told, and speaks in its place."""
 
-from actors.link import LocalExchange, ReplicaAddress
+from actors.addresses import ReplicaAddress
+from actors.link import LocalExchange
 from actors.messages import Message
 
 

@@ -1,0 +1,68 @@
+"""A request of an ensemble on one of its members, which tells what it thinks of the text and of drafts."""
+
+from actors.messages import Admit, Ask, Join
+from actors.row_input import RowInput, draft_input
+from actors.rows import Row
+from actors.runner import Runner
+from decoding.drafts import Draft
+from decoding.params import SamplingParams
+
+
+class MemberRow(Row):
+    """`tokens` are the text as the leader last told it; the draft that was asked about is in the columns behind it."""
+
+    def __init__(self, peer: str, join: Join, runner: Runner) -> None:
+        params = SamplingParams(max_tokens=1)  # a member samples nothing
+        super().__init__(peer, Admit(join.request_id, join.tokens, len(join.tokens), params, 0, drafter=False))
+        self._runner = runner
+        self._draft = Draft([], [])  # in the cache
+        self.joined = False
+        self.ask: Ask | None = None  # yet to be answered
+
+    @property
+    def prefilling(self) -> bool:
+        return self.pending > 1
+
+    def follow(self, ask: Ask) -> str | None:
+        """Take in the question and what is new of the text. Returns what is wrong with it, if it is."""
+        if ask.base > len(self.tokens) or len(ask.parents) != len(ask.tokens):
+            return "a question was lost on the way to a member"
+        known = self._runner.knows([*ask.text, *ask.tokens, self.tokens[0]])
+        if not known or ask.base + len(ask.text) >= self._runner.max_length:
+            return "a member has no room for the text, or not its tokens"
+        new = ask.text[len(self.tokens) - ask.base :]
+        self._keep(new)
+        self.tokens += new
+        self._draft = Draft(ask.tokens, ask.parents)
+        self.ask = ask
+        return None
+
+    def step_input(self) -> RowInput:
+        """The text's last token and the draft."""
+        return draft_input(self.slot, self.cached, self.tokens[-1], self._draft)
+
+    def answered(self) -> Ask:
+        """The step was taken, so that the cache holds all of the text. Returns what was asked."""
+        assert self.ask is not None
+        ask, self.ask = self.ask, None
+        self.cached += 1
+        return ask
+
+    def next_input(self, limit: int) -> RowInput:
+        """The last token is run with the draft."""
+        return super().next_input(min(limit, self.pending - 1))
+
+    def _keep(self, new: list[int]) -> None:
+        """What of the draft has become text need not be computed again, but for its last token."""
+        path: list[int] = []
+        for token in new:
+            at = path[-1] if path else -1
+            children = zip(self._draft.tokens, self._draft.parents, strict=True)
+            place = next((place for place, child in enumerate(children) if child == (token, at)), None)
+            if place is None:
+                break
+            path.append(place)
+        if self.cached == len(self.tokens):  # else the draft was of an earlier text
+            self._runner.keep(self.slot, self.cached, [self.cached + place for place in path])
+            self.cached += len(path)
+        self.cached = min(self.cached, len(self.tokens) + len(new) - 1)

@@ -1,0 +1,44 @@
+"""How an ensemble answers: what is blended how, and what happens when a member is gone. Knows nothing of tensors."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from decoding.blend_params import BlendParams
+from decoding.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleOptions:
+    """Of one request.
+
+    Raises:
+        InvalidRequestError: a value is out of range; the error names the field.
+    """
+
+    blend: BlendParams = field(default_factory=BlendParams)
+    on_member_failure: Literal["fail", "drop"] = "fail"
+    min_members: int = 1  # with fewer, the leader included, the request fails in any case
+    member_timeout_s: float = 30.0  # how long a member may take to answer
+    member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # in which the members' logits travel
+    member_top_k: int = 0  # only so many of them; 0: all
+
+    def __post_init__(self) -> None:
+        if self.min_members < 1:
+            raise InvalidRequestError(
+                f"min_members must be a whole number of at least 1, not {self.min_members}.", field="min_members"
+            )
+        if self.member_top_k < 0:
+            raise InvalidRequestError(
+                f"member_top_k must be a whole number from 0 (all), not {self.member_top_k}.", field="member_top_k"
+            )
+        if not 0 < self.member_timeout_s < math.inf:
+            raise InvalidRequestError(
+                f"member_timeout_ms must be more than 0, not {1e3 * self.member_timeout_s:g}.",
+                field="member_timeout_ms",
+            )
+
+    def suffices(self, present: Sequence[bool]) -> bool:
+        """Whether these of the M members are enough to begin, or to go on."""
+        return all(present) or (self.on_member_failure == "drop" and sum(present) >= self.min_members)

@@ -1,0 +1,127 @@
+"""What the server measures, in Prometheus' format, by the names that vLLM's dashboards know. One event loop uses it."""
+
+import time
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from actors.request import Delta, Request, Statistics
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+_LABELS = ("model_name", "engine")
+_ENGINE = "0"  # vLLM's label for one of several engines behind a server
+_POSITIONS = 32  # draft lengths are no greater
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Of a request that runs."""
+
+    began_s: float
+    last_s: float | None = None
+    told: Statistics = field(default_factory=Statistics)
+
+
+class Metrics:
+    """Of one coordinator: a registry of its own, so that several fit into one process."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests: dict[int, _Progress] = {}
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"vllm:{name}", text, (*_LABELS, *labels), registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"vllm:{name}", text, _LABELS, registry=registry)
+
+        self._running = gauge("num_requests_running", "Requests that have begun.")
+        self._waiting = gauge("num_requests_waiting", "Requests that wait for their turn.")
+        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self._answer_tokens = counter("generation_tokens", "Tokens of answers.")
+        self._ended = counter("request_success", "Requests that ended by themselves.", "finished_reason")
+        self._failed = counter("request_failure", "Requests that failed or were given up by their clients.", "reason")
+        self._drafts = counter("spec_decode_num_drafts", "Target steps with a draft.")
+        self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
+        self._accepted_at = counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were accepted, by their place.", "position"
+        )
+        self._missed = counter("spec_decode_num_rejections", "Target steps that rejected a draft token.")
+        self._hits = counter("spec_decode_num_hits", "Of these, after how many another draft was there already.")
+        self._queue_time = histogram("request_queue_time_seconds", "From arrival to beginning.")
+        self._first_token = histogram("time_to_first_token_seconds", "From beginning to the first token.")
+        self._between_tokens = histogram("inter_token_latency_seconds", "Between tokens of one answer.")
+        self._whole = histogram("e2e_request_latency_seconds", "From beginning to the last token.")
+        self._prompt_lengths = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._answer_lengths = histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
+
+    def began(self, request: Request, waited_s: float) -> None:
+        """A request begins after having waited."""
+        labels = (request.endpoint.name, _ENGINE)
+        self._requests[request.request_id] = _Progress(time.monotonic())
+        self._queue_time.labels(*labels).observe(waited_s)
+        self._prompt_tokens.labels(*labels).inc(len(request.prompt))
+        self._prompt_lengths.labels(*labels).observe(len(request.prompt))
+
+    def delta(self, request: Request, delta: Delta) -> None:
+        """A request's next delta is there."""
+        progress = self._requests.get(request.request_id)
+        if delta.error is not None:
+            self._end(request, type(delta.error).__name__)
+        elif progress is not None:
+            self._time_tokens(request, progress, len(delta.tokens))
+            self._count_drafts(request, progress.told, delta.statistics)
+            progress.told = delta.statistics
+            if delta.finish is not None:
+                self._finish(request, progress, delta.finish)
+
+    def cancelled(self, request: Request) -> None:
+        """A request was given up; one that has ended already is ignored."""
+        self._end(request, "cancelled")
+
+    def text(self, waiting: dict[str, int], running: dict[str, int]) -> bytes:
+        """The exposition. waiting, running: requests by endpoint."""
+        for gauge, amounts in ((self._waiting, waiting), (self._running, running)):
+            for name, amount in amounts.items():
+                gauge.labels(name, _ENGINE).set(amount)
+        return generate_latest(self._registry)
+
+    def _time_tokens(self, request: Request, progress: _Progress, count: int) -> None:
+        if count == 0:
+            return
+        labels, now_s = (request.endpoint.name, _ENGINE), time.monotonic()
+        self._answer_tokens.labels(*labels).inc(count)
+        if progress.last_s is None:
+            self._first_token.labels(*labels).observe(now_s - progress.began_s)
+        else:
+            self._between_tokens.labels(*labels).observe((now_s - progress.last_s) / count)
+        progress.last_s = now_s
+
+    def _count_drafts(self, request: Request, before: Statistics, now: Statistics) -> None:
+        """What one target step did."""
+        labels = (request.endpoint.name, _ENGINE)
+        drafted, accepted = now.drafted - before.drafted, now.accepted - before.accepted
+        if drafted:
+            self._drafts.labels(*labels).inc()
+            self._drafted.labels(*labels).inc(drafted)
+            self._accepted.labels(*labels).inc(accepted)
+        for position in range(min(accepted, _POSITIONS)):
+            self._accepted_at.labels(*labels, str(position)).inc()
+        self._missed.labels(*labels).inc(now.missed - before.missed)
+        self._hits.labels(*labels).inc(now.hits - before.hits)
+
+    def _finish(self, request: Request, progress: _Progress, reason: str) -> None:
+        labels = (request.endpoint.name, _ENGINE)
+        self._requests.pop(request.request_id)
+        self._ended.labels(*labels, reason).inc()
+        self._whole.labels(*labels).observe(time.monotonic() - progress.began_s)
+        self._answer_lengths.labels(*labels).observe(progress.told.committed)
+
+    def _end(self, request: Request, reason: str) -> None:
+        if self._requests.pop(request.request_id, None) is not None:
+            self._failed.labels(request.endpoint.name, _ENGINE, reason).inc()

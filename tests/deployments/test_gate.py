@@ -1,0 +1,132 @@
+"""What every request passes: keys, sizes, ids, the log. The answers are made up."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from decoding.errors import ConfigError
+from deployments.admission import Limits
+from deployments.config import ServerConfig, parse_config
+from deployments.endpoints import ServedEndpoint
+from deployments.keys import ApiKey, KeyRing, digest_of
+from deployments.routes import make_api
+from deployments.service import Service
+from tests.deployments.fake_coordinator import FakeCoordinator
+
+BODY = {"model": "consort", "prompt": "secret prompt", "max_tokens": 4}
+SECRET = "s3cret-key"  # noqa: S105
+AUTHORIZED = {"Authorization": f"Bearer {SECRET}"}
+
+
+@pytest.fixture
+def client(endpoints: dict[str, ServedEndpoint], coordinator: FakeCoordinator) -> Iterator[TestClient]:
+    """Two keys are set, and bodies are small."""
+    keys = KeyRing([ApiKey("alice", digest_of(SECRET)), ApiKey("bob", digest_of("other"), max_requests=1)])
+    service = Service(endpoints, coordinator, limits=Limits(8))  # type: ignore[arg-type]
+    with TestClient(make_api(service, keys=keys, max_body_bytes=1000)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer ", "Basic " + SECRET, SECRET, "Bearer é"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/docs", "/metrics", "/ready", "/nowhere", "/"])
+def test_without_a_key_nothing_but_health_answers(client: TestClient, path: str, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header.encode()}
+    reply = client.get(path, headers=headers)  # type: ignore[arg-type]
+    assert reply.status_code == 401
+    assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert reply.headers["WWW-Authenticate"] == "Bearer"
+    assert client.get("/health", headers=headers).status_code == 200  # type: ignore[arg-type]
+
+
+def test_a_key_opens_everything(client: TestClient) -> None:
+    assert client.post("/v1/completions", json=BODY, headers=AUTHORIZED).status_code == 200
+    assert client.get("/v1/models", headers=AUTHORIZED).status_code == 200
+
+
+def test_a_keys_bounds_apply(client: TestClient) -> None:
+    body = {**BODY, "prompt": ["a", "b"]}
+    refused = client.post("/v1/completions", json=body, headers={"Authorization": "Bearer other"})
+    assert refused.status_code == 429
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert client.post("/v1/completions", json=body, headers=AUTHORIZED).status_code == 200
+
+
+def test_large_bodies_are_refused_announced_or_not(client: TestClient) -> None:
+    large = json.dumps({**BODY, "prompt": "x" * 2000}).encode()
+    headers = {**AUTHORIZED, "Content-Type": "application/json"}
+    for content in (large, iter([large[:900], large[900:]])):
+        reply = client.post("/v1/completions", content=content, headers=headers)  # type: ignore[arg-type]
+        assert reply.status_code == 413, reply.text
+        assert "larger than 1000 bytes" in reply.json()["error"]["message"]
+
+
+def test_ids_are_given_back(client: TestClient) -> None:
+    assert client.get("/health", headers={"X-Request-Id": "mine-1"}).headers["X-Request-Id"] == "mine-1"
+    drawn = {client.get("/health").headers["X-Request-Id"] for _ in range(2)}
+    assert len(drawn) == 2
+    assert client.get("/health", headers={"X-Request-Id": "a b"}).headers["X-Request-Id"].startswith("req_")
+    assert client.get("/v1/models").headers["X-Request-Id"]
+
+
+def test_the_log_has_ids_and_no_secrets(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        client.post("/v1/completions", json=BODY, headers={**AUTHORIZED, "X-Request-Id": "mine"})
+        client.get("/v1/models", headers={"Authorization": "Bearer wrong-secret"})
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "consort.access"]
+    assert [(line["path"], line["status"], line["key"]) for line in lines] == [
+        ("/v1/completions", 200, "alice"),
+        ("/v1/models", 401, None),
+    ]
+    assert lines[0]["request_id"] == "mine"
+    for hidden in ("secret prompt", SECRET, "wrong-secret"):
+        assert hidden not in caplog.text
+
+
+CONFIG: dict[str, Any] = {"models": {"m": {"path": "org/m"}}, "endpoints": {"e": {"target": "m"}}}
+
+
+def configured(keys: dict[str, Any], folder: Path) -> ServerConfig:
+    return parse_config({**CONFIG, "http": {"api_keys": keys}}, folder=folder)
+
+
+def test_keys_come_from_the_file_itself_the_environment_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALICES_KEY", "a")
+    monkeypatch.setenv("CONSORT_API_KEY", "c")
+    (tmp_path / "bob").write_text("b\n", encoding="utf-8")
+    keys = {"alice": {"env": "ALICES_KEY"}, "bob": {"file": "bob", "max_requests": 3}, "eve": {"key": "e"}}
+    config = configured(keys, tmp_path)
+    ring = config.http.key_ring()
+    found = {secret: ring.find(f"Bearer {secret}") for secret in "abce"}
+    assert {secret: key.name for secret, key in found.items() if key} == {
+        "a": "alice",
+        "b": "bob",
+        "c": "environment",
+        "e": "eve",
+    }
+    assert ring.find("Bearer d") is None
+    assert "'e'" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ({}, "http.api_keys.a.key: should be set"),
+        ({"key": "x", "env": "Y"}, "only one of them"),
+        ({"env": "NOT_SET_ANYWHERE"}, "http.api_keys.a.env: the environment has no NOT_SET_ANYWHERE"),
+        ({"file": "nowhere"}, "http.api_keys.a.file: there is no secret in 'nowhere'"),
+        ({"key": 123456}, "http.api_keys.a.key: should be a valid string"),
+        ("123456", "http.api_keys.a: "),
+    ],
+)
+def test_a_key_that_can_not_be_is_refused_without_showing_it(tmp_path: Path, key: Any, problem: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured({"a": key}, tmp_path)
+    assert problem in str(refused.value)
+    assert "123456" not in str(refused.value)
