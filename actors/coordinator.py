@@ -111,10 +111,12 @@ class Coordinator:
                     self._commit(active, message)
                 else:
                     self._outbox.put(peer, Cancel(request_id))  # it was placed elsewhere, or has ended
-            case Failed(request_id, error):
+            case Failed(request_id, error, field):
                 active = self._active.get(request_id)
                 if active is not None and active.target == peer:
-                    self._fail(active, UnavailableError(error))
+                    self._fail(
+                        active, UnavailableError(error) if field is None else InvalidRequestError(error, field=field)
+                    )
                 elif active is not None and active.drafter == peer:
                     self._detach_drafter(active)
             case Report():

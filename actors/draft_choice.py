@@ -11,9 +11,10 @@ from torch import Tensor
 
 from actors.draft_tree import DraftChoice, DraftNode
 from actors.drafter_row import DrafterRow
+from actors.translator import Translator
 from decoding.calibration import RANKS
 from decoding.history import Position
-from decoding.noise import draft_stream, noise_key
+from decoding.noise import draft_stream, gumbel, noise_key
 from decoding.rejection import distributions, draw
 from decoding.sampling import SamplingBatch, process, rank
 
@@ -27,30 +28,55 @@ def choose(rows: Sequence[DrafterRow], nodes: Sequence[Sequence[DraftNode]], log
     """
     owners = [row for row, of_row in zip(rows, nodes, strict=True) for _ in of_row]
     flat = [node for of_row in nodes for node in of_row]
+    groups: dict[tuple[bool, Translator | None], list[int]] = {}
+    for at, row in enumerate(owners):
+        groups.setdefault((row.params.rejects, row.translator), []).append(at)
     choices: dict[int, DraftChoice] = {}
-    for way in (_rank, _draw):
-        chosen = [at for at, row in enumerate(owners) if row.params.rejects == (way is _draw)]
-        if chosen:
-            part = logits if len(chosen) == len(flat) else logits[torch.tensor(chosen, device=logits.device)]
-            found = way([owners[at] for at in chosen], [flat[at] for at in chosen], part)
-            choices.update(zip(chosen, found, strict=True))
+    for (draws, translator), chosen in groups.items():
+        part = logits if len(chosen) == len(flat) else logits[torch.tensor(chosen, device=logits.device)]
+        of_group = [owners[at] for at in chosen], [flat[at] for at in chosen], part
+        found = _draw(*of_group) if draws else _rank(*of_group, translator)
+        choices.update(zip(chosen, found, strict=True))
     return [choices[at] for at in range(len(flat))]
 
 
-def _rank(rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor) -> list[DraftChoice]:
+def _rank(
+    rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor, translator: Translator | None
+) -> list[DraftChoice]:
     """With the target's noise: the best tokens, and how clearly the first of them leads."""
-    tokens, scores = rank(logits, _batch(rows, nodes, logits), RANKS)  # [N, RANKS]
+    batch = _batch(rows, nodes, logits)
+    if translator is None:
+        tokens, scores = rank(logits, batch, RANKS)  # [N, RANKS]
+    else:
+        scores, tokens = _translated_scores(rows, nodes, logits, batch, translator).topk(RANKS, dim=-1)
     return [
         DraftChoice([token for token, score in zip(*best, strict=True) if score > -math.inf], best[1][0] - best[1][1])
         for best in zip(tokens.tolist(), scores.tolist(), strict=True)
     ]
 
 
+def _translated_scores(
+    rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor, batch: SamplingBatch, translator: Translator
+) -> Tensor:
+    """[N, V] whose maximum is the choice: a token has the noise that the target's token of the same string has."""
+    scores = process(logits.float().masked_fill(translator.impossible, -math.inf), batch)
+    pairs = zip(rows, nodes, strict=True)
+    keys = {
+        at: noise_key(row.params.seed, row.position_below(node))
+        for at, (row, node) in enumerate(pairs)
+        if not row.params.greedy
+    }
+    if not keys:
+        return scores
+    noise = gumbel(torch.tensor(list(keys.values()), dtype=torch.int32, device=logits.device), translator.noise_ids)
+    return scores.index_add(0, torch.tensor(list(keys), device=logits.device), noise)
+
+
 def _draw(rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor) -> list[DraftChoice]:
     """With noise of its own: one token."""
     processed = process(logits, _batch(rows, nodes, logits))
     keys = [
-        noise_key(row.params.seed, node.position + 1, draft_stream(row.restarted_at))
+        noise_key(row.params.seed, row.position_below(node), draft_stream(row.restarted_at))
         for row, node in zip(rows, nodes, strict=True)
     ]
     _, *drawn = draw(processed, torch.tensor(keys, dtype=torch.int32, device=logits.device))

@@ -8,6 +8,8 @@ It knows nothing of verification: commits tell it what the text became.
 
 import logging
 import time
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,6 +24,8 @@ from actors.reception import REPORT_PERIOD_S, Reception
 from actors.rows import PREPARING_S, RowTable, choose_prefill, in_slot_order
 from actors.runner import Runner
 from actors.structures import LoadTokenizer, Structures
+from actors.translating_row import TranslatingRow
+from actors.translator import Translator
 from decoding.calibration import RankCalibration
 
 _log = logging.getLogger(__name__)
@@ -38,11 +42,13 @@ class Drafter:
         prefill_chunk: int = 256,
         alternatives: int = WIDTH,
         load_tokenizer: LoadTokenizer | None = None,
+        translators: Mapping[str, Translator] | None = None,
     ) -> None:
         """
         prefill_chunk: prompt tokens processed between two steps of the running rows.
         alternatives: the most nodes per row and step when there is capacity to spare; 0: the chain alone.
         load_tokenizer: for structured answers.
+        translators: by the names of targets that have another tokenizer.
         """
         self.times = LoopTimes()
         self._runner = runner
@@ -51,7 +57,8 @@ class Drafter:
         self._rows: RowTable[DrafterRow] = RowTable(runner.cache)
         self._reception = Reception(link, self._rows, self.times)
         self._structures = Structures(load_tokenizer, runner.vocab_size)
-        self._calibrations = {greedy: RankCalibration() for greedy in (False, True)}
+        self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
+        self._translators = {name: translator.to(runner.device) for name, translator in (translators or {}).items()}
 
     def load(self) -> Report:
         """The load at this moment; any thread may ask."""
@@ -95,9 +102,10 @@ class Drafter:
             children: list[DraftNode] = []
             for node in step.nodes:
                 choice = next(choices)
-                children += row.tree.expand(node, choice, self._calibrations[row.params.greedy].chances(choice.gap))
-            if children:
-                self._reception.put(row.key[0], row.offer(children))
+                children += row.tree.expand(node, choice, self._calibrations[row.calibrated_as].chances(choice.gap))
+            offer = row.offer(children) if children else None
+            if offer is not None:
+                self._reception.put(row.key[0], offer)
         return time.perf_counter() - began_s
 
     def _node_logits(self, steps: list[DrafterStep]) -> Tensor:
@@ -117,25 +125,35 @@ class Drafter:
         match message:
             case Commit():
                 self._commit(peer, message)
-            case Admit(request_id, tokens) if self._runner.knows(tokens):
-                row = DrafterRow(peer, message, self._runner)
-                self._structures.begin(row)
-                self._rows.add(row)
-            case Admit(request_id):
-                self._reception.put(peer, Failed(request_id, "the drafter has no room for the text, or not its tokens"))
+            case Admit():
+                self._admit(peer, message)
             case _:
                 _log.warning("%s sent a %s, which is not for drafters", peer, type(message).__name__)
+
+    def _admit(self, peer: str, message: Admit) -> None:
+        row: DrafterRow | None
+        translator = None if message.target is None else self._translators.get(message.target)
+        if translator is not None:
+            row = TranslatingRow.make(peer, message, self._runner, translator)
+        else:
+            row = DrafterRow(peer, message, self._runner) if self._runner.knows(message.tokens) else None
+        if row is None:
+            error = "the drafter has no room for the text, or not its tokens"
+            self._reception.put(peer, Failed(message.request_id, error))
+            return
+        self._structures.begin(row)
+        self._rows.add(row)
 
     def _commit(self, peer: str, message: Commit) -> None:
         """Follow a verdict, or give the request back where that is impossible."""
         row = self._rows.get((peer, message.request_id))
         if row is None:
             return
-        if message.base > len(row.tokens) or not self._runner.knows(message.tokens):
+        if not row.can_follow(message):
             self._rows.remove(row.key)
             self._reception.put(
                 peer, Failed(message.request_id, "a verdict was lost, or has tokens beyond the drafter's")
             )
             return
         row.follow(message.draft_length)
-        row.commit(message, self._calibrations[row.params.greedy])
+        row.commit(message, self._calibrations[row.calibrated_as])

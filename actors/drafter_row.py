@@ -4,7 +4,7 @@ Columns 0 … trunk - 1 hold text; those from there on hold what was run as node
 Nodes that were committed since (the spine) are text too, and are moved to their place only when columns run out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from actors.draft_tree import DraftNode, DraftTree
@@ -12,6 +12,7 @@ from actors.messages import Admit, Commit, Offer
 from actors.row_input import RowInput
 from actors.rows import Row
 from actors.runner import Runner
+from actors.translator import Translator
 from decoding.calibration import RankCalibration
 from decoding.drafts import Distribution
 from decoding.history import History
@@ -33,6 +34,8 @@ class DrafterStep(NamedTuple):
 class DrafterRow(Row):
     """`tokens` are all committed. The drafter's own are in the tree, whose root is the last committed token."""
 
+    translator: Translator | None = None  # where the target has other tokens
+
     def __init__(self, peer: str, admit: Admit, runner: Runner) -> None:
         super().__init__(peer, admit)
         self.history = History(self.params, self.tokens, self.prompt_length)
@@ -46,6 +49,15 @@ class DrafterRow(Row):
     @property
     def held(self) -> int:
         return self._trunk
+
+    @property
+    def calibrated_as(self) -> Hashable:
+        """Rows with the same are trusted alike."""
+        return self.params.greedy
+
+    def can_follow(self, verdict: Commit) -> bool:
+        """Whether it goes on where the text is, in tokens that the model has."""
+        return verdict.base <= len(self.tokens) and self._runner.knows(verdict.tokens)
 
     @property
     def resting(self) -> bool:
@@ -93,7 +105,11 @@ class DrafterRow(Row):
         self._trunk = self._used = self.cached
         return DrafterStep(run, [] if self.pending else [self.tree.root])
 
-    def offer(self, leaves: Sequence[DraftNode]) -> Offer:
+    def position_below(self, node: DraftNode) -> int:
+        """Where, in the target's text, the token after a node would stand."""
+        return node.position + 1
+
+    def offer(self, leaves: Sequence[DraftNode]) -> Offer | None:
         """The paths to some nodes."""
         places: dict[DraftNode | None, int] = {self.tree.root: -1}
         nodes: list[DraftNode] = []
@@ -118,18 +134,23 @@ class DrafterRow(Row):
         """Follow the verdict down the tree; where it leaves the tree, begin anew."""
         node: DraftNode | None = self.tree.root
         for token in verdict.tokens[len(self.tokens) - verdict.base :]:
-            if node is not None and node.choice is not None and node.choice.drawn_from is None:
-                choice = node.choice.tokens
-                calibration.note(node.choice.gap, choice.index(token) if token in choice else None)
-            node = None if node is None else node.children.get(token)
-            self.tokens.append(token)
-            if node is not None and node.column >= 0:
-                self._spine.append(node.column)
-                self.cached += 1
+            node = self._append(token, node, calibration)
+        self._plant(None if verdict.rejected and self.params.rejects else node)
+
+    def _append(self, token: int, node: DraftNode | None, calibration: RankCalibration) -> DraftNode | None:
+        """The text goes on with a token; returns where that is below a node at which it was."""
+        if node is not None and node.choice is not None and node.choice.drawn_from is None:
+            choice = node.choice.tokens
+            calibration.note(node.choice.gap, choice.index(token) if token in choice else None)
+        node = None if node is None else node.children.get(token)
+        self.tokens.append(token)
+        if node is not None and node.column >= 0:
+            self._spine.append(node.column)
+            self.cached += 1
         while self._spine and self._spine[0] == self._trunk:
             self._spine.pop(0)
             self._trunk += 1
-        self._plant(None if verdict.rejected and self.params.rejects else node)
+        return node
 
     def _plant(self, root: DraftNode | None) -> None:
         """Begin a tree from a node that has become text, or an empty one."""

@@ -58,7 +58,7 @@ class Ensembles:
 
     def take(
         self, replica: str, message: Joined | Answer | Lost | Failed, now_s: float
-    ) -> tuple[TargetRow, str] | None:
+    ) -> tuple[TargetRow, ConsortError] | None:
         """What a member says. Returns the row that must fail because of it, and why."""
         row = self._rows.get(message.request_id)
         if row is None or row.ensemble is None:
@@ -74,21 +74,21 @@ class Ensembles:
                 case Failed(_, error):
                     row.ensemble.lose(replica, f"failed: {error}")
         except ConsortError as error:
-            return row, str(error)
+            return row, error
         except ValueError as error:
-            return row, f"a member's answer makes no sense: {error}"
+            return row, UnavailableError(f"a member's answer makes no sense: {error}")
         return None
 
-    def give_up_late(self, now_s: float) -> list[tuple[TargetRow, str]]:
+    def give_up_late(self, now_s: float) -> list[tuple[TargetRow, ConsortError]]:
         """Go on without members that took too long. Returns the rows that can't, and why."""
-        failed: list[tuple[TargetRow, str]] = []
+        failed: list[tuple[TargetRow, ConsortError]] = []
         for row in self._rows.values():
             assert row.ensemble is not None
             for replica in row.ensemble.overdue(now_s):
                 try:
                     row.ensemble.lose(replica, "took too long")
                 except UnavailableError as error:
-                    failed.append((row, str(error)))
+                    failed.append((row, error))
         return failed
 
     def leave(self, row: TargetRow) -> None:

@@ -59,6 +59,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     drafter: bool  # whether a drafter works on the request
     ngram: NgramOptions | None = None  # look drafts up, too
     ensemble: Ensemble | None = None  # to be led
+    target: str | None = None  # the model of the target, for drafters that read other tokens
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -155,6 +156,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     request_id: int
     error: str
+    field: str | None = None  # of the request, if that is at fault
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):

@@ -37,7 +37,7 @@ class Structures:
             self._compiler.compile(row.params.structure),
             row.tokens,
             row.prompt_length,
-            end_token_ids=row.params.end_token_ids,
+            end_token_ids=row.params.eos_token_ids,
             vocab_size=self._vocab_size,
         )
 

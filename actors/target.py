@@ -5,7 +5,6 @@ It knows nothing of text, HTTP or which drafter made a draft. As the leader of a
 blend in place of its own distribution; as a member it answers what a leader asks, in the same batches.
 """
 
-import logging
 import time
 
 import torch
@@ -17,20 +16,7 @@ from actors.ensembles import Ensembles
 from actors.link import ConnectingLink
 from actors.loop import LoopTimes
 from actors.member_row import MemberRow
-from actors.messages import (
-    Admit,
-    Answer,
-    Ask,
-    Commit,
-    Drafting,
-    Failed,
-    Join,
-    Joined,
-    Lost,
-    Message,
-    Offer,
-    Report,
-)
+from actors.messages import Answer, Commit, Joined, Report
 from actors.packed_logits import pack
 from actors.reception import REPORT_PERIOD_S, Reception
 from actors.row_ensemble import blended
@@ -38,15 +24,14 @@ from actors.row_input import RowInput
 from actors.rows import PREPARING_S, RowTable, choose_prefill, in_slot_order
 from actors.runner import Runner
 from actors.structures import LoadTokenizer, Structures
+from actors.target_inbox import TargetInbox
 from actors.target_row import TargetRow
 from actors.verdict import Verdict, judge
 from decoding.drafts import Draft
 from decoding.mask_threads import MaskThreads
-from decoding.ngram import NgramProposers
 from decoding.stopping import cut_at_stop
 
 _MEMBERS_S = 0.1  # how often to look for members that take too long
-_log = logging.getLogger(__name__)
 
 
 class Target:
@@ -72,10 +57,10 @@ class Target:
         self._rows: RowTable[TargetRow | MemberRow] = RowTable(runner.cache, removed=self._leave)
         self._reception = Reception(link, self._rows, self.times)
         self._planner = DraftPlanner(runner, adaptive=adaptive)
-        self._structures = Structures(load_tokenizer, runner.vocab_size)
-        self._masks = MaskThreads()
-        self._ngrams = NgramProposers()
         self._ensembles = Ensembles(link, self._reception.put, runner.device)
+        structures = Structures(load_tokenizer, runner.vocab_size)
+        self._inbox = TargetInbox(self._rows, self._reception, runner, self._planner, structures, self._ensembles)
+        self._masks = MaskThreads()
         self._waited_before_s = 0.0  # for drafts, up to the step before
 
     def load(self) -> Report:
@@ -84,7 +69,7 @@ class Target:
 
     def turn(self) -> None:
         """Receive; prefill one chunk of the new rows; take one step with the running ones, once they are ready."""
-        self._receive(self._timeout_s())
+        self._inbox.receive(self._timeout_s())
         if len(self._rows):
             self._planner.rows_in_hand = len(self._rows)
             self._rows.drafting = self._planner.speculates()
@@ -127,7 +112,7 @@ class Target:
         for row, mask, part in zip(rows, allowed, parts, strict=False):
             if row.ensemble is not None:
                 row.ensemble.take_own(part, mask)
-        self._receive(0.0)  # what was offered meanwhile is there for the verdict
+        self._inbox.receive(0.0)  # what was offered meanwhile is there for the verdict
         self._follow(*chosen, verdicts, began_s)
 
     def _judge_rounds(self) -> None:
@@ -164,7 +149,7 @@ class Target:
         """Whether the row had to fail, because nothing could follow its text."""
         error = row.structure and row.structure.error_after(verdict.path[-1] if verdict.path else -1)
         if error:
-            self._fail(row, str(error))
+            self._inbox.fail(row, error)
         return bool(error)
 
     def _prefill(self, rows: list[TargetRow | MemberRow]) -> None:
@@ -181,7 +166,7 @@ class Target:
             masks = self._masks.start([row.structure for _, row in done], none)
             verdicts = judge([row for _, row in done], none, logits[[at for at, _ in done]], masks())
         self.times.prefill_s += time.perf_counter() - began_s
-        self._receive(0.0)
+        self._inbox.receive(0.0)
         for (_, row), draft, verdict in zip(done, none, verdicts, strict=True):
             row.cached -= 1  # as in a step, where the cache lacks the last token: _commit counts it
             if self._rows.get(row.key) is row and not self._breaks_structure(row, verdict):
@@ -244,9 +229,9 @@ class Target:
     def _look_after_rows(self) -> None:
         """Begin what can begin, end what can't go on."""
         for row, error in self._rows.make_ready():
-            self._fail(row, str(error))
+            self._inbox.fail(row, error)
         for leading, reason in self._ensembles.give_up_late(time.perf_counter()):
-            self._fail(leading, reason)
+            self._inbox.fail(leading, reason)
         for row in self._rows:
             if isinstance(row, MemberRow) and not row.joined and row.ready and not row.prefilling:
                 row.joined = True
@@ -274,10 +259,6 @@ class Target:
         rows = [row for row in self._rows if isinstance(row, MemberRow)]
         return in_slot_order(row for row in rows if row.ask is not None and row.ready and not row.prefilling)
 
-    def _receive(self, timeout_s: float) -> None:
-        for peer, message in self._reception.receive(timeout_s):
-            self._handle(peer, message)
-
     def _timeout_s(self) -> float:
         """How long to wait for messages: not at all while there is something to compute."""
         if not len(self._rows):
@@ -293,74 +274,10 @@ class Target:
             return _wait_s(running)
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
-    def _handle(self, peer: str, message: Message) -> None:
-        match message:
-            case Offer(request_id, _, tokens):
-                row = self._rows.get((peer, request_id))
-                if isinstance(row, TargetRow) and self._runner.knows([*tokens, *message.drawn_from()]):
-                    fits = row.offer(message)
-                    if fits or row.params.rejects:  # what is drawn by chance never fits when it is late
-                        self._planner.note_offer(row, time.perf_counter())
-            case Admit():
-                self._admit(peer, message)
-            case Drafting(request_id, attached):
-                row = self._rows.get((peer, request_id))
-                if isinstance(row, TargetRow):
-                    row.drafter = row.expects_drafts = attached
-            case Join():
-                self._join(peer, message)
-            case Ask(request_id):
-                row = self._rows.get((peer, request_id))
-                error = row.follow(message) if isinstance(row, MemberRow) else "the request is not here"
-                if error is not None:
-                    self._rows.remove((peer, request_id))
-                    self._reception.put(peer, Failed(request_id, error))
-            case Joined() | Answer() | Lost() | Failed():
-                failed = self._ensembles.take(peer, message, time.perf_counter())
-                if failed is not None:
-                    self._fail(*failed)
-            case Report():
-                pass  # of a member
-            case _:
-                _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
-
-    def _fail(self, row: TargetRow | MemberRow, error: str) -> None:
-        self._rows.remove(row.key)
-        self._reception.put(row.key[0], Failed(row.key[1], error))
-
     def _leave(self, row: TargetRow | MemberRow) -> None:
         """What else goes with a row that is removed."""
         if isinstance(row, TargetRow) and row.ensemble is not None:
             self._ensembles.leave(row)
-
-    def _admit(self, peer: str, message: Admit) -> None:
-        needed = message.prompt_length + message.params.max_tokens
-        if needed > self._runner.max_length:
-            error = f"the request needs {needed} positions, but the target has {self._runner.max_length}"
-        elif not self._runner.knows(message.tokens):
-            error = f"the prompt is empty, or has tokens outside the target's vocabulary of {self._runner.vocab_size}"
-        else:
-            options = message.ngram
-            proposer = (
-                None
-                if options is None
-                else self._ngrams.make(options, message.draft_length, rejects=message.params.rejects)
-            )
-            row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
-            self._structures.begin(row)
-            if message.ensemble is not None:
-                self._ensembles.begin(row, message.ensemble, time.perf_counter())
-            self._rows.add(row)
-            return
-        self._reception.put(peer, Failed(message.request_id, error))
-
-    def _join(self, peer: str, message: Join) -> None:
-        if self._runner.knows(message.tokens):
-            self._rows.add(MemberRow(peer, message, self._runner))
-        else:
-            self._reception.put(
-                peer, Failed(message.request_id, "a member has no room for the text, or not its tokens")
-            )
 
 
 def _wait_s(rows: list[TargetRow]) -> float:

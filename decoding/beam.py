@@ -1,7 +1,7 @@
 """Beam search as a state machine: log-probabilities in, which beams fork and with which tokens out.
 
-Several groups of beams make diverse beam search (Vijayakumar et al., arXiv 1610.02424, section 3, Hamming diversity): at
-each step the groups choose one after another, and what the earlier ones chose is made less attractive to the later.
+Several groups of beams make diverse beam search (Vijayakumar et al., arXiv 1610.02424, section 3, Hamming diversity):
+at each step the groups choose one after another, and what the earlier ones chose is made less attractive to the later.
 Knows nothing of models, caches or texts before the answer.
 """
 

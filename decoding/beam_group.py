@@ -1,13 +1,13 @@
 """One group of beams: which of their continuations live on, which are finished, and when there is nothing to gain.
 
-The rules are those of transformers' `generate(num_beams=…)`, with random continuations those of its beam sampling. Words
-that must appear add the candidates and the banks of dynamic beam allocation (Post and Vilar, arXiv 1804.06609,
+The rules are those of transformers' `generate(num_beams=…)`, with random continuations those of its beam sampling.
+Words that must appear add the candidates and the banks of dynamic beam allocation (Post and Vilar, arXiv 1804.06609,
 section 3; Hokamp and Liu, arXiv 1704.07138). Knows nothing of models or of other groups.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection
-from math import inf
 from typing import NamedTuple
 
 import torch
@@ -88,7 +88,7 @@ class BeamGroup:
         totals = log_probs + torch.tensor([beam.log_prob for beam in self.live], device=log_probs.device)[:, None]
         for row, beam in enumerate(self.live):
             if self._words.missing(beam.progress):
-                totals[row, list(self._ends)] = -inf
+                totals[row, list(self._ends)] = -math.inf
         ranking = (totals if noise is None else totals + noise).flatten()  # [B · V]
         count = max(2, 1 + len(self._ends)) * self._size
         places = ranking.topk(min(count, len(ranking))).indices
@@ -96,18 +96,17 @@ class BeamGroup:
             places = self._with_wanted(places, totals)
             places = places[ranking[places].argsort(descending=True, stable=True)]
         found = zip(places.tolist(), totals.flatten()[places].tolist(), strict=True)
-        return [self._candidate(*divmod(place, log_probs.shape[1]), total) for place, total in found if total > -inf]
+        width = log_probs.shape[1]
+        return [self._candidate(place // width, place % width, total) for place, total in found if total > -math.inf]
 
     def _with_wanted(self, places: Tensor, totals: Tensor) -> Tensor:
         """Also the tokens that bring a beam on with its words, and the best of each beam. totals: [B, V]."""
         vocab_size = totals.shape[1]
-        wanted = [row * vocab_size + token for row, beam in enumerate(self.live) for token in self._wanted(beam)]
-        rows = torch.arange(len(totals), device=totals.device)
-        best = rows * vocab_size + totals.argmax(dim=-1)
-        return torch.cat([places, best, torch.tensor(wanted, dtype=torch.int64, device=totals.device)]).unique()
-
-    def _wanted(self, beam: Beam) -> set[int]:
-        return self._words.wanted(beam.progress)
+        tokens = [(row, token) for row, beam in enumerate(self.live) for token in self._words.wanted(beam.progress)]
+        wanted = torch.tensor([row * vocab_size + token for row, token in tokens], dtype=torch.int64)
+        best = torch.arange(len(totals), device=totals.device) * vocab_size + totals.argmax(dim=-1)
+        found: Tensor = torch.cat([places, best, wanted.to(totals.device)]).unique()
+        return found
 
     def _candidate(self, parent: int, token: int, log_prob: float) -> _Candidate:
         return _Candidate(parent, token, log_prob, self._words.after(self.live[parent].progress, token))
@@ -118,7 +117,7 @@ class BeamGroup:
     def _finish(self, ended: list[_Candidate]) -> None:
         """Add texts to the finished ones, and keep the best."""
         for one in ended:
-            score = one.log_prob / self._length**self._options.length_penalty
+            score = self._score(one.log_prob, self._length)
             reason: FinishReason = "stop" if one.token in self._ends else "length"
             tokens = [*self.live[one.parent].tokens, one.token]
             self.finished.append(Hypothesis(tokens, score, one.log_prob, reason))
@@ -147,7 +146,8 @@ class BeamGroup:
             return True
         if self._options.early_stopping is True:
             return False
-        penalty = self._options.length_penalty
-        longest = self._options.early_stopping == "never" and penalty > 0
-        length = self._max_tokens if longest else self._length
-        return best / length**penalty > self.finished[-1].score
+        longest = self._options.early_stopping == "never" and self._options.length_penalty > 0
+        return self._score(best, self._max_tokens if longest else self._length) > self.finished[-1].score
+
+    def _score(self, log_prob: float, length: int) -> float:
+        return log_prob / math.pow(length, self._options.length_penalty)

@@ -86,18 +86,19 @@ def choice_seed(seed: int, index: int) -> int:
     return ((high & _MASK_32) << 32 | (low & _MASK_32)) & MAX_SEED
 
 
-def gumbel(keys: Tensor, vocab_size: int) -> Tensor:
+def gumbel(keys: Tensor, tokens: int | Tensor) -> Tensor:
     """Standard Gumbel noise for every token of the vocabulary.
 
     Args:
         keys: [N, 2] int32, one `noise_key` per row, on the device where the noise is wanted.
-        vocab_size: V.
+        tokens: V, the ids being 0…V−1; or [V] int32, the ids by which the tokens draw, if they are those of another
+            vocabulary.
 
     Returns:
         [N, V] float32. All values are finite; the upper tail, which decides samples, has full float precision
         (uniforms near zero enter through log1p), the lower tail ends at −2.8.
     """
-    uniforms = _bits(keys, vocab_size).float().add_(0.5).mul_(2.0**-31)  # (0, 1]
+    uniforms = _bits(keys, tokens).float().add_(0.5).mul_(2.0**-31)  # (0, 1]
     exponential = uniforms.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
     return exponential.log_().neg_()
 
@@ -107,9 +108,10 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     return _bits(keys, count).double().add_(0.5).mul_(2.0**-31)
 
 
-def _bits(keys: Tensor, count: int) -> Tensor:
-    """[N, count] int32 in [0, 2**31); keys: [N, 2] int32."""
-    counters = torch.arange(count, dtype=torch.int32, device=keys.device)
-    bits = _mix_(counters * _signed(_GOLDEN) ^ keys[:, :1])  # [N, count]
+def _bits(keys: Tensor, counters: int | Tensor) -> Tensor:
+    """[N, C] int32 in [0, 2**31); keys: [N, 2] int32. counters: [C] int32, or C if they are 0…C−1."""
+    if isinstance(counters, int):
+        counters = torch.arange(counters, dtype=torch.int32, device=keys.device)
+    bits = _mix_(counters * _signed(_GOLDEN) ^ keys[:, :1])  # [N, C]
     bits = _mix_(bits.add_(keys[:, 1:]))
     return (bits >> 1) & 0x7FFFFFFF

@@ -94,8 +94,11 @@ class CoordinatorIngress:
         self._discovering = asyncio.create_task(Discovery(ask, coordinator.set_replicas).run())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        from deployments.gate import log_requests
         from deployments.routes import make_api
 
+        if self._http.access_log:
+            log_requests()
         return make_api(self._service, keys=self._http.key_ring(), max_body_bytes=self._http.max_body_bytes)
 
     def check_health(self) -> None:

@@ -147,6 +147,7 @@ class HttpConfig(StrictModel):
         None, description="Tokens of their prompts and answers together, as far as they may get; null: any."
     )
     max_body_bytes: Count = Field(16 * 2**20, description="The largest body of a request; larger ones get 413.")
+    access_log: bool = Field(False, description="Log a line of JSON for every request, without its content.")
     api_keys: dict[Name, ApiKeyConfig] = Field(
         default_factory=dict, description="Who may ask, by a name for logs and metrics; without keys, anybody."
     )

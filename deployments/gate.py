@@ -21,6 +21,15 @@ _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _logger = logging.getLogger("consort.access")
 
 
+def log_requests() -> None:
+    """Begin to log requests to standard error, one line of JSON for each."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
+
+
 class Gate:
     """ASGI middleware. The key of a request that passes is `request.state.key`, its id `request.state.request_id`."""
 
@@ -75,7 +84,8 @@ def _with_id_and_log(send: Send, scope: Scope, request_id: str, began_s: float) 
             status = message["status"]
             MutableHeaders(scope=message)[_REQUEST_ID] = request_id
         await send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body"):
+        last = message["type"] == "http.response.body" and not message.get("more_body")
+        if last and _logger.isEnabledFor(logging.INFO):
             _log(scope, request_id, status, time.monotonic() - began_s)
 
     return send_on
@@ -85,6 +95,7 @@ def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
     key = scope.get("state", {}).get("key")
     line: dict[str, Any] = {
         "request_id": request_id,
+        "time": round(time.time(), 3),
         "method": scope["method"],
         "path": scope["path"],
         "status": status,

@@ -160,7 +160,7 @@ def test_garbage_does_not_end_a_coordinator(replica: ReplicaZmqLink, caplog: pyt
         coordinator.send("r1", [Cancel(1)])
         receive(replica, 1)
         for frames in GARBAGE:
-            replica._socket.send_multipart([b"c1", *frames])
+            replica._listener.send_multipart([b"c1", *frames])
         replica.send("c1", [Report(1, 0, 1, [])])
         with caplog.at_level(logging.WARNING):
             assert receive(coordinator, 1) == [("r1", Report(1, 0, 1, []))]

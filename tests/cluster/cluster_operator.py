@@ -76,6 +76,10 @@ class Operator:
         answers: list[dict[str, Any]] = json.loads(self._fleet.run("client", command, timeout_s=300))
         return answers
 
+    def streams(self) -> int:
+        """The client's open connections to the server."""
+        return len(self._fleet.run("client", "ss -Htn state established dport = :8000").splitlines())
+
     def logs(self) -> str:
         """The ends of the logs that tell why something did not happen."""
         command = (

@@ -35,6 +35,7 @@ for machine in "$@"; do
     ip netns exec "$name" unshare --mount --pid --uts --ipc --fork --kill-child --mount-proc \
         bash "$here/machine.sh" "$name" "$checkout" "$environment" < /dev/null > "/run/fleet/$name.log" 2>&1 &
     echo $! > "/run/fleet/$name.pid"
+    disown # or its end would be announced
 done
 for machine in "$@"; do
     for _ in {1..100}; do

@@ -38,7 +38,6 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"stop": "\ud800"}, "stop.0"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
-    ({"n": 9}, "n"),
     ({"best_of": 0}, "best_of"),
     ({"n": 3, "best_of": 2}, "best_of"),
     ({"best_of": 2, "stream": True}, "best_of"),

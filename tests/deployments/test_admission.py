@@ -1,4 +1,4 @@
-"""The queue in front of the coordinator: bounds, order, fairness, deadlines. Nothing is answered until the test says."""
+"""The queue in front of the coordinator: bounds, order, fairness, deadlines. Nothing ends until the test says so."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -10,7 +10,10 @@ from pydantic.fields import FieldInfo
 
 from deployments import cli
 from deployments.config import ROOT, EndpointConfig, HttpConfig, ModelConfig, NgramConfig, parse_config
+from deployments.key_config import ApiKeyConfig
+from deployments.responses_request import ResponsesRequest
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.token_requests import TokenizeRequest
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
@@ -29,13 +32,15 @@ def config_row(name: str, field: FieldInfo) -> str:
     return f"| `{name}` | {default(field)} | {field.description} |"
 
 
-@pytest.mark.parametrize("model", [ModelConfig, EndpointConfig, NgramConfig, HttpConfig])
+@pytest.mark.parametrize("model", [ModelConfig, EndpointConfig, NgramConfig, HttpConfig, ApiKeyConfig])
 def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) -> None:
     rows = [config_row(name, field) for name, field in model.model_fields.items()]
     assert "\n".join(rows) in CONFIGURATION, "\n".join(rows)
 
 
-@pytest.mark.parametrize("model", [GenerationRequest, CompletionRequest, ChatRequest])
+@pytest.mark.parametrize(
+    "model", [GenerationRequest, CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest]
+)
 def test_every_field_of_a_request_is_documented(model: type[BaseModel]) -> None:
     rows = [f"| `{name}` | {field.description} |" for name, field in model.model_fields.items()]
     missing = [row for row in rows if row not in HTTP]

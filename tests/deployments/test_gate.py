@@ -19,7 +19,7 @@ from deployments.service import Service
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 BODY = {"model": "consort", "prompt": "secret prompt", "max_tokens": 4}
-SECRET = "s3cret-key"  # noqa: S105
+SECRET = "s3cret-key"
 AUTHORIZED = {"Authorization": f"Bearer {SECRET}"}
 
 
@@ -60,7 +60,7 @@ def test_large_bodies_are_refused_announced_or_not(client: TestClient) -> None:
     large = json.dumps({**BODY, "prompt": "x" * 2000}).encode()
     headers = {**AUTHORIZED, "Content-Type": "application/json"}
     for content in (large, iter([large[:900], large[900:]])):
-        reply = client.post("/v1/completions", content=content, headers=headers)  # type: ignore[arg-type]
+        reply = client.post("/v1/completions", content=content, headers=headers)
         assert reply.status_code == 413, reply.text
         assert "larger than 1000 bytes" in reply.json()["error"]["message"]
 
@@ -100,18 +100,18 @@ def test_keys_come_from_the_file_itself_the_environment_and_files(
     monkeypatch.setenv("ALICES_KEY", "a")
     monkeypatch.setenv("CONSORT_API_KEY", "c")
     (tmp_path / "bob").write_text("b\n", encoding="utf-8")
-    keys = {"alice": {"env": "ALICES_KEY"}, "bob": {"file": "bob", "max_requests": 3}, "eve": {"key": "e"}}
+    keys = {"alice": {"env": "ALICES_KEY"}, "bob": {"file": "bob", "max_requests": 3}, "eve": {"key": "eves-secret"}}
     config = configured(keys, tmp_path)
     ring = config.http.key_ring()
-    found = {secret: ring.find(f"Bearer {secret}") for secret in "abce"}
+    found = {secret: ring.find(f"Bearer {secret}") for secret in ("a", "b", "c", "eves-secret")}
     assert {secret: key.name for secret, key in found.items() if key} == {
         "a": "alice",
         "b": "bob",
         "c": "environment",
-        "e": "eve",
+        "eves-secret": "eve",
     }
     assert ring.find("Bearer d") is None
-    assert "'e'" not in repr(config)
+    assert "eves-secret" not in repr(config)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,17 @@ def test_bad_input_is_refused_by_name(fake: TestClient, path: str, body: str, fi
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(("fields", "field"), [({"n": 9}, "n"), ({"best_of": 3, "prompt": ["a", "b", "c"]}, "n")])
+def test_more_answers_than_are_taken_on_at_once_are_refused(
+    fake: TestClient, fields: dict[str, object], field: str
+) -> None:
+    error = fake.post("/v1/completions", json={**BODY, **fields}).json()["error"]
+    assert (error["param"], error["message"]) == (
+        field,
+        f"n: 9 answers are too many; at most {MAX_REQUESTS} are taken at once.",
+    )
+
+
 @pytest.mark.parametrize("body", NO_OBJECTS)
 def test_what_is_no_object_is_refused(fake: TestClient, body: str) -> None:
     content = body.encode("utf-8", "surrogatepass")
@@ -189,7 +200,7 @@ def test_overload_says_when_to_come_back() -> None:
 def test_failures_before_the_first_token_have_a_status(
     service: Service, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
-    async def run(requests: list[object], **_: object) -> Any:
+    async def run(requests: list[object], **options: object) -> Any:
         for _ in requests:
             raise error
         yield

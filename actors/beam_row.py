@@ -1,0 +1,76 @@
+"""A beam search on the target: one row of its table, as many slots as it may have beams, one token per beam and step.
+
+Its first tokens come with the last chunk of its prompt, and nothing is told before the search is over.
+"""
+
+from functools import cached_property
+
+from torch import Tensor
+
+from actors.beam_slots import BeamSlots
+from actors.messages import Admit
+from actors.row_input import RowInput
+from actors.rows import Row
+from actors.slots import SlotCache
+from decoding.beam import BeamSearch, beam_noise
+from decoding.beam_options import BeamOptions
+from decoding.history import History, Position
+from decoding.sampling import SamplingBatch, process
+
+
+class BeamRow(Row):
+    """`tokens` are the prompt: beams are never committed, so a search that moves to another replica begins anew."""
+
+    def __init__(self, peer: str, admit: Admit, options: BeamOptions, cache: SlotCache) -> None:
+        """cache: in which the row gets its slots, `slot` and `more_slots`, before it is run."""
+        super().__init__(peer, admit)
+        del self.tokens[self.prompt_length :]
+        ends = self.params.end_token_ids
+        self.search = BeamSearch(options, max_tokens=self.params.max_tokens, end_token_ids=ends)
+        self.slots_needed = options.num_beams
+        self.more_slots: list[int] = []  # beside `slot`, slots_needed - 1 of them
+        self._cache = cache
+        self._history = History(self.params, self.tokens, self.prompt_length)
+
+    @property
+    def prefilling(self) -> bool:
+        return self.pending > 0
+
+    @cached_property
+    def _slots(self) -> BeamSlots:
+        return BeamSlots(self._cache, [self.slot, *self.more_slots], self.tokens)
+
+    def inputs(self) -> list[RowInput]:
+        """[B] the last token of each live beam, once the prompt is in the cache and `take` had the logits after it."""
+        answers = self.search.live
+        columns = [self.prompt_length + len(answer) - 1 for answer in answers]
+        runs = zip(self._slots.of_beams, columns, answers, strict=True)
+        return [RowInput(slot, column, answer[-1:]) for slot, column, answer in runs]
+
+    def take(self, logits: Tensor) -> bool:
+        """Follow a step; True if the search is over.
+
+        logits: [B, V] of any float type, after each of `inputs`; the first time [1, V], after the prompt.
+        """
+        answers = self.search.live
+        self._slots.wrote(answers)
+        positions = [Position(self._history, answer) for answer in answers]
+        batch = SamplingBatch.build(positions, logits.shape[-1], logits.device)
+        log_probs = logits.float().log_softmax(dim=-1).expand(len(answers), -1)
+        fork = self.search.advance(process(log_probs, batch), self._noise(log_probs))
+        self._slots.fork(fork.parents)
+        return self.search.done
+
+    def _noise(self, log_probs: Tensor) -> Tensor | None:
+        """[B, V] if continuations are drawn."""
+        if self.params.greedy:
+            return None
+        beams, vocab_size = log_probs.shape
+        position = self.prompt_length + len(self.search.live[0])
+        return beam_noise(self.params.seed, position, beams, vocab_size, log_probs.device)
+
+    def texts(self) -> list[tuple[int, list[int]]]:
+        """Each of its slots, and the tokens that the slot's first columns hold."""
+        if self.prefilling:
+            return [(self.slot, self.tokens[: self.cached]), *((slot, []) for slot in self.more_slots)]
+        return self._slots.texts()

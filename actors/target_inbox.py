@@ -1,0 +1,106 @@
+"""What messages do to a target's rows. It trusts none of them: whatever a peer says, the other requests go on."""
+
+import logging
+import time
+
+from actors.draft_planner import DraftPlanner
+from actors.ensembles import Ensembles
+from actors.member_row import MemberRow
+from actors.messages import Admit, Answer, Ask, Drafting, Failed, Join, Joined, Lost, Message, Offer, Report
+from actors.reception import Reception
+from actors.rows import RowTable
+from actors.runner import Runner
+from actors.structures import Structures
+from actors.target_row import TargetRow
+from decoding.errors import InvalidRequestError
+from decoding.ngram import NgramProposers
+
+_log = logging.getLogger(__name__)
+
+
+class TargetInbox:
+    """One target's."""
+
+    def __init__(
+        self,
+        rows: RowTable[TargetRow | MemberRow],
+        reception: Reception[TargetRow | MemberRow],
+        runner: Runner,
+        planner: DraftPlanner,
+        structures: Structures,
+        ensembles: Ensembles,
+    ) -> None:
+        self._rows, self._reception, self._runner = rows, reception, runner
+        self._planner, self._structures, self._ensembles = planner, structures, ensembles
+        self._ngrams = NgramProposers()
+
+    def receive(self, timeout_s: float) -> None:
+        """Act on what has arrived; waits up to `timeout_s` for it."""
+        for peer, message in self._reception.receive(timeout_s):
+            self._handle(peer, message)
+
+    def fail(self, row: TargetRow | MemberRow, error: BaseException) -> None:
+        """Give the request back."""
+        self._rows.remove(row.key)
+        field = error.field if isinstance(error, InvalidRequestError) else None
+        self._reception.put(row.key[0], Failed(row.key[1], str(error), field))
+
+    def _handle(self, peer: str, message: Message) -> None:
+        match message:
+            case Offer(request_id, _, tokens):
+                row = self._rows.get((peer, request_id))
+                if isinstance(row, TargetRow) and self._runner.knows([*tokens, *message.drawn_from()]):
+                    fits = row.offer(message)
+                    if fits or row.params.rejects:  # what is drawn by chance never fits when it is late
+                        self._planner.note_offer(row, time.perf_counter())
+            case Admit():
+                self._admit(peer, message)
+            case Drafting(request_id, attached):
+                row = self._rows.get((peer, request_id))
+                if isinstance(row, TargetRow):
+                    row.drafter = row.expects_drafts = attached
+            case Join():
+                self._join(peer, message)
+            case Ask(request_id):
+                row = self._rows.get((peer, request_id))
+                error = row.follow(message) if isinstance(row, MemberRow) else "the request is not here"
+                if error is not None:
+                    self._rows.remove((peer, request_id))
+                    self._reception.put(peer, Failed(request_id, error))
+            case Joined() | Answer() | Lost() | Failed():
+                failed = self._ensembles.take(peer, message, time.perf_counter())
+                if failed is not None:
+                    self.fail(*failed)
+            case Report():
+                pass  # of a member
+            case _:
+                _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
+
+    def _admit(self, peer: str, message: Admit) -> None:
+        needed = message.prompt_length + message.params.max_tokens
+        if needed > self._runner.max_length:
+            error = f"the request needs {needed} positions, but the target has {self._runner.max_length}"
+        elif not self._runner.knows(message.tokens):
+            error = f"the prompt is empty, or has tokens outside the target's vocabulary of {self._runner.vocab_size}"
+        else:
+            options = message.ngram
+            proposer = (
+                None
+                if options is None
+                else self._ngrams.make(options, message.draft_length, rejects=message.params.rejects)
+            )
+            row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
+            self._structures.begin(row)
+            if message.ensemble is not None:
+                self._ensembles.begin(row, message.ensemble, time.perf_counter())
+            self._rows.add(row)
+            return
+        self._reception.put(peer, Failed(message.request_id, error))
+
+    def _join(self, peer: str, message: Join) -> None:
+        if self._runner.knows(message.tokens):
+            self._rows.add(MemberRow(peer, message, self._runner))
+        else:
+            self._reception.put(
+                peer, Failed(message.request_id, "a member has no room for the text, or not its tokens")
+            )

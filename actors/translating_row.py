@@ -1,0 +1,216 @@
+"""A request on a drafter whose target has another tokenizer: both go by the same text, each in tokens of its own.
+
+The drafter's tree of drafts is in its own tokens. What the target is offered is what it would have to write to follow
+them; where that depends on how a word goes on, it is offered with a lower chance.
+"""
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from actors.draft_tree import DraftNode
+from actors.drafter_row import DrafterRow
+from actors.messages import Admit, Commit, Offer
+from actors.runner import Runner
+from actors.slots import common_prefix
+from actors.translator import Translator
+from decoding.calibration import RankCalibration
+from decoding.history import History
+from decoding.text_aligner import TextAligner, Translation
+
+_LIKELY = 0.7  # how often the target writes a word as one that ends where the draft does, when nobody knows that yet
+_MIN_CHANCE = 0.002  # a token that is less probable is not worth a place in a message
+_MAX_RATIO = 4.0  # of the drafter's tokens of a text to the target's; beyond, the lookahead is not stretched
+
+
+class TranslatingRow(DrafterRow):
+    """`tokens` are the drafter's, up to the root of the tree; all positions and lengths of `DrafterRow` are in these.
+
+    The text may go on within a token of the drafter's: then the root's children are those that begin with what there is.
+    """
+
+    translator: Translator
+
+    def __init__(
+        self, peer: str, admit: Admit, runner: Runner, translator: Translator, aligner: TextAligner, prompt_length: int
+    ) -> None:
+        """aligner: of the admitted text. prompt_length: in the drafter's tokens."""
+        self.translator = translator
+        self._aligner = aligner
+        self._length = len(admit.tokens)  # of the text, in the target's tokens
+        self._last_length = admit.prompt_length + admit.params.max_tokens
+        self._rejects = admit.params.rejects
+        self._ahead = b""  # what of the text comes after `tokens`
+        self._translations: dict[DraftNode, Translation] = {}
+        params = translator.params(admit.params, runner.max_length)
+        super().__init__(
+            peer, replace(admit, tokens=aligner.tokens, prompt_length=prompt_length, params=params), runner
+        )
+
+    @classmethod
+    def make(cls, peer: str, admit: Admit, runner: Runner, translator: Translator) -> "TranslatingRow | None":
+        """None: the target has no such tokens, or the drafter has no room for the text."""
+        if not translator.knows(admit.tokens):
+            return None
+        aligner = translator.aligner(admit.tokens)
+        aligner.commit(admit.tokens[: admit.prompt_length])
+        prompt_length = len(aligner.tokens)
+        aligner.commit(admit.tokens[admit.prompt_length :])
+        if not runner.knows(aligner.tokens):
+            return None
+        return cls(peer, admit, runner, translator, aligner, prompt_length)
+
+    @property
+    def calibrated_as(self) -> Hashable:
+        return (self.translator, self.params.greedy, self._rejects)
+
+    def can_follow(self, verdict: Commit) -> bool:
+        return verdict.base <= self._length and self.translator.knows(verdict.tokens)
+
+    def resume(self, count: int) -> None:
+        if self.donor is not None:  # either text may have been written anew since
+            count = max(self.cached, min(count, common_prefix(self.donor.tokens, self.tokens)))
+        super().resume(count)
+
+    def follow(self, draft_length: int) -> None:
+        super().follow(draft_length)
+        self._lookahead = self._stretched(self._lookahead)
+
+    def position_below(self, node: DraftNode) -> int:
+        """Where, in the target's text, the token after a node would stand."""
+        return self._length + len(self._translation(node).tokens)
+
+    def offer(self, leaves: Sequence[DraftNode]) -> Offer | None:
+        """All that is drafted, since the chances of earlier offers fall when it is known how a word goes on."""
+        places: dict[tuple[int, int], int] = {}
+        weights: list[float] = []
+        for node in self.tree.root.descendants():
+            open_ended = node.chance - sum(child.chance for child in node.children.values())
+            if open_ended <= 0:
+                continue
+            found, above = self._translation(node), -1
+            for rank, token in enumerate(found.tokens):
+                above = places.setdefault((above, token), len(places))
+                if above == len(weights):
+                    weights.append(0.0)
+                weights[above] += open_ended if rank < found.certain else open_ended * _LIKELY
+        return self._offer_of(list(places), weights)
+
+    def _offer_of(self, nodes: list[tuple[int, int]], weights: Sequence[float]) -> Offer | None:
+        """nodes: the place of what each token follows, and the token. weights: the chance to come by each."""
+        kept: dict[int, int] = {-1: -1}
+        for place, weight in enumerate(weights):
+            if weight >= _MIN_CHANCE:
+                kept[place] = len(kept) - 1
+        if len(kept) == 1:
+            return None
+        chosen = list(kept)[1:]
+        above = [nodes[place][0] for place in chosen]
+        chances = [
+            min(1.0, weights[place] / (weights[up] if up >= 0 else 1.0))
+            for place, up in zip(chosen, above, strict=True)
+        ]
+        return Offer(
+            self.key[1], self._length, [nodes[place][1] for place in chosen], [kept[up] for up in above], chances
+        )
+
+    def commit(self, verdict: Commit, calibration: RankCalibration) -> None:
+        """Follow the verdict down the tree; where it leaves the tree, or writes its last word anew, begin anew."""
+        committed = verdict.tokens[self._length - verdict.base :]
+        kept = self._aligner.commit(committed)
+        self._length += len(committed)
+        self._ahead = b""
+        node: DraftNode | None = self.tree.root
+        if kept < len(self.tokens):
+            self._roll_back(kept)
+            node = None
+        node = self._descend(node, self._aligner.tokens[len(self.tokens) :], calibration)
+        if node is None and not self.pending:  # the last token is to be run as text, so that others can follow it
+            self._forget(len(self.tokens) - 1)
+        self._end = min(self._runner.max_length, len(self.tokens) + self._stretched(self._last_length - self._length))
+        self._plant(node)
+        self._translations = dict(self._still_right(committed))
+
+    def _descend(self, node: DraftNode | None, tokens: Sequence[int], calibration: RankCalibration) -> DraftNode | None:
+        """Where the text, which goes on with these tokens, is below a node; None if nowhere."""
+        for at, token in enumerate(tokens):
+            if node is not None and self._stop_within(node, tokens[at:]):
+                return node
+            node = self._append(token, node, calibration)
+        return node
+
+    def _stop_within(self, node: DraftNode, tokens: Sequence[int]) -> bool:
+        """Whether the text, which goes on with these tokens, is more likely to end within a child of a node.
+
+        The other children are dropped then.
+        """
+        speller = self.translator.drafter
+        ahead = self._spelled(tokens)
+        within = {
+            token: child
+            for token, child in node.children.items()
+            if ahead is not None
+            and (data := self._spelled([token]) or b"").startswith(ahead)
+            and len(data) > len(ahead)
+            and speller.spell_bytes(data[len(ahead) :]) is not None
+        }
+        rival = node.children.get(tokens[0])
+        if ahead is None or not within or (rival is not None and rival < next(iter(within.values()))):
+            return False
+        self._ahead = ahead
+        _drop_others(node, within)
+        return True
+
+    def _spelled(self, tokens: Sequence[int]) -> bytes | None:
+        """The bytes of the drafter's tokens; None if one is not text."""
+        vocabulary = self.translator.drafter.vocabulary
+        is_text = all(isinstance(vocabulary.meanings[token], bytes) for token in tokens)
+        return vocabulary.spelled(tokens) if is_text else None
+
+    def _translation(self, node: DraftNode) -> Translation:
+        """What the target would write to come by a node, after the text."""
+        found = self._translations.get(node)
+        if found is None:
+            draft = [above.token for above in node.path()]
+            if draft and self._ahead:
+                spelled = self.translator.drafter.vocabulary.spelled(draft[:1])
+                draft[:1] = self.translator.drafter.spell_bytes(spelled[len(self._ahead) :]) or []
+            found = self._translations[node] = self._aligner.translate(draft)
+        return found
+
+    def _still_right(self, committed: list[int]) -> Iterator[tuple[DraftNode, Translation]]:
+        """What is left of the translations that the text, which went on with these tokens, has followed."""
+        count = len(committed)
+        for node in self.tree.root.descendants():
+            found = self._translations.get(node)
+            if found is not None and found.tokens[:count] == committed:
+                yield node, Translation(found.tokens[count:], max(0, found.certain - count))
+
+    def _stretched(self, length: int) -> int:
+        """About as many of the drafter's tokens as so many of the target's."""
+        return math.ceil(length * min(len(self._aligner.tokens) / self._length, _MAX_RATIO))
+
+    def _roll_back(self, count: int) -> None:
+        """Keep the first `count` tokens of the text, and nothing that is drafted."""
+        self._forget(count)
+        del self.tokens[count:]
+        self.history = History(self.params, self.tokens, self.prompt_length)
+
+    def _forget(self, count: int) -> None:
+        """All but the first `count` tokens of the text are to be run again. The tree is about to be dropped."""
+        if count <= self._trunk:
+            self._trunk = self._used = self.cached = count
+            self._spine = []
+        elif count < self.cached:
+            del self._spine[count - self._trunk :]
+            self.cached = count
+
+
+def _drop_others(node: DraftNode, kept: dict[int, DraftNode]) -> None:
+    """Leave a node these children, which are the more likely for it."""
+    dropped = sum(child.chance for token, child in node.children.items() if token not in kept)
+    factor = node.chance / max(node.chance - dropped, sum(child.chance for child in kept.values()))
+    node.children = kept
+    for below in node.descendants():
+        below.chance *= factor

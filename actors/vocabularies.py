@@ -1,0 +1,53 @@
+"""A Hugging Face tokenizer as the table of tokens and the function by which texts are aligned.
+
+Knows nothing of models or requests.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from decoding.text_aligner import Speller
+from decoding.vocabulary import Vocabulary
+
+_ROLES = ("eos", "bos", "unk", "pad", "sep", "cls", "mask")  # of a token that has several, the first counts
+
+
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
+    """The tokenizer's tokens. size: V, how many logits the model has."""
+    added = [token for token in tokenizer.added_tokens_decoder.values() if not token.special]
+    return Vocabulary.build(
+        tokenizer.get_vocab(), control=_control(tokenizer), added=[token.content for token in added], size=size
+    )
+
+
+def speller_of(tokenizer: PreTrainedTokenizerBase, size: int) -> Speller:
+    """Writes texts in the tokenizer's tokens, with a copy of its own. size: V, how many logits the model has."""
+    return Speller(vocabulary_of(tokenizer, size), _encoder(tokenizer))
+
+
+def begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether it puts its "bos" token before a text by itself."""
+    begin: list[int] = tokenizer.encode("a")
+    return tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
+
+
+def _control(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The role of each token that is not text, or else its name."""
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    control = {token: token for token in (*special, *tokenizer.all_special_tokens)}
+    named = ((getattr(tokenizer, f"{role}_token", None), role) for role in reversed(_ROLES))
+    return control | {token: role for token, role in named if token is not None}
+
+
+def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    """Text to ids; the names of control tokens are text, where the tokenizer can see them so."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        own = deepcopy(tokenizer)
+        return lambda text: list(own.encode(text, add_special_tokens=False))
+    backend = deepcopy(tokenizer.backend_tokenizer)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return lambda text: list(backend.encode(text, add_special_tokens=False).ids)

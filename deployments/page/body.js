@@ -1,0 +1,76 @@
+/** What is sent: the body of a request out of what the page's controls hold. Pure. */
+
+import { FIELDS } from "./fields.js";
+
+/** A control that does not hold what it should; name: the field's. */
+export class FieldError extends Error {
+  constructor(name, message) {
+    super(message);
+    this.field = name;
+  }
+}
+
+/**
+ * @param {"chat"|"completion"} kind
+ * @param {Record<string, string>} texts what each field's control holds; switches: "true" or "false"
+ * @returns {Record<string, unknown>} the request's parameters, without prompt and model
+ * @throws {FieldError}
+ */
+export function parameters(kind, texts) {
+  const fields = FIELDS.filter(({ name, only }) => !name.startsWith("_") && (!only || only === kind));
+  const set = fields.map((field) => [field.name, read(field, texts[field.name] ?? "")]);
+  return {
+    ...Object.fromEntries(set.filter(([, value]) => value !== undefined)),
+    ...structure(texts._structure, texts._definition ?? ""),
+    ...read({ name: "_more", kind: "json" }, texts._more ?? ""),
+  };
+}
+
+/** The fields that ask for log-probabilities, with so many alternatives in each place. */
+export function alternatives(kind, count) {
+  return kind === "chat" ? { logprobs: true, top_logprobs: count } : { logprobs: count };
+}
+
+/** The value of a field, or undefined where it is left out. */
+export function read({ name, kind, value: standard }, text) {
+  if (kind === "switch") return text === (standard ?? "false") ? undefined : text === "true";
+  if (text.trim() === "") return undefined;
+  if (kind === "lines") return lines(text).map((line) => line.replaceAll("\\n", "\n"));
+  if (kind === "json") return object(name, text);
+  if (kind !== "number" && kind !== "integer") return text;
+  const value = Number(text);
+  if (!Number.isFinite(value) || (kind === "integer" && !Number.isSafeInteger(value)))
+    throw new FieldError(name, `${text} should be ${kind === "integer" ? "a whole number" : "a number"}.`);
+  return value;
+}
+
+function lines(text) {
+  return text.split("\n").filter((line) => line !== "");
+}
+
+function object(name, text) {
+  let value;
+  try {
+    value = JSON.parse(text);
+  } catch (error) {
+    throw new FieldError(name, `This is not JSON: ${error.message}`);
+  }
+  if (value === null || typeof value !== "object" || Array.isArray(value))
+    throw new FieldError(name, "This should be a JSON object: {…}");
+  return value;
+}
+
+function structure(kind, definition) {
+  if (!kind) return {};
+  if (kind === "json_object") return { response_format: { type: kind } };
+  if (!definition.trim()) throw new FieldError("_definition", "What the answer must be is not defined.");
+  if (kind === "json") return { structured_outputs: { json: object("_definition", definition) } };
+  return { structured_outputs: { [kind]: kind === "choice" ? lines(definition) : definition } };
+}
+
+/** The request as a command for a shell. The key stays out of it. */
+export function curl(url, body, hasKey) {
+  const quoted = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
+  const key = hasKey ? ["  -H \"Authorization: Bearer $CONSORT_API_KEY\""] : [];
+  return [`curl -N ${url}`, "  -H 'Content-Type: application/json'", ...key, `  -d '${quoted}'`].join(" \\\n");
+}

@@ -1,0 +1,79 @@
+/** The request's parameters that can be set on the page, group by group, with their help. Data alone. */
+
+/**
+ * @typedef {object} Field
+ * @property {string} name as the API has it; those that begin with "_" are turned into other fields
+ * @property {string} label
+ * @property {"number"|"integer"|"lines"|"text"|"json"|"choice"|"switch"} kind
+ * @property {string} help
+ * @property {string} [value] what it begins with; otherwise it is left out of the request
+ * @property {string} [blank] shown where nothing is set
+ * @property {number} [min]
+ * @property {number} [max]
+ * @property {number} [step]
+ * @property {[string, string][]} [choices] value and label
+ * @property {"chat"|"completion"} [only] for this kind of request
+ */
+
+/** @type {{title: string, open?: boolean, fields: Field[]}[]} */
+export const GROUPS = [
+  {
+    title: "Basics",
+    open: true,
+    fields: [
+      { name: "_system", label: "System message", kind: "text", only: "chat", help: "Goes before the conversation and tells the model how to answer." },
+      { name: "max_tokens", label: "Most tokens", kind: "integer", value: "256", min: 1, help: "The answer ends after so many tokens. Blank: 16 in completions, in chat as many as the context has room for." },
+      { name: "temperature", label: "Temperature", kind: "number", blank: "1", min: 0, step: 0.1, help: "0 always takes the most probable token. Higher values vary more; 1 is the model's own distribution." },
+      { name: "top_p", label: "Top p", kind: "number", blank: "1", min: 0, max: 1, step: 0.05, help: "Samples from the fewest tokens that together are this probable. 1: from all." },
+      { name: "seed", label: "Seed", kind: "integer", blank: "drawn", help: "The same seed gives the same text. Blank: a new one each time; it stands below the answer." },
+    ],
+  },
+  {
+    title: "Speculation",
+    open: true,
+    fields: [
+      { name: "speculate", label: "Use drafts", kind: "switch", value: "true", help: "Off: the target writes alone, token by token. The text stays the same, the speed does not." },
+      { name: "draft_length", label: "Draft length γ", kind: "integer", blank: "the endpoint's", min: 0, max: 32, help: "The most draft tokens that one step of the target verifies. Longer is not always faster." },
+      { name: "verification", label: "Verification", kind: "choice", choices: [["", "the endpoint's"], ["coupled", "coupled"], ["rejection", "rejection"]], help: "Coupled: drafter and target share their randomness, so drafts never change the text. Rejection: the classical rule, which keeps the distribution." },
+      { name: "_race", label: "Compare", kind: "choice", choices: [["", "one after the other"], ["race", "both at once"]], help: "One after the other, neither slows the other down. At once, they share the target's steps." },
+    ],
+  },
+  {
+    title: "Sampling",
+    fields: [
+      { name: "top_k", label: "Top k", kind: "integer", blank: "off", min: 0, help: "Samples from the k most probable tokens only." },
+      { name: "min_p", label: "Min p", kind: "number", blank: "off", min: 0, max: 1, step: 0.01, help: "Drops tokens less probable than this share of the most probable one." },
+      { name: "typical_p", label: "Typical p", kind: "number", blank: "1", min: 0, max: 1, step: 0.05, help: "Locally typical sampling: prefers tokens that surprise as much as one would expect." },
+      { name: "logit_bias", label: "Logit bias", kind: "json", help: 'Added to the logits of single tokens, by id: {"42": -100} forbids token 42.' },
+    ],
+  },
+  {
+    title: "Repetition",
+    fields: [
+      { name: "repetition_penalty", label: "Repetition penalty", kind: "number", blank: "1", min: 0, step: 0.05, help: "Above 1, tokens that the prompt or the answer has already get less probable." },
+      { name: "presence_penalty", label: "Presence penalty", kind: "number", blank: "0", min: -2, max: 2, step: 0.1, help: "Taken off the logits of tokens that the answer has already." },
+      { name: "frequency_penalty", label: "Frequency penalty", kind: "number", blank: "0", min: -2, max: 2, step: 0.1, help: "The same, once for every time that the token came." },
+      { name: "no_repeat_ngram_size", label: "No repeated n-grams", kind: "integer", blank: "off", min: 0, help: "No so many tokens in a row come twice." },
+    ],
+  },
+  {
+    title: "Where it ends",
+    fields: [
+      { name: "stop", label: "Stop at", kind: "lines", help: "The answer ends right before any of these texts, one to a line. \\n stands for a line break." },
+      { name: "min_tokens", label: "Fewest tokens", kind: "integer", blank: "0", min: 0, help: "The answer does not end before so many tokens." },
+      { name: "ignore_eos", label: "Go on after the end", kind: "switch", help: "On: end-of-text tokens don't end the answer; only the most tokens do." },
+      { name: "timeout_s", label: "Time limit, s", kind: "number", blank: "the endpoint's", min: 0, help: "After so many seconds the request fails." },
+    ],
+  },
+  {
+    title: "Structure and more",
+    fields: [
+      { name: "_structure", label: "The answer must be", kind: "choice", choices: [["", "anything"], ["json_object", "a JSON object"], ["json", "JSON by a schema"], ["regex", "a match of a regular expression"], ["choice", "one of some texts"], ["grammar", "by a grammar (Lark)"]], help: "The model can only write what fits, unless it is cut off at the most tokens." },
+      { name: "_definition", label: "Schema, expression, texts or grammar", kind: "text", help: "What the line above asks for. Texts: one to a line." },
+      { name: "_top", label: "Alternatives per token", kind: "integer", value: "5", min: 0, max: 20, help: "With Alternatives on, how many of the most probable tokens to tell in each place." },
+      { name: "_more", label: "More fields, as JSON", kind: "json", help: 'Any other field of the API, for example {"eta_cutoff": 0.001}.' },
+    ],
+  },
+];
+
+export const FIELDS = GROUPS.flatMap(({ fields }) => fields);

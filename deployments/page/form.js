@@ -1,0 +1,128 @@
+/** The form of parameters: a control for each field, its help, and what was wrong with it. */
+
+import { make } from "./dom.js";
+import { FIELDS, GROUPS } from "./fields.js";
+
+const STORE = "consort.parameters";
+const PARTS = { response_format: "_structure", structured_outputs: "_definition", messages: "_system" };
+
+export class Form {
+  /** @param {HTMLFormElement} element  @param {Storage} storage what was set outlives a reload of the tab there */
+  constructor(element, storage) {
+    this._storage = storage;
+    this._controls = new Map();
+    this._rows = new Map();
+    element.append(...GROUPS.map((group) => this._group(group)));
+    element.addEventListener("submit", (event) => event.preventDefault());
+    element.addEventListener("input", () => this._keep());
+    this._restore();
+  }
+
+  /** What each control holds. */
+  get texts() {
+    return Object.fromEntries([...this._controls].map(([name, control]) => [name, textOf(control)]));
+  }
+
+  /** Shows the fields that this kind of request has. */
+  showFor(kind) {
+    for (const { name, only } of FIELDS) this._rows.get(name).hidden = only !== undefined && only !== kind;
+  }
+
+  reset() {
+    this.clearMark();
+    for (const field of FIELDS) setText(this._controls.get(field.name), field.value ?? "");
+    this._keep();
+  }
+
+  /** Marks the field that the server or the page found wrong; false: it is not on this form. */
+  mark(param, message) {
+    const root = (param ?? "").split(/[.[]/)[0];
+    const control = this._controls.get(param) ?? this._controls.get(PARTS[root] ?? root);
+    if (!control) return false;
+    const row = control.closest(".field");
+    row.closest("details").open = true;
+    control.setAttribute("aria-invalid", "true");
+    row.append(make("p", { className: "wrong", textContent: message }));
+    control.focus();
+    return true;
+  }
+
+  clearMark() {
+    for (const row of this._rows.values()) {
+      row.querySelector("[aria-invalid]")?.removeAttribute("aria-invalid");
+      row.querySelector(".wrong")?.remove();
+    }
+  }
+
+  _group({ title, open = false, fields }) {
+    const rows = fields.map((field) => this._row(field));
+    return make("details", { open, className: "group" }, make("summary", { textContent: title }), ...rows);
+  }
+
+  _row(field) {
+    const id = `field-${field.name}`;
+    const control = controlOf(field, id);
+    const help = make("p", { id: `${id}-help`, className: "help", textContent: field.help, hidden: true });
+    const label = make("label", { htmlFor: id, textContent: field.label });
+    const row = make("div", { className: `field ${field.kind}` }, label, questionMark(field, help), control, help);
+    this._controls.set(field.name, control);
+    this._rows.set(field.name, row);
+    return row;
+  }
+
+  _keep() {
+    this._storage.setItem(STORE, JSON.stringify(this.texts));
+  }
+
+  _restore() {
+    const kept = JSON.parse(this._storage.getItem(STORE) ?? "{}");
+    for (const [name, text] of Object.entries(kept)) if (this._controls.has(name)) setText(this._controls.get(name), text);
+  }
+}
+
+function questionMark({ label }, help) {
+  const button = make("button", {
+    type: "button",
+    className: "question",
+    textContent: "?",
+    "aria-label": `Help: ${label}`,
+    "aria-expanded": "false",
+    "aria-controls": help.id,
+  });
+  button.addEventListener("click", () => {
+    help.hidden = !help.hidden;
+    button.setAttribute("aria-expanded", String(!help.hidden));
+  });
+  return button;
+}
+
+function controlOf(field, id) {
+  const common = { id, "aria-describedby": `${id}-help` };
+  switch (field.kind) {
+    case "choice":
+      return make("select", common, ...field.choices.map(([value, label]) => new Option(label, value)));
+    case "switch":
+      return make("input", { ...common, type: "checkbox", role: "switch", checked: field.value === "true" });
+    case "number":
+    case "integer":
+      return numberInput(field, common);
+    default:
+      return make("textarea", { ...common, rows: 2, spellcheck: false, value: field.value ?? "" });
+  }
+}
+
+function numberInput({ min, max, step = 1, value = "", blank = "" }, common) {
+  const limits = Object.entries({ min, max }).filter(([, limit]) => limit !== undefined);
+  const properties = { ...common, type: "number", placeholder: blank, autocomplete: "off", ...Object.fromEntries(limits) };
+  return make("input", { ...properties, step: String(step), value });
+}
+
+function textOf(control) {
+  if (control.type === "checkbox") return String(control.checked);
+  return control.validity?.badInput ? "not a number" : control.value;
+}
+
+function setText(control, text) {
+  if (control.type === "checkbox") control.checked = text === "true";
+  else control.value = text;
+}

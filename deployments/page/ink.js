@@ -1,0 +1,61 @@
+/** Writes an answer's tokens onto the page, each in an element of its own, once per frame. */
+
+import { make } from "./dom.js";
+import { classOf } from "./sources.js";
+
+const tokens = new WeakMap();
+
+/** @returns {import("./answer.js").Token | undefined} the token that an element shows */
+export function tokenOf(element) {
+  return tokens.get(element);
+}
+
+export class Ink {
+  /** @param {HTMLElement} element  @param {() => void} drawn called after each drawing */
+  constructor(element, drawn) {
+    this.element = element;
+    this._drawn = drawn;
+    this._waiting = [];
+    this._frame = 0;
+    this._spans = [];
+  }
+
+  add(added) {
+    this._waiting.push(...added);
+    this._frame ||= requestAnimationFrame(() => this.flush());
+  }
+
+  flush() {
+    cancelAnimationFrame(this._frame);
+    this._frame = 0;
+    const spans = this._waiting.map(spanOf);
+    this._waiting = [];
+    this._spans.push(...spans);
+    this.element.append(...spans);
+    this._drawn();
+  }
+
+  /** Once the answer is complete: tokens may have lost text. */
+  settle() {
+    this.flush();
+    for (const span of this._spans) {
+      const { text } = tokens.get(span);
+      if (span.textContent !== text) span.textContent = text;
+    }
+  }
+
+  /** Marks everything from a character on. */
+  markFrom(at) {
+    let end = 0;
+    for (const span of this._spans) {
+      end += span.textContent.length;
+      if (end > at) span.classList.add("differs");
+    }
+  }
+}
+
+function spanOf(token) {
+  const span = make("span", { className: `token ${classOf(token.source)}`, textContent: token.text, tabIndex: -1 });
+  tokens.set(span, token);
+  return span;
+}

@@ -1,0 +1,110 @@
+/** What is known of one token, shown beside it: under the pointer, or wherever the arrow keys have gone. */
+
+import { make } from "./dom.js";
+import { tokenOf } from "./ink.js";
+import { classOf, meaningOf } from "./sources.js";
+import { percent, visible } from "./words.js";
+
+const GAP_PX = 8;
+
+export class Tip {
+  /** @param {HTMLElement} element  @param {(words: string) => void} announce */
+  constructor(element, announce) {
+    this._element = element;
+    this._announce = announce;
+  }
+
+  /** Serves all tokens below an element. */
+  watch(root) {
+    root.addEventListener("pointerover", ({ target }) => this._show(target));
+    root.addEventListener("pointerleave", () => this.hide());
+    root.addEventListener("scroll", () => this.hide(), { passive: true });
+    root.addEventListener("focusin", ({ target }) => this._show(target) && this._announce(wordsOf(tokenOf(target))));
+    root.addEventListener("focusout", () => this.hide());
+    root.addEventListener("keydown", (event) => this._move(event));
+  }
+
+  hide() {
+    this._element.hidden = true;
+  }
+
+  _show(target) {
+    const token = tokenOf(target);
+    if (!token) {
+      this.hide();
+      return false;
+    }
+    this._element.replaceChildren(...contentOf(token));
+    this._element.hidden = false;
+    this._place(target.getClientRects()[0] ?? target.getBoundingClientRect());
+    return true;
+  }
+
+  _place(token) {
+    const { width, height } = this._element.getBoundingClientRect();
+    const left = Math.min(Math.max(GAP_PX, token.left), document.documentElement.clientWidth - width - GAP_PX);
+    const below = token.bottom + GAP_PX + height < window.innerHeight;
+    this._element.style.left = `${Math.max(GAP_PX, left)}px`;
+    this._element.style.top = `${below ? token.bottom + GAP_PX : Math.max(GAP_PX, token.top - GAP_PX - height)}px`;
+  }
+
+  /** Arrow keys go from token to token, Escape leaves them. */
+  _move(event) {
+    const group = event.target.closest?.(".tokens");
+    if (!group) return;
+    const next = nextOf(event.key, group, tokenOf(event.target) ? event.target : null);
+    if (!next) return;
+    event.preventDefault();
+    event.stopPropagation();
+    next.focus();
+  }
+}
+
+function nextOf(key, group, current) {
+  switch (key) {
+    case "ArrowRight":
+      return current ? current.nextElementSibling : group.firstElementChild;
+    case "ArrowLeft":
+      return current ? current.previousElementSibling : group.lastElementChild;
+    case "Home":
+      return group.firstElementChild;
+    case "End":
+      return group.lastElementChild;
+    case "Escape":
+      return current && group;
+    default:
+      return null;
+  }
+}
+
+function contentOf(token) {
+  const head = make("p", { className: "tip-token" }, make("code", { textContent: visible(token.text) }));
+  if (token.id !== null) head.append(make("span", { className: "facts", textContent: ` id ${token.id}` }));
+  const source = make("p", { className: `tip-source ${classOf(token.source)}` });
+  source.append(make("b", { textContent: token.source || "token" }), `: ${meaningOf(token.source)}`);
+  return [head, source, ...probabilities(token)];
+}
+
+function probabilities(token) {
+  if (token.logprob === null) return [];
+  const own = Math.exp(token.logprob);
+  const words = `The model gave it ${probability(own)}${token.top.length ? ", and in its place:" : "."}`;
+  const rows = token.top.map(({ text, logprob }) => {
+    const share = Math.exp(logprob);
+    const bar = make("meter", { min: 0, max: 1, value: share, "aria-hidden": "true" });
+    const name = make("code", { textContent: visible(text) });
+    const same = logprob === token.logprob;
+    return make("li", { className: same ? "chosen" : "" }, name, bar, make("span", { textContent: probability(share) }));
+  });
+  return [make("p", { textContent: words }), make("ol", {}, ...rows)];
+}
+
+function probability(share) {
+  return share > 0 && share < 0.005 ? "< 1 %" : percent(share);
+}
+
+function wordsOf(token) {
+  const others = token.top.map(({ text, logprob }) => `${visible(text)} ${probability(Math.exp(logprob))}`);
+  const own = token.logprob === null ? "" : `, ${probability(Math.exp(token.logprob))}`;
+  return `${visible(token.text)}: ${token.source}${own}${others.length ? `; in its place: ${others.join(", ")}` : ""}`;
+}
