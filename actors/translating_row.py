@@ -27,7 +27,7 @@ _MAX_RATIO = 4.0  # of the drafter's tokens of a text to the target's; beyond, t
 class TranslatingRow(DrafterRow):
     """`tokens` are the drafter's, up to the root of the tree; all positions and lengths of `DrafterRow` are in these.
 
-    The text may go on within a token of the drafter's: then the root's children are those that begin with what there is.
+    The text may go on within a token of the drafter's: then the root's children are those that begin so.
     """
 
     translator: Translator
@@ -100,20 +100,15 @@ class TranslatingRow(DrafterRow):
     def _offer_of(self, nodes: list[tuple[int, int]], weights: Sequence[float]) -> Offer | None:
         """nodes: the place of what each token follows, and the token. weights: the chance to come by each."""
         kept: dict[int, int] = {-1: -1}
-        for place, weight in enumerate(weights):
+        offered: list[tuple[int, int, float]] = []
+        for place, ((above, token), weight) in enumerate(zip(nodes, weights, strict=True)):
             if weight >= _MIN_CHANCE:
-                kept[place] = len(kept) - 1
-        if len(kept) == 1:
+                kept[place] = len(offered)
+                offered.append((token, kept[above], min(1.0, weight / (weights[above] if above >= 0 else 1.0))))
+        if not offered:
             return None
-        chosen = list(kept)[1:]
-        above = [nodes[place][0] for place in chosen]
-        chances = [
-            min(1.0, weights[place] / (weights[up] if up >= 0 else 1.0))
-            for place, up in zip(chosen, above, strict=True)
-        ]
-        return Offer(
-            self.key[1], self._length, [nodes[place][1] for place in chosen], [kept[up] for up in above], chances
-        )
+        tokens, parents, chances = map(list, zip(*offered, strict=True))
+        return Offer(self.key[1], self._length, tokens, parents, chances)
 
     def commit(self, verdict: Commit, calibration: RankCalibration) -> None:
         """Follow the verdict down the tree; where it leaves the tree, or writes its last word anew, begin anew."""

@@ -69,23 +69,26 @@ class Translator:
             given: by the client, in the target's tokens.
             max_tokens: of the drafter's.
         """
-        forced = {
-            field: self.ids.get(getattr(given, field), None) for field in ("forced_bos_token_id", "forced_eos_token_id")
-        }
-        lists = ("allowed_token_ids", "suppress_tokens", "begin_suppress_tokens", "eos_token_ids", "stop_token_ids")
-        translated = {field: self._all(getattr(given, field)) for field in lists}
         words = (word for word in given.bad_words_ids if all(token in self.ids for token in word))
         return replace(
             given,
-            **translated,
-            **forced,
             logit_bias=tuple((self.ids[token], bias) for token, bias in given.logit_bias if token in self.ids),
             bad_words_ids=tuple(self._all(word) for word in words),
+            allowed_token_ids=self._all(given.allowed_token_ids),
+            forced_bos_token_id=self._one(given.forced_bos_token_id),
+            forced_eos_token_id=self._one(given.forced_eos_token_id),
+            suppress_tokens=self._all(given.suppress_tokens),
+            begin_suppress_tokens=self._all(given.begin_suppress_tokens),
+            eos_token_ids=self._all(given.eos_token_ids),
+            stop_token_ids=self._all(given.stop_token_ids),
             structure=None,
             temperature=0.0 if given.rejects else given.temperature,
             verification="coupled",
             max_tokens=max(max_tokens, given.min_tokens),
         )
+
+    def _one(self, token: int | None) -> int | None:
+        return None if token is None else self.ids.get(token)
 
     def _all(self, tokens: Iterable[int]) -> tuple[int, ...]:
         return tuple(self.ids[token] for token in tokens if token in self.ids)

@@ -53,7 +53,7 @@ class Post:
     @property
     def name(self) -> str | None:
         """Of the replica that is up; None: it is starting."""
-        return self._address and self._address.name
+        return None if self._address is None else self._address.name
 
     @property
     def relay(self) -> Relay:
@@ -131,9 +131,10 @@ class Post:
 class Fleet:
     """All posts, a supervisor that looks after them, discovery, and a coordinator."""
 
-    def __init__(self, posts: Sequence[Post], coordinator: Coordinator, check: LoopThread) -> None:
+    def __init__(self, posts: Sequence[Post], coordinator: Coordinator, thread: LoopThread) -> None:
+        """thread: the coordinator's."""
         self.posts, self.coordinator = posts, coordinator
-        self._thread = check
+        self._thread = thread
         self._asking = ThreadPoolExecutor(len(posts), thread_name_prefix="asking")
 
     def check(self) -> None:

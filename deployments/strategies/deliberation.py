@@ -39,7 +39,7 @@ class Deliberation:
         self._members = [Member(model) for model in models]
         self._asking = Asking(run, ready, self._policy.member_timeout_s)
         self._ready = ready
-        self._done = 0
+        self._done = self._total = 0  # steps of the phase that runs
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Progress, then the outcome. Leaving early cancels what runs.
@@ -48,16 +48,17 @@ class Deliberation:
             ConsortError: a member failed and the policy is to fail, too few are left, or the request is at fault.
         """
         self._drop_absent()
+        self._total = len(self._present) * self._options.candidates
         async with aclosing(self._gather(self._propose)) as proposals:
             async for event in proposals:
                 yield event
         candidates = [candidate for member in self._present for candidate in member.candidates]
         judgements: dict[str, list[float]] = {}
         if self._options.kind == "rerank":
+            self._total = len(candidates) * len([one for one in self._present if self._judges(one)])
             async with aclosing(self._gather(partial(self._judge, candidates, judgements))) as judging:
                 async for event in judging:
                     yield event
-            candidates = [one for one in candidates if one.member in {member.model for member in self._present}]
         yield self._outcome(candidates, await asyncio.to_thread(self._choose, candidates, judgements))
 
     @property
@@ -116,9 +117,8 @@ class Deliberation:
         self._policy.blend.member_weights([one.error is None for one in self._members])  # raises if none counts
         return Progress(kind="member_failed", model=member.model, done=self._done, total=self._total, error=str(error))
 
-    @property
-    def _total(self) -> int:
-        return len(self._members) * self._options.candidates
+    def _judges(self, member: Member) -> bool:
+        return self._options.judge in (None, member.model)
 
     async def _propose(self, member: Member) -> AsyncGenerator[Progress, None]:
         count = self._options.candidates
@@ -140,7 +140,7 @@ class Deliberation:
         self, candidates: Sequence[Candidate], judgements: dict[str, list[float]], member: Member
     ) -> AsyncGenerator[Progress, None]:
         """Fill in what the member thinks of each candidate; what it thinks of its own it has said already."""
-        if self._options.judge not in (None, member.model):
+        if not self._judges(member):
             return
         found = [one.log_likelihood if one.member == member.model else None for one in candidates]
         texts = [one.tokens for one, known in zip(candidates, found, strict=True) if known is None and one.tokens]
@@ -158,6 +158,8 @@ class Deliberation:
         weights = [shares[one.member] for one in candidates]
         match self._options.kind:
             case "rerank":
+                if not judgements:
+                    raise UnavailableError("a member failed: nobody is left who could judge")
                 return by_score(_mean(judgements, shares), likelihoods)
             case "majority":
                 return majority([self._options.extract(one.text) for one in candidates], weights, likelihoods)

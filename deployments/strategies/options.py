@@ -16,8 +16,8 @@ class StrategyOptions:
     """Of one endpoint.
 
     rerank: what the members, or the judge, find most likely per token. majority: what most extracted answers say;
-    self-consistency (Wang et al., arXiv 2203.11171) if there is one member. mbr: what is closest to all others. best_of:
-    what its own member finds most likely per token.
+    self-consistency (Wang et al., arXiv 2203.11171) if there is one member. mbr: what is closest to all others.
+    best_of: what its own member finds most likely per token.
     """
 
     kind: StrategyKind

@@ -130,7 +130,7 @@ def test_beams_see_independent_noise() -> None:
 
 
 def test_groups_by_hand() -> None:
-    """Two groups of one beam, penalty 1: the second sees log 0.5 − 1 < log 0.4, so it takes 2; then nothing is equal."""
+    """Two groups of one beam, penalty 1: to the second, 1 has log 0.5 − 1, so it takes 2; then nothing is equal."""
     options = BeamOptions(num_beams=2, num_return_sequences=2, num_beam_groups=2, diversity_penalty=1.0)
     steps: list[list[list[int]]] = []
     best = search(GARDEN, options, max_tokens=2, end=END, steps=steps)

@@ -100,7 +100,6 @@ def test_a_few_beams_find_texts_that_have_the_words(words: Words) -> None:
         assert all(has_all(one.tokens, words) for one in best)
         assert best[0].score <= expected[0][0] + 1e-5
         optimal += best[0].tokens == expected[0][1]
-    print(words, optimal)
     assert optimal >= 12
 
 

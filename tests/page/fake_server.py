@@ -1,0 +1,147 @@
+"""A server that streams made-up answers in the shape of Consort's, so that the page can be tried without models."""
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from deployments.page import add_page
+
+Step = list[tuple[str, str]]  # text and source of each token
+
+STEPS: list[Step] = [
+    [("def", "plain")],
+    [(" add", "accepted"), ("(a", "accepted"), (", b", "accepted"), ("):", "bonus")],
+    [("\n    ", "accepted"), ("return", "recovered")],
+    [(" a", "accepted"), (" +", "accepted"), (" c", "recovered")],
+    [(" *", "recovered")],
+    [(" b", "accepted"), ("\n", "bonus")],
+]
+TEXT = "".join(text for step in STEPS for text, _ in step)
+SPECULATION = {"steps": 6, "drafted": 12, "accepted": 7, "acceptance_rate": 0.5833, "acceptance_length": 2.1667}
+KEY = "open sesame"
+
+
+@dataclass(slots=True)
+class Fake:
+    """What the server was asked, and whether it was left alone in the midst of an answer."""
+
+    url: str = ""
+    key: str | None = None
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    hung_up: threading.Event = field(default_factory=threading.Event)
+
+
+def make_fake(fake: Fake) -> FastAPI:
+    """Prompts say what happens: `endless`, `differ`, `break`; a temperature above 2 is refused."""
+    api = FastAPI()
+    add_page(api)
+
+    @api.get("/v1/models")
+    async def models(request: Request) -> Response:
+        if fake.key is not None and request.headers.get("Authorization") != f"Bearer {fake.key}":
+            return refusal(401, "A valid API key is needed.")
+        card = {"target": "target", "drafter": "drafter", "draft_length": 4, "context_length": 1024, "ready": True}
+        return JSONResponse({"data": [{"id": "first", **card}, {"id": "second", **card}]})
+
+    @api.post("/v1/{kind:path}")
+    async def answer(kind: str, request: Request) -> Response:
+        body = await request.json()
+        fake.bodies.append(body)
+        if body.get("temperature", 0) > 2:
+            return refusal(400, "temperature: should be at most 2", "temperature")
+        chunks = chat_chunks if kind == "chat/completions" else completion_chunks
+        return StreamingResponse(_events(fake, body, chunks(body)), media_type="text/event-stream")
+
+    return api
+
+
+def refusal(status: int, message: str, param: str | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "x", "param": param, "code": None}}, status)
+
+
+def steps_of(body: dict[str, Any], prompt: str) -> Iterator[Step]:
+    if "endless" in prompt:
+        yield from itertools.repeat([("on", "accepted"), (" and ", "bonus")])
+    if body.get("speculate") is False:
+        yield from ([(text, "plain")] for step in STEPS for text, _ in step)
+        if "differ" in prompt:
+            yield [("!", "plain")]
+    else:
+        yield from STEPS
+
+
+def details(step: Step) -> list[dict[str, Any]]:
+    return [{"id": len(text), "text": text, "source": source} for text, source in step]
+
+
+def chat_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for step in steps_of(body, body["messages"][-1]["content"]):
+        logprobs = None
+        if body.get("logprobs"):
+            tops = [{"token": name, "logprob": at} for name, at in ((" x", -0.1), (" y", -2.5))]
+            logprobs = {"content": [{"token": text, "logprob": -0.1, "top_logprobs": tops} for text, _ in step]}
+        text = "".join(text for text, _ in step)
+        yield {"delta": {"content": text}, "logprobs": logprobs, "token_details": details(step)}
+
+
+def completion_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for step in steps_of(body, body["prompt"]):
+        logprobs = None
+        if body.get("logprobs") is not None:
+            logprobs = {
+                "tokens": [text for text, _ in step],
+                "token_logprobs": [-0.1] * len(step),
+                "top_logprobs": [{" y": -2.5, " x": -0.1}] * len(step),
+            }
+        text = "".join(text for text, _ in step)
+        yield {"text": text, "logprobs": logprobs, "token_details": details(step)}
+
+
+async def _events(fake: Fake, body: dict[str, Any], choices: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
+    speculation = {**SPECULATION, "drafted": 0, "accepted": 0} if body.get("speculate") is False else SPECULATION
+    breaks = "break" in json.dumps(body.get("messages") or body.get("prompt"))
+    try:
+        for count, choice in enumerate(choices):
+            if breaks and count == 2:
+                yield 'event: error\ndata: {"error": {"message": "no target is left", "param": null}}\n\n'
+                return
+            yield _event({"choices": [{"index": 0, "finish_reason": None, **choice}]})
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        fake.hung_up.set()
+        raise
+    last = {"index": 0, "finish_reason": "stop", "text": "", "delta": {"content": ""}, "token_details": []}
+    yield _event({"choices": [last], "speculation": speculation, "seed": body.get("seed", 7)})
+    yield "data: [DONE]\n\n"
+
+
+def _event(document: dict[str, Any]) -> str:
+    return f"data: {json.dumps(document)}\n\n"
+
+
+@contextmanager
+def serving(fake: Fake) -> Iterator[Fake]:
+    """The fake on a free port of this machine."""
+    config = uvicorn.Config(make_fake(fake), port=0, log_level="error", ws="none", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    fake.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    try:
+        yield fake
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(10)

@@ -1,0 +1,77 @@
+"""A loop over beam rows and plain ones, as a target would have it, without messages."""
+
+from collections.abc import Sequence
+
+from actors.beam_row import BeamRow
+from actors.messages import Admit
+from actors.row_input import RowInput
+from actors.runner import Runner
+from decoding.beam_group import Hypothesis
+from decoding.beam_options import BeamOptions
+from decoding.params import SamplingParams
+
+Asked = tuple[Sequence[int], SamplingParams, BeamOptions]
+
+
+def beam_row(runner: Runner, request_id: int, asked: Asked) -> BeamRow:
+    prompt, params, options = asked
+    admit = Admit(request_id, list(prompt), len(prompt), params, 0, drafter=False)
+    return BeamRow("coordinator", admit, options, runner.cache)
+
+
+def begin(runner: Runner, row: BeamRow, *, chunk: int = 256) -> None:
+    """Give the row its slots, read the prompt, and choose its first tokens."""
+    row.slot, *row.more_slots = [runner.cache.take()[0] for _ in range(row.slots_needed)]
+    while row.prefilling:
+        run = row.next_input(chunk)
+        logits = runner.logits([run], last_only=True)
+        row.cached += len(run.tokens)
+    row.take(logits)
+
+
+def end(runner: Runner, row: BeamRow) -> None:
+    for slot, text in row.texts():
+        runner.cache.give_back(slot, text)
+
+
+class PlainRow:
+    """A greedy request beside the beams."""
+
+    def __init__(self, runner: Runner, prompt: Sequence[int]) -> None:
+        self._runner = runner
+        self.tokens = list(prompt)
+        self.slot, _ = runner.cache.take()
+        logits = runner.logits([RowInput(self.slot, 0, prompt)], last_only=True)
+        self.tokens.append(int(logits.argmax()))
+
+    def input(self) -> RowInput:
+        return RowInput(self.slot, len(self.tokens) - 1, self.tokens[-1:])
+
+
+def search_all(
+    runner: Runner, asked: Sequence[Asked], *, beside: Sequence[PlainRow] = (), chunk: int = 256
+) -> list[list[Hypothesis]]:
+    """Everybody's answers: as many at a time as there are slots for, all in one batch, new ones as old ones end."""
+    rows = [beam_row(runner, i, each) for i, each in enumerate(asked)]
+    waiting, active = list(rows), list[BeamRow]()
+    while waiting or active:
+        while waiting and runner.cache.free >= waiting[0].slots_needed:
+            active.append(waiting.pop(0))
+            begin(runner, active[-1], chunk=chunk)
+        active = _without_done(runner, active)
+        runs = [row.inputs() for row in active]
+        logits = runner.logits([*(run for each in runs for run in each), *(plain.input() for plain in beside)])
+        parts = logits.split([*map(len, runs), *(1 for _ in beside)])
+        for row, part in zip(active, parts, strict=False):
+            row.take(part)
+        for plain, part in zip(beside, parts[len(active) :], strict=True):
+            plain.tokens.append(int(part.argmax()))
+        active = _without_done(runner, active)
+    return [row.search.best() for row in rows]
+
+
+def _without_done(runner: Runner, rows: list[BeamRow]) -> list[BeamRow]:
+    for row in rows:
+        if row.search.done:
+            end(runner, row)
+    return [row for row in rows if not row.search.done]
