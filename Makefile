@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve bench bench-serve bench-peers models test test-cluster lint types format
+.PHONY: fuzz-http help install demo serve bench bench-serve bench-peers models test test-cluster lint types format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,18 @@ test: install ## run the tests
 
 test-cluster: install ## bring whole clusters up, on several machines inside this one; needs root (docs/cluster.md)
 	CONSORT_TEST_FLEET=1 $(BIN)/python -m pytest -rP tests/cluster/test_fleet.py $(ARGS)
+
+URL ?= http://127.0.0.1:8000
+
+fuzz-http: .bench/schemathesis/.installed ## send generated requests to a running server: make fuzz-http URL=... ARGS="--seed 1"
+	SCHEMATHESIS_HOOKS=tests.support.schemathesis_hooks PYTHONPATH=. .bench/schemathesis/bin/st run $(URL)/openapi.json \
+		--checks not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance \
+		--max-examples 300 $(ARGS)
+
+.bench/schemathesis/.installed:
+	$(PYTHON) -m venv --clear .bench/schemathesis
+	.bench/schemathesis/bin/python -m pip install 'schemathesis==4.32.*'
+	@touch $@
 
 lint: install ## check formatting, lint and types
 	$(BIN)/ruff format --check

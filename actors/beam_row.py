@@ -29,6 +29,7 @@ class BeamRow(Row):
         self.search = BeamSearch(options, max_tokens=self.params.max_tokens, end_token_ids=ends)
         self.slots_needed = options.num_beams
         self.more_slots: list[int] = []  # beside `slot`, slots_needed - 1 of them
+        self.steps = 0  # of the target, the prefill's last included
         self._cache = cache
         self._history = History(self.params, self.tokens, self.prompt_length)
 
@@ -38,7 +39,7 @@ class BeamRow(Row):
 
     @cached_property
     def _slots(self) -> BeamSlots:
-        return BeamSlots(self._cache, [self.slot, *self.more_slots], self.tokens)
+        return BeamSlots(self._cache, [self.slot, *self.more_slots], self.tokens, beams=len(self.search.live))
 
     def inputs(self) -> list[RowInput]:
         """[B] the last token of each live beam, once the prompt is in the cache and `take` had the logits after it."""
@@ -52,6 +53,7 @@ class BeamRow(Row):
 
         logits: [B, V] of any float type, after each of `inputs`; the first time [1, V], after the prompt.
         """
+        self.steps += 1
         answers = self.search.live
         self._slots.wrote(answers)
         positions = [Position(self._history, answer) for answer in answers]

@@ -11,11 +11,12 @@ from actors.slots import SlotCache, common_prefix
 class BeamSlots:
     """As many slots as the request can have beams. The first holds the prompt, the others nothing yet."""
 
-    def __init__(self, cache: SlotCache, slots: Sequence[int], prompt: Sequence[int]) -> None:
+    def __init__(self, cache: SlotCache, slots: Sequence[int], prompt: Sequence[int], *, beams: int = 1) -> None:
+        """beams: how many there are at the start, all with an empty answer."""
         self._cache, self._prompt = cache, prompt
         self._held: dict[int, Sequence[int] | None] = dict.fromkeys(slots)  # answer tokens; None: not even the prompt
         self._held[slots[0]] = ()
-        self.of_beams = [slots[0]]  # [B] the slot of each beam; at the start, one for all
+        self.of_beams = [slots[0]] * beams  # [B] the slot of each beam
 
     def wrote(self, answers: Sequence[Sequence[int]]) -> None:
         """The slots of the beams hold the prompt and these answers, [B] of them."""

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from actors.addresses import ReplicaAddress
+from actors.assignment import Assignment
 from actors.link import ConnectingLink, Outbox
-from actors.messages import Alive, Cancel, Commit, Drafting, Failed, Lost, Member, Message, Offer, Report
+from actors.messages import Alive, Cancel, Commit, Failed, Message, Offer, Report
 from actors.placement import Placement
 from actors.request import ActiveRequest, Delta, Request
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
-_MAX_TARGETS_LOST = 3  # by one request, before it is given up
 _TICK_S = 0.5  # how often deaths and time-outs are looked for
+_ALIVE_S = 2.0  # how often replicas are told that the coordinator lives
 
 
 class Coordinator:
@@ -46,8 +47,9 @@ class Coordinator:
         self._max_unplaced_s = max_unplaced_s
         self._placement = Placement()
         self._active: dict[int, ActiveRequest] = {}
+        self._assignment = Assignment(self._placement, self._outbox, self._active, self._fail)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._ticked_at_s = 0.0
+        self._ticked_at_s = self._showed_life_at_s = 0.0
 
     # From any thread
 
@@ -65,10 +67,14 @@ class Coordinator:
         """End a request without another delta; unknown and ended ids are ignored."""
         self._call(lambda: self._end(request_id))
 
-    def set_replicas(self, addresses: Iterable[ReplicaAddress]) -> None:
-        """Work with exactly these replicas from now on. Requests on any that is missing are placed anew."""
+    def set_replicas(self, addresses: Iterable[ReplicaAddress], answered: Iterable[str] | None = None) -> None:
+        """Work with exactly these replicas from now on. Requests on any that is missing go elsewhere.
+
+        answered: the names of those that have just said that they are well; None: all.
+        """
         wanted = {address.name: address for address in addresses}
-        self._call(lambda: self._set_replicas(wanted))
+        alive = set(wanted if answered is None else answered)
+        self._call(lambda: self._set_replicas(wanted, alive))
 
     def models(self) -> set[str]:
         """The models that have a live replica."""
@@ -89,11 +95,9 @@ class Coordinator:
         now_s = time.monotonic()
         if now_s - self._ticked_at_s >= _TICK_S:
             self._ticked_at_s = now_s
-            self._give_up_silent(now_s)
+            self._look_after_replicas(now_s)
             self._end_late(now_s)
             self._place_waiting(now_s)
-            for name in self._placement.busy():
-                self._outbox.put(name, Alive())
         self._outbox.flush()
 
     def _handle(self, peer: str, message: Message) -> None:
@@ -114,24 +118,32 @@ class Coordinator:
             case Failed(request_id, error, field):
                 active = self._active.get(request_id)
                 if active is not None and active.target == peer:
-                    self._fail(
-                        active, UnavailableError(error) if field is None else InvalidRequestError(error, field=field)
-                    )
+                    self._give_back(active, error, field)
                 elif active is not None and active.drafter == peer:
-                    self._detach_drafter(active)
+                    self._lose_drafter(active)
             case Report():
                 self._reconcile(peer, message)
             case _:
                 _log.warning("%s sent a %s, which is not for coordinators", peer, type(message).__name__)
+
+    def _give_back(self, active: ActiveRequest, error: str, field: str | None) -> None:
+        """A target can't go on with the request: another may, if a member of an ensemble was to blame."""
+        if field is not None:
+            self._fail(active, InvalidRequestError(error, field=field))
+        elif active.members:
+            self._assignment.lose_target(active, time.monotonic(), reason=error)
+        else:
+            self._fail(active, UnavailableError(error))
 
     def _commit(self, active: ActiveRequest, message: Commit) -> None:
         """Move the verdict to the drafter and the new text to the client."""
         known = len(active.tokens) - message.base
         if known >= len(message.tokens):
             return  # a duplicate
-        if known < 0:
-            self._unplace(active)  # something was lost on the way: start again from what is committed
-            self._place(active)
+        if known < 0 or (known > 0 and message.tokens[:known] != active.tokens[-known:]):
+            # Something was lost on the way, or comes from before the request was moved: start again.
+            self._assignment.unplace(active, time.monotonic())
+            self._assignment.place(active)
             return
         if known > 0:  # partly a duplicate, after a new start
             drafted, accepted = max(0, message.drafted - known), max(0, message.accepted - known)
@@ -177,9 +189,14 @@ class Coordinator:
         for request_id in lost:
             active = self._active[request_id]
             if active.target == name:
-                self._lose_target(active)
+                self._assignment.lose_target(active, time.monotonic())
             else:
-                self._detach_drafter(active)
+                self._lose_drafter(active)
+
+    def _lose_drafter(self, active: ActiveRequest) -> None:
+        """The drafter gave the request back, or does not know it; one that keeps doing so is not asked for ever."""
+        active.drafters_lost += 1
+        self._assignment.detach_drafter(active)
 
     def _begin(self, request: Request, sink: Callable[[Delta], None]) -> None:
         active = ActiveRequest(request, sink, time.monotonic())
@@ -188,12 +205,12 @@ class Coordinator:
             self._tell(active, Delta("", (), active.statistics, error=error))
             return
         self._active[request.request_id] = active
-        self._place(active)
+        self._assignment.place(active)
 
     def _end(self, request_id: int) -> None:
         active = self._active.pop(request_id, None)
         if active is not None:
-            self._unplace(active)
+            self._assignment.forget(active, time.monotonic())
 
     def _fail(self, active: ActiveRequest, error: ConsortError) -> None:
         self._end_with(active, Delta("", (), active.statistics, error=error))
@@ -202,89 +219,40 @@ class Coordinator:
         self._end(active.request.request_id)
         self._tell(active, last)
 
-    def _lose_target(self, active: ActiveRequest) -> None:
-        """The next tick places the request anew, unless it seems to be what ends targets."""
-        self._unplace(active)
-        active.targets_lost += 1
-        if active.targets_lost > _MAX_TARGETS_LOST:
-            self._fail(active, UnavailableError(f"{active.targets_lost} target replicas were lost while they answered"))
-
-    def _place(self, active: ActiveRequest) -> None:
-        """Give the request a target and, if it wants one, a drafter, which begin to prefill at the same time."""
-        request_id, endpoint = active.request.request_id, active.request.endpoint
-        members = [Member(model, self._placement.choose(model)) for model in endpoint.members]
-        if not active.request.ensemble_options.suffices([True, *(one.address is not None for one in members)]):
-            return
-        active.target = self._placement.assign(endpoint.target, request_id)
-        if active.target is None:
-            return
-        active.members = members
-        if active.wants_drafter and endpoint.drafter is not None:
-            active.drafter = self._placement.assign(endpoint.drafter, request_id)
-        self._outbox.put(active.target, active.admit())
-        self._admit_to_drafter(active)
-
-    def _admit_to_drafter(self, active: ActiveRequest) -> None:
-        """The drafter begins at once if drafts are wanted, else when a verdict says so."""
-        if active.target is not None and active.drafter is not None:
-            admit = active.admit()
-            wanted = self._placement.wants_drafts(active.target)
-            self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))
-
-    def _unplace(self, active: ActiveRequest) -> None:
-        """Take the request off its replicas."""
-        request_id = active.request.request_id
-        for name in (active.target, active.drafter):
-            if name is not None:
-                self._outbox.put(name, Cancel(request_id))
-                self._placement.release(name, request_id)
-        active.target = active.drafter = None
-        active.unplaced_since_s = time.monotonic()
-
-    def _attach_drafter(self, active: ActiveRequest) -> None:
-        """Give a placed request that has none a drafter, if there is one."""
-        endpoint, request_id = active.request.endpoint, active.request.request_id
-        if active.target is None or active.drafter is not None or endpoint.drafter is None or not active.wants_drafter:
-            return
-        active.drafter = self._placement.assign(endpoint.drafter, request_id)
-        if active.drafter is not None:
-            self._admit_to_drafter(active)
-            self._outbox.put(active.target, Drafting(request_id, attached=True))
-
-    def _detach_drafter(self, active: ActiveRequest) -> None:
-        """The drafter no longer works on the request, which goes on without; the next tick looks for another."""
-        self._placement.release(active.drafter, active.request.request_id)
-        active.drafter = None
-        active.drafters_lost += 1
-        if active.target is not None:
-            self._outbox.put(active.target, Drafting(active.request.request_id, attached=False))
-
-    def _set_replicas(self, wanted: dict[str, ReplicaAddress]) -> None:
-        for name in self._placement.names() - set(wanted):
-            self._lose(name)
+    def _set_replicas(self, wanted: dict[str, ReplicaAddress], answered: set[str]) -> None:
+        """New ones get work; what is on those that are missing goes elsewhere, if there is such a place."""
+        now_s = time.monotonic()
         for name in set(wanted) - self._placement.names():
             self._link.connect(wanted[name])
-            self._placement.add(wanted[name], time.monotonic())
-        self._place_waiting(time.monotonic())
+            self._placement.add(wanted[name], now_s)
+        self._placement.are_up(wanted, answered, now_s)
+        self._assignment.relocate(now_s)
+        self._drop_left()
+        self._place_waiting(now_s)
+
+    def _drop_left(self) -> None:
+        """Hang up on replicas that are leaving, once nothing of ours is there."""
+        for name in self._placement.left():
+            if not any(active.has_member(name) for active in self._active.values()):
+                self._lose(name)
 
     def _lose(self, name: str) -> None:
-        """A replica is gone. Rows go on without a drafter; requests without a target wait for the next tick."""
+        """A replica is gone. Rows go on without a drafter; requests without a target are placed anew."""
         self._link.disconnect(name)
-        for active in self._active.values():
-            if active.target is not None and any(
-                one.address is not None and one.address.name == name for one in active.members
-            ):
-                self._outbox.put(active.target, Lost(active.request.request_id, name))
-        for request_id in self._placement.remove(name):
-            active = self._active[request_id]
-            if active.target == name:
-                self._lose_target(active)
-            else:
-                self._detach_drafter(active)
+        self._assignment.lose(name, self._placement.remove(name), time.monotonic())
 
-    def _give_up_silent(self, now_s: float) -> None:
+    def _look_after_replicas(self, now_s: float) -> None:
+        """Give up those that are silent for too long, take work off those that seem to hang, and share it evenly."""
+        self._placement.look(now_s)
         for name in self._placement.silent(now_s, self._max_silence_s):
             self._lose(name)
+        self._assignment.relocate(now_s)
+        self._assignment.even_out(now_s)
+        self._drop_left()
+        if now_s - self._showed_life_at_s >= _ALIVE_S:
+            self._showed_life_at_s = now_s
+            for name in self._placement.names():
+                self._outbox.put(name, Alive())
 
     def _end_late(self, now_s: float) -> None:
         """End what has used up its time."""
@@ -299,9 +267,10 @@ class Coordinator:
         """Place what has no target, attach drafters where one is missing, and fail what has waited too long."""
         for active in list(self._active.values()):
             if active.target is None:
-                self._place(active)
+                self._assignment.place(active)
             else:
-                self._attach_drafter(active)
+                self._assignment.attach_drafter(active)
             if active.target is None and now_s - active.unplaced_since_s > self._max_unplaced_s:
-                model = active.request.endpoint.target
+                endpoint, models = active.request.endpoint, self._placement.models()
+                model = next((one for one in endpoint.members if one not in models), endpoint.target)
                 self._fail(active, UnavailableError(f"no replica of model {model!r} came up in time"))

@@ -5,6 +5,7 @@ For libraries, tests, benchmarks, and a drafter that shares its target's GPU.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from actors import client
 from actors.addresses import ReplicaAddress
@@ -17,6 +18,7 @@ from actors.request import Delta, Request
 from actors.runner import Runner
 from actors.structures import LoadTokenizer
 from actors.target import Target
+from actors.translator import Translator
 
 
 class Engine:
@@ -28,11 +30,13 @@ class Engine:
         *,
         prefill_chunk: int = 256,
         load_tokenizer: LoadTokenizer | None = None,
+        translators: Mapping[str, Translator] | None = None,
         wrap_link: Callable[[LocalLink], LocalLink] = lambda link: link,
     ) -> None:
         """
         replicas: by the name of their model.
         load_tokenizer: of all of them, for structured answers.
+        translators: for the drafters, by the names of targets that have another tokenizer.
         wrap_link: lets tests put a faulty link under the coordinator.
         """
         exchange = LocalExchange()
@@ -42,8 +46,14 @@ class Engine:
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
             replica_link = exchange.join(name)
+            only_drafters: dict[str, Any] = {"translators": translators} if translators and role == "drafter" else {}
             self.loops[name] = make_loop(
-                role, runner, replica_link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer
+                role,
+                runner,
+                replica_link,
+                prefill_chunk=prefill_chunk,
+                load_tokenizer=load_tokenizer,
+                **only_drafters,
             )
             self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake))
         self._alive = set(replicas)

@@ -40,6 +40,7 @@ class ModelSpec:
     quantization: Quantization | None = None
     kv_dtype: str = "auto"  # of the KV slots; "auto": as the layers compute; else a torch dtype's name
     device: str = "auto"  # "auto": a GPU if there is one, else the CPU; "balanced": all GPUs; else a torch device
+    tensor_parallel: int = 1  # over how many devices each layer is spread; see actors/tensor_parallel.py
     memory_bytes: int | None = None  # the most for weights and KV slots, per device; None: what is free
     slots: int | Literal["auto"] = 16  # requests that run at once; "auto": as many as fit
     max_length: int = 1024  # tokens per slot, prompt and output

@@ -8,6 +8,10 @@ from dataclasses import astuple, dataclass
 
 from decoding.errors import UnavailableError
 
+_LEAST_PATIENCE_S, _MOST_PATIENCE_S = 10.0, 60.0  # before a turn counts as stuck
+_PATIENCE = 10.0  # times the longest turn, in between
+_REMEMBERED = 0.999  # of that, from one turn to the next
+
 
 @dataclass(slots=True)
 class LoopTimes:
@@ -55,6 +59,8 @@ class LoopThread:
         self._error: BaseException | None = None
         self._unprepared: BaseException | None = None
         self._last_turn_s = time.monotonic()
+        self.usual_turn_s = 0.0  # of a long turn: `prepare` may measure it
+        self._longest_turn_s = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -70,16 +76,24 @@ class LoopThread:
         self._wake()
         self._thread.join()
 
-    def check(self, *, max_silence_s: float = 60.0) -> None:
+    @property
+    def patience_s(self) -> float:
+        """How long a turn may take: a slow model's prefill is no hang, and how slow it is was measured."""
+        longest_s = max(self.usual_turn_s, self._longest_turn_s)
+        return min(max(_LEAST_PATIENCE_S, _PATIENCE * longest_s), _MOST_PATIENCE_S)
+
+    def check(self, *, max_silence_s: float | None = None) -> None:
         """The health check.
 
         Raises:
-            UnavailableError: the loop has ended, or its current turn has taken longer than `max_silence_s`.
+            UnavailableError: the loop has ended, or its current turn has taken longer than `max_silence_s`, which is
+                `patience_s` by default.
         """
         silence_s = time.monotonic() - self._last_turn_s
+        limit_s = self.patience_s if max_silence_s is None else max_silence_s
         if self._error is not None:
             raise UnavailableError(f"{self._thread.name}: the loop ended with {self._error!r}") from self._error
-        if silence_s > max_silence_s:
+        if silence_s > limit_s:
             raise UnavailableError(f"{self._thread.name}: the loop has been stuck for {silence_s:.0f} s")
 
     def _run(self) -> None:
@@ -94,7 +108,9 @@ class LoopThread:
         try:
             while not self._stopping:
                 self._turn()
-                self._last_turn_s = time.monotonic()
+                now_s = time.monotonic()
+                self._longest_turn_s = max(now_s - self._last_turn_s, _REMEMBERED * self._longest_turn_s)
+                self._last_turn_s = now_s
         except BaseException as error:
             self._error = error
             traceback.print_exc()

@@ -1,6 +1,8 @@
 """A model, its link and its loop: what one actor holds, whichever process it lives in."""
 
 import secrets
+import time
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from actors.compatibility import try_out
@@ -17,10 +19,15 @@ from actors.runner import Runner
 from actors.structure_tokenizer import structure_tokenizer
 from actors.structures import LoadTokenizer
 from actors.target import Target
+from actors.translator import Translator
+from actors.vocabularies import load_translators
 from actors.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
 
 Role = Literal["target", "drafter"]
+
+_NOTICE_S = 2.5  # until all coordinators know that a replica is leaving: they ask every second
+_POLL_S = 0.05
 
 
 def load_runner(spec: ModelSpec) -> Runner:
@@ -49,36 +56,56 @@ def load_runner(spec: ModelSpec) -> Runner:
 
 
 def make_loop(
-    role: Role, runner: Runner, link: ConnectingLink, *, prefill_chunk: int, load_tokenizer: LoadTokenizer | None = None
+    role: Role,
+    runner: Runner,
+    link: ConnectingLink,
+    *,
+    prefill_chunk: int,
+    load_tokenizer: LoadTokenizer | None = None,
+    translators: Mapping[str, Translator] | None = None,
 ) -> Target | Drafter:
-    """The loop of that role over a runner and a link. load_tokenizer: for structured answers."""
-    loop = Target if role == "target" else Drafter
-    return loop(runner, link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer)
+    """The loop of that role over a runner and a link.
+
+    Args:
+        load_tokenizer: for structured answers.
+        translators: of a drafter, by the names of its targets that have another tokenizer.
+    """
+    if role == "target":
+        return Target(runner, link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer)
+    return Drafter(runner, link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer, translators=translators)
 
 
 class Replica:
     """A replica that other processes reach over ZeroMQ."""
 
-    def __init__(self, role: Role, spec: ModelSpec, host: str) -> None:
-        """host: the address to listen on. Loads the model and starts the loop; raises ConfigError if it can't."""
+    def __init__(self, role: Role, spec: ModelSpec, host: str, *, targets: Sequence[ModelSpec] = ()) -> None:
+        """Loads the model and starts the loop; raises ConfigError if it can't.
+
+        Args:
+            host: the address to listen on.
+            targets: what a drafter drafts for.
+        """
         name = f"{spec.name}-{secrets.token_hex(4)}"
         self._link = ReplicaZmqLink(name, spec.name, host)
         self.address = self._link.address
         self._loop: Target | Drafter
-        self._thread = LoopThread(name, self._turn, self._link.wake, prepare=lambda: self._load(role, spec))
+        self._thread = LoopThread(name, self._turn, self._link.wake, prepare=lambda: self._load(role, spec, targets))
         try:
             self._thread.start()
         except BaseException:
             self._link.close()
             raise
 
-    def _load(self, role: Role, spec: ModelSpec) -> None:
+    def _load(self, role: Role, spec: ModelSpec, targets: Sequence[ModelSpec]) -> None:
+        runner = load_runner(spec)
+        self._thread.usual_turn_s = _measure_prefill(runner, min(spec.prefill_chunk, runner.max_query))
         self._loop = make_loop(
             role,
-            load_runner(spec),
+            runner,
             self._link,
             prefill_chunk=spec.prefill_chunk,
             load_tokenizer=lambda: structure_tokenizer(load_tokenizer(spec.path, spec.revision)),
+            translators=load_translators(spec, targets) if targets else None,
         )
 
     def _turn(self) -> None:
@@ -97,6 +124,25 @@ class Replica:
         """The load at this moment."""
         return self._loop.load()
 
+    def drain(self, timeout_s: float) -> None:
+        """Stop when nothing is left to do, or after `timeout_s`. Coordinators must have been told to look elsewhere."""
+        began_s = time.monotonic()
+        notice_s = min(_NOTICE_S, timeout_s)
+        while (waited_s := time.monotonic() - began_s) < timeout_s:
+            load = self.report()
+            if waited_s >= notice_s and load.active + load.waiting == 0:
+                break
+            time.sleep(_POLL_S)
+        self.stop()
+
     def stop(self) -> None:
+        """End the loop after its current turn, and close the link."""
         self._thread.stop()
         self._link.close()
+
+
+def _measure_prefill(runner: Runner, tokens: int) -> float:
+    """Seconds of a whole chunk of a prompt, the longest that a turn works on. Scribbles over slot 0."""
+    began_s = time.perf_counter()
+    runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)], last_only=True).argmax(dim=-1).tolist()
+    return time.perf_counter() - began_s

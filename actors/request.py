@@ -139,6 +139,7 @@ class ActiveRequest:
             drafter=self.drafter is not None,
             ngram=request.endpoint.ngram,
             ensemble=self._ensemble(),
+            target=request.endpoint.target,
         )
 
     def _ensemble(self) -> Ensemble | None:

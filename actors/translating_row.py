@@ -5,6 +5,7 @@ them; where that depends on how a word goes on, it is offered with a lower chanc
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
 from msgspec.structs import replace
@@ -19,7 +20,8 @@ from decoding.calibration import RankCalibration
 from decoding.history import History
 from decoding.text_aligner import TextAligner, Translation
 
-_LIKELY = 0.7  # how often the target writes a word as one that ends where the draft does, when nobody knows that yet
+_PRIOR_SHARE, _PRIOR_COUNT = 0.7, 4.0  # of uncertain tokens that are right; how many observations that is worth
+_FORGETTING = 0.98  # what an observation still counts, one observation later
 _MIN_CHANCE = 0.002  # a token that is less probable is not worth a place in a message
 _MAX_RATIO = 4.0  # of the drafter's tokens of a text to the target's; beyond, the lookahead is not stretched
 
@@ -42,7 +44,9 @@ class TranslatingRow(DrafterRow):
         self._last_length = admit.prompt_length + admit.params.max_tokens
         self._rejects = admit.params.rejects
         self._ahead = b""  # what of the text comes after `tokens`
+        self._uncertain, self._right = _PRIOR_COUNT, _PRIOR_COUNT * _PRIOR_SHARE  # tokens, and those of them that came
         self._translations: dict[DraftNode, Translation] = {}
+        self._offered: list[tuple[int, ...]] = []  # paths of the target's tokens, parents among them
         params = translator.params(admit.params, runner.max_length)
         super().__init__(
             peer, replace(admit, tokens=aligner.tokens, prompt_length=prompt_length, params=params), runner
@@ -51,6 +55,7 @@ class TranslatingRow(DrafterRow):
     @classmethod
     def make(cls, peer: str, admit: Admit, runner: Runner, translator: Translator) -> "TranslatingRow | None":
         """None: the target has no such tokens, or the drafter has no room for the text."""
+        admit = replace(admit, tokens=list(admit.tokens))  # those of a local coordinator may grow at any time
         if not translator.knows(admit.tokens):
             return None
         aligner = translator.aligner(admit.tokens)
@@ -82,33 +87,30 @@ class TranslatingRow(DrafterRow):
         return self._length + len(self._translation(node).tokens)
 
     def offer(self, leaves: Sequence[DraftNode]) -> Offer | None:
-        """All that is drafted, since the chances of earlier offers fall when it is known how a word goes on."""
-        places: dict[tuple[int, int], int] = {}
-        weights: list[float] = []
+        """All that is drafted, and what was offered before a word went on in another way: its chance falls."""
+        weights = self._weights()
+        worth = {path: weight for path, weight in weights.items() if weight >= _MIN_CHANCE}
+        paths = sorted(worth | dict.fromkeys(self._offered, 0.0), key=len)
+        if not paths:
+            return None
+        self._offered = list(worth)
+        places = {path: place for place, path in enumerate(paths)} | {(): -1}
+        parents = [places[path[:-1]] for path in paths]
+        weights[()] = 1.0
+        chances = [min(1.0, weights.get(path, 0.0) / (weights.get(path[:-1], 0.0) or 1.0)) for path in paths]
+        return Offer(self.key[1], self._length, [path[-1] for path in paths], parents, chances)
+
+    def _weights(self) -> dict[tuple[int, ...], float]:
+        """The chance that the text goes on with a path of the target's tokens, of each that is drafted."""
+        weights: defaultdict[tuple[int, ...], float] = defaultdict(float)
+        likely = self._right / self._uncertain
         for node in self.tree.root.descendants():
             open_ended = node.chance - sum(child.chance for child in node.children.values())
-            if open_ended <= 0:
-                continue
-            found, above = self._translation(node), -1
-            for rank, token in enumerate(found.tokens):
-                above = places.setdefault((above, token), len(places))
-                if above == len(weights):
-                    weights.append(0.0)
-                weights[above] += open_ended if rank < found.certain else open_ended * _LIKELY
-        return self._offer_of(list(places), weights)
-
-    def _offer_of(self, nodes: list[tuple[int, int]], weights: Sequence[float]) -> Offer | None:
-        """nodes: the place of what each token follows, and the token. weights: the chance to come by each."""
-        kept: dict[int, int] = {-1: -1}
-        offered: list[tuple[int, int, float]] = []
-        for place, ((above, token), weight) in enumerate(zip(nodes, weights, strict=True)):
-            if weight >= _MIN_CHANCE:
-                kept[place] = len(offered)
-                offered.append((token, kept[above], min(1.0, weight / (weights[above] if above >= 0 else 1.0))))
-        if not offered:
-            return None
-        tokens, parents, chances = map(list, zip(*offered, strict=True))
-        return Offer(self.key[1], self._length, tokens, parents, chances)
+            if open_ended > 0:
+                found = self._translation(node)
+                for count in range(1, len(found.tokens) + 1):
+                    weights[tuple(found.tokens[:count])] += open_ended * (1.0 if count <= found.certain else likely)
+        return weights
 
     def commit(self, verdict: Commit, calibration: RankCalibration) -> None:
         """Follow the verdict down the tree; where it leaves the tree, or writes its last word anew, begin anew."""
@@ -121,11 +123,15 @@ class TranslatingRow(DrafterRow):
             self._roll_back(kept)
             node = None
         node = self._descend(node, self._aligner.tokens[len(self.tokens) :], calibration)
+        if node is not None:
+            self._note_uncertain(node.path(), committed)
         if node is None and not self.pending:  # the last token is to be run as text, so that others can follow it
             self._forget(len(self.tokens) - 1)
         self._end = min(self._runner.max_length, len(self.tokens) + self._stretched(self._last_length - self._length))
         self._plant(node)
         self._translations = dict(self._still_right(committed))
+        count = len(committed)
+        self._offered = [path[count:] for path in self._offered if path[:count] == tuple(committed) != path]
 
     def _descend(self, node: DraftNode | None, tokens: Sequence[int], calibration: RankCalibration) -> DraftNode | None:
         """Where the text, which goes on with these tokens, is below a node; None if nowhere."""
@@ -134,6 +140,13 @@ class TranslatingRow(DrafterRow):
                 return node
             node = self._append(token, node, calibration)
         return node
+
+    def _note_uncertain(self, nodes: Sequence[DraftNode], committed: Sequence[int]) -> None:
+        """See whether a draft that ended at one of these nodes, which the text has passed, would have been right."""
+        for found in filter(None, map(self._translations.get, nodes)):
+            if found.certain < min(len(found.tokens), len(committed)):
+                self._uncertain = _FORGETTING * self._uncertain + 1
+                self._right = _FORGETTING * self._right + (found.tokens[found.certain] == committed[found.certain])
 
     def _stop_within(self, node: DraftNode, tokens: Sequence[int]) -> bool:
         """Whether the text, which goes on with these tokens, is more likely to end within a child of a node.

@@ -1,13 +1,16 @@
 """A Hugging Face tokenizer as the table of tokens and the function by which texts are aligned.
 
-Knows nothing of models or requests.
+Knows nothing of requests, and of models only how many tokens they have.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from actors.loading import ModelSpec, load_tokenizer
+from actors.translator import Translator
+from decoding.errors import ConfigError
 from decoding.text_aligner import Speller
 from decoding.vocabulary import Vocabulary
 
@@ -31,6 +34,34 @@ def begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether it puts its "bos" token before a text by itself."""
     begin: list[int] = tokenizer.encode("a")
     return tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
+
+
+def load_translators(drafter: ModelSpec, targets: Iterable[ModelSpec]) -> dict[str, Translator]:
+    """For those of a drafter's targets that have another tokenizer, by their names.
+
+    Raises:
+        ConfigError: a tokenizer can't be loaded, or no drafts can come from one to the other.
+    """
+    own, own_size = _load(drafter)
+    translators: dict[str, Translator] = {}
+    for spec in targets:
+        tokenizer, size = _load(spec)
+        if tokenizer.get_vocab() != own.get_vocab():
+            speller = speller_of(own, own_size)
+            try:
+                translator = Translator.build(speller_of(tokenizer, size), speller, begins_texts=begins_texts(own))
+            except ConfigError as error:
+                raise ConfigError(f"models.{drafter.name} can't draft for {spec.name!r}: {error}") from error
+            translators[spec.name] = translator
+    return translators
+
+
+def _load(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, int]:
+    """The tokenizer, and V."""
+    trusted = spec.trust_remote_code
+    tokenizer = load_tokenizer(spec.path, spec.revision, trust_remote_code=trusted)
+    config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=trusted)
+    return tokenizer, int(config.get_text_config().vocab_size)
 
 
 def _control(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

@@ -49,11 +49,13 @@ class ReplicaStatus:
 class ModelReplica:
     """A replica of a model: loads it, and keeps its loop running."""
 
-    def __init__(self, name: str, role: "Role", config: ModelConfig) -> None:
+    def __init__(self, name: str, role: "Role", config: ModelConfig, targets: dict[str, ModelConfig]) -> None:
+        """targets: what a drafter drafts for, by name."""
         from actors.replica import Replica
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        self._replica = Replica(role, config.spec(name), ray.util.get_node_ip_address())
+        specs = [target.spec(name) for name, target in targets.items()]
+        self._replica = Replica(role, config.spec(name), ray.util.get_node_ip_address(), targets=specs)
 
     def address(self) -> "ReplicaAddress":
         """Where coordinators reach it; raises UnavailableError while its loop is stuck."""
@@ -131,7 +133,7 @@ def build(args: BuildArgs) -> serve.Application:
 
 def build_application(config: ServerConfig) -> serve.Application:
     """One deployment per model, and the coordinator's over them."""
-    models = {name: _model_deployment(name, role, config.models[name]) for name, role in config.roles().items()}
+    models = {name: _model_deployment(name, role, config) for name, role in config.roles().items()}
     deploy = serve.deployment(
         name=COORDINATOR, ray_actor_options={"num_cpus": 0, "runtime_env": _runtime_env(threads=1)}, **_options()
     )
@@ -143,20 +145,22 @@ def deployment_name(model: str, role: "Role") -> str:
     return f"{role.capitalize()}-{model}"
 
 
-def _model_deployment(name: str, role: "Role", config: ModelConfig) -> serve.Application:
+def _model_deployment(name: str, role: "Role", config: ServerConfig) -> serve.Application:
+    model = config.models[name]
+    targets = [endpoint.target for endpoint in config.endpoints.values() if endpoint.drafter == name]
     actor_options = {
-        "num_cpus": config.num_cpus,
-        "num_gpus": config.num_gpus,
-        "resources": config.resources,
-        "runtime_env": _runtime_env(config.threads),
+        "num_cpus": model.num_cpus,
+        "num_gpus": model.num_gpus,
+        "resources": model.resources,
+        "runtime_env": _runtime_env(model.threads),
     }
     deploy = serve.deployment(
         name=deployment_name(name, role),
-        num_replicas=config.replicas,
+        num_replicas=model.replicas,
         ray_actor_options=actor_options,
         **_options(),
     )
-    return deploy(ModelReplica).bind(name, role, config)
+    return deploy(ModelReplica).bind(name, role, model, {target: config.models[target] for target in targets})
 
 
 def _options() -> dict[str, Any]:

@@ -115,6 +115,18 @@ def models(config_path: Path, url: str | None) -> None:
 
 
 @main.command()
+@click.argument("model")
+@click.argument("replicas", type=click.IntRange(0))
+@click.option("--url", envvar="CONSORT_URL", default="http://127.0.0.1:8000", show_default=True, help="The server.")
+@click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
+def scale(model: str, replicas: int, url: str, api_key: str | None) -> None:
+    """Give a MODEL of a running server so many REPLICAS, whatever its load. Drafters can do with 0."""
+    client, body = Client(url, api_key), {"model": model, "replicas": replicas}
+    client.checked("/scale", client.post("/scale", body))
+    _console.print(f"{model}: {replicas} replica(s), once they are up or drained; `consort status` shows them")
+
+
+@main.command()
 @click.option("--target", metavar="MODEL", help="A folder, or an id on the Hugging Face Hub.")
 @click.option("--drafter", metavar="MODEL", help="The same, for the model that drafts.")
 @click.option(

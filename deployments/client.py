@@ -33,8 +33,15 @@ class Client:
 
     def get(self, path: str) -> Reply:
         """Raises UnavailableError if nothing answers, or what answers is not JSON."""
+        return self._ask(path)
+
+    def post(self, path: str, body: Mapping[str, object]) -> Reply:
+        """Raises as `get` does."""
+        return self._ask(path, body)
+
+    def _ask(self, path: str, body: Mapping[str, object] | None = None) -> Reply:
         try:
-            with self._open(path) as response:
+            with self._open(path, body) as response:
                 return Reply(response.status, json.load(response))
         except urllib.error.HTTPError as error:
             with error:

@@ -12,6 +12,7 @@ from decoding.params import Verification
 from deployments.key_config import ENVIRONMENT_KEY, ApiKeyConfig
 from deployments.keys import KeyRing
 from deployments.sampling_fields import SamplingFields
+from deployments.scaling_config import ScalingConfig
 from deployments.strict import StrictModel, nearest, problem_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class ModelConfig(StrictModel):
     prefill_chunk: Count = Field(256, description="Prompt tokens processed between two steps of running requests.")
     threads: Count | None = Field(None, description="CPU threads of a replica; by default num_cpus, at least 1.")
     replicas: Count = Field(1, description="How many copies of the model to run.")
+    scaling: ScalingConfig | None = Field(
+        None, description="Let their number follow the load, from `replicas` on; null: don't. For `serve deploy`."
+    )
     num_cpus: Annotated[float, Field(ge=0)] = Field(
         0, description="CPUs that Ray sets aside for a replica; 0 lets it run beside anything."
     )
@@ -261,6 +265,10 @@ def _check_roles(config: ServerConfig) -> None:
     if both:
         name = min(both)
         raise ConfigError(f"models.{name}: used as target and as drafter; configure it twice, under two names")
+    for name in set(targets.values()):
+        scaling = config.models[name].scaling
+        if scaling is not None and scaling.min == 0:
+            raise ConfigError(f"models.{name}.scaling.min: is 0, but a target needs 1 or more")
     unused = set(config.models) - set(targets.values()) - set(drafters.values())
     if unused:
         raise ConfigError(f"models.{min(unused)}: no endpoint uses it; remove it or name it in an endpoint")

@@ -8,6 +8,7 @@ from actors.addresses import ReplicaAddress
 from decoding.errors import UnavailableError
 
 Ask = Callable[[], Awaitable[Sequence[ReplicaAddress]]]
+Found = Callable[[list[ReplicaAddress], set[str]], None]
 
 _PERIOD_S = 1.0
 _STARTING_PERIOD_S = 0.2  # while the model has no replica
@@ -17,11 +18,12 @@ _logger = logging.getLogger(__name__)
 class Discovery:
     """Asks every model's deployment for the addresses of its live replicas."""
 
-    def __init__(self, ask: Mapping[str, Ask], found: Callable[[list[ReplicaAddress]], None]) -> None:
+    def __init__(self, ask: Mapping[str, Ask], found: Found) -> None:
         """
         ask: by model. May raise UnavailableError if there is no replica; after any other error, such as a
             TimeoutError, the last known ones stay.
-        found: gets the addresses of all models' replicas after every look.
+        found: gets the addresses of all models' replicas after every look, and the names of those that have just
+            answered: an answer is a replica's word that its loop is well.
         """
         self._ask = ask
         self._found = found
@@ -38,10 +40,12 @@ class Discovery:
 
     async def look(self, model: str) -> None:
         """Ask one model's deployment once."""
+        answered: set[str] = set()
         try:
             self._known[model] = list(await self._ask[model]())
+            answered = {address.name for address in self._known[model]}
         except UnavailableError:
             self._known[model] = []
         except Exception:  # a hiccup of the control plane must not end streams: the last known replicas stay
             _logger.warning("could not ask for the replicas of %s", model, exc_info=True)
-        self._found([address for addresses in self._known.values() for address in addresses])
+        self._found([address for addresses in self._known.values() for address in addresses], answered)

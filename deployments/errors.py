@@ -19,6 +19,7 @@ from decoding.errors import (
 )
 from deployments.strict import first_problem, printable
 
+_LOADING_RETRY_S = 5
 _logger = logging.getLogger(__name__)
 
 
@@ -89,8 +90,17 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
     status = status_of(error)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, OverloadedError) else None
-    return JSONResponse(body_of(error).model_dump(), status, headers)
+    return JSONResponse(body_of(error).model_dump(), status, _headers(error))
+
+
+def _headers(error: Exception) -> dict[str, str] | None:
+    match error:
+        case OverloadedError():
+            return {"Retry-After": str(error.retry_after_s)}
+        case UnavailableError():
+            return {"Retry-After": str(_LOADING_RETRY_S)}
+        case _:
+            return None
 
 
 async def _on_invalid_body(_: Request, error: Exception) -> JSONResponse:

@@ -13,6 +13,7 @@ from decoding.errors import ConsortError
 from deployments.errors import ErrorBody, install_error_handlers
 from deployments.gate import Gate
 from deployments.keys import KeyRing
+from deployments.responses import Answer
 from deployments.responses_request import ResponsesRequest
 from deployments.responses_writer import ResponsesWriter
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -28,6 +29,9 @@ _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 503)
 }
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_ANSWERS = {**_ERRORS, 200: {"model": Answer, "content": _STREAM}}
+_RESPONSES = {**_ERRORS, 200: {"content": {"application/json": {"schema": {"type": "object"}}, **_STREAM}}}
 _logger = logging.getLogger(__name__)
 
 
@@ -47,17 +51,17 @@ def make_api(service: Service, *, keys: KeyRing | None = None, max_body_bytes: i
     install_error_handlers(api)
     add_status_routes(api, service)
 
-    @api.post("/v1/completions", responses=_ERRORS)
+    @api.post("/v1/completions", responses=_ANSWERS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text."""
         return await _answer(service, request, body, CompletionWriter)
 
-    @api.post("/v1/chat/completions", responses=_ERRORS)
+    @api.post("/v1/chat/completions", responses=_ANSWERS)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer in a conversation."""
         return await _answer(service, request, body, ChatWriter)
 
-    @api.post("/v1/responses", responses=_ERRORS)
+    @api.post("/v1/responses", responses=_RESPONSES)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer in a conversation, by OpenAI's newer API."""
         return await _answer(service, request, body, ResponsesWriter)

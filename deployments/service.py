@@ -7,7 +7,7 @@ from functools import partial
 
 from actors.coordinator import Coordinator
 from actors.request import Delta, Request
-from decoding.errors import InvalidRequestError, UnknownModelError
+from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
 from deployments.admission import Admission, Limits
 from deployments.endpoints import ServedEndpoint
 from deployments.keys import ANYBODY, ApiKey
@@ -34,6 +34,7 @@ class Service:
         self.metrics = metrics or Metrics()
         self._coordinator = coordinator
         self._limits = limits or Limits()
+        self._seen: set[str] = set()  # models that have been up
         self.admission = Admission(coordinator, self._limits, self.metrics.began)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
@@ -91,6 +92,7 @@ class Service:
         """
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         running = dict(enumerate(requests))
+        self._check_loaded(requests[0].endpoint.target)
         try:
             for index, request in enumerate(requests):
                 self.admission.submit(request, self._sink(index, request, deltas), key=key, priority=priority)
@@ -109,15 +111,22 @@ class Service:
                 self.admission.cancel(request.request_id)
                 self.metrics.cancelled(request)
 
+    def _check_loaded(self, model: str) -> None:
+        """Raises UnavailableError until the model was up once; if it goes away later, requests wait for it."""
+        if model not in self._seen:
+            self._seen |= self._coordinator.models()
+        if model not in self._seen:
+            raise UnavailableError(f"the model {model!r} is loading")
+
     def _sink(self, index: int, request: Request, deltas: asyncio.Queue[tuple[int, Delta]]) -> Callable[[Delta], None]:
         """What brings a request's deltas from any thread into the event loop."""
         loop = asyncio.get_running_loop()
 
         def arrive(delta: Delta) -> None:
-            self.metrics.delta(request, delta)
+            deltas.put_nowait((index, delta))
             if delta.finish is not None or delta.error is not None:
                 self.admission.finished(request.request_id)
-            deltas.put_nowait((index, delta))
+            self.metrics.delta(request, delta)
 
         def sink(delta: Delta) -> None:
             loop.call_soon_threadsafe(arrive, delta)

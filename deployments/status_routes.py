@@ -6,7 +6,7 @@ from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
@@ -71,7 +71,7 @@ def add_status_routes(api: FastAPI, service: Service) -> None:
         """Which Consort this is."""
         return Version(version=_version())
 
-    @api.get("/metrics")
+    @api.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """In Prometheus' format, by vLLM's names."""
         waiting, running = service.admission.counts()

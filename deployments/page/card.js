@@ -32,6 +32,7 @@ export class Card {
   /** Streams the answer; what goes wrong stays with it. */
   async run(api, path, body, signal) {
     this.answer.beganMs = performance.now();
+    this.say("");
     try {
       for await (const document of api.stream(path, body, signal)) {
         const added = this.answer.take(document, performance.now());
@@ -49,6 +50,11 @@ export class Card {
     const button = make("button", { type: "button", className: "quiet", textContent: label });
     button.addEventListener("click", act);
     this._actions.append(button);
+  }
+
+  /** Shows words below the answer, until it ends. */
+  say(words) {
+    this._foot.textContent = words;
   }
 
   markFrom(at) {

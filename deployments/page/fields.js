@@ -33,9 +33,9 @@ export const GROUPS = [
     open: true,
     fields: [
       { name: "speculate", label: "Use drafts", kind: "switch", value: "true", help: "Off: the target writes alone, token by token. The text stays the same, the speed does not." },
-      { name: "draft_length", label: "Draft length γ", kind: "integer", blank: "the endpoint's", min: 0, max: 32, help: "The most draft tokens that one step of the target verifies. Longer is not always faster." },
-      { name: "verification", label: "Verification", kind: "choice", choices: [["", "the endpoint's"], ["coupled", "coupled"], ["rejection", "rejection"]], help: "Coupled: drafter and target share their randomness, so drafts never change the text. Rejection: the classical rule, which keeps the distribution." },
-      { name: "_race", label: "Compare", kind: "choice", choices: [["", "one after the other"], ["race", "both at once"]], help: "One after the other, neither slows the other down. At once, they share the target's steps." },
+      { name: "draft_length", label: "Draft length γ", kind: "integer", blank: "endpoint's", min: 0, max: 32, help: "The most draft tokens that one step of the target verifies. Longer is not always faster." },
+      { name: "verification", label: "Verification", kind: "choice", choices: [["", "endpoint's"], ["coupled", "coupled"], ["rejection", "rejection"]], help: "Coupled: drafter and target share their randomness, so drafts never change the text. Rejection: the classical rule, which keeps the distribution." },
+      { name: "_race", label: "Compare", kind: "choice", choices: [["", "in turn"], ["race", "at once"]], help: "In turn, neither slows the other down. At once, both share the steps of the target." },
     ],
   },
   {
@@ -62,7 +62,7 @@ export const GROUPS = [
       { name: "stop", label: "Stop at", kind: "lines", help: "The answer ends right before any of these texts, one to a line. \\n stands for a line break." },
       { name: "min_tokens", label: "Fewest tokens", kind: "integer", blank: "0", min: 0, help: "The answer does not end before so many tokens." },
       { name: "ignore_eos", label: "Go on after the end", kind: "switch", help: "On: end-of-text tokens don't end the answer; only the most tokens do." },
-      { name: "timeout_s", label: "Time limit, s", kind: "number", blank: "the endpoint's", min: 0, help: "After so many seconds the request fails." },
+      { name: "timeout_s", label: "Time limit, s", kind: "number", blank: "endpoint's", min: 0, help: "After so many seconds the request fails." },
     ],
   },
   {

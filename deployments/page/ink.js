@@ -1,8 +1,9 @@
-/** Writes an answer's tokens onto the page, each in an element of its own, once per frame. */
+/** Writes an answer's tokens onto the page, each in an element of its own, several at once if they come fast. */
 
 import { make } from "./dom.js";
 import { classOf } from "./sources.js";
 
+const BETWEEN_MS = 40; // drawings: more would only take time that a model on the same machine could use
 const tokens = new WeakMap();
 
 /** @returns {import("./answer.js").Token | undefined} the token that an element shows */
@@ -16,18 +17,18 @@ export class Ink {
     this.element = element;
     this._drawn = drawn;
     this._waiting = [];
-    this._frame = 0;
+    this._timer = 0;
     this._spans = [];
   }
 
   add(added) {
     this._waiting.push(...added);
-    this._frame ||= requestAnimationFrame(() => this.flush());
+    this._timer ||= setTimeout(() => this.flush(), BETWEEN_MS);
   }
 
   flush() {
-    cancelAnimationFrame(this._frame);
-    this._frame = 0;
+    clearTimeout(this._timer);
+    this._timer = 0;
     const spans = this._waiting.map(spanOf);
     this._waiting = [];
     this._spans.push(...spans);

@@ -11,10 +11,12 @@ import { Conversation, KINDS } from "./kinds.js";
 import { Log } from "./log.js";
 import { Pair } from "./pair.js";
 import { showLegend, showStatistics, summary } from "./statistics.js";
+import { showSteps } from "./steps.js";
 import { Tip } from "./tip.js";
 
 const KEY = "consort.key"; // in the tab's session storage, which no other tab can read
 const SEEDS = 2 ** 31;
+const BETWEEN_MS = 150; // drawings of the figures
 
 class Playground {
   constructor() {
@@ -60,6 +62,7 @@ class Playground {
       sessionStorage.setItem(KEY, this._key.value);
       this._endpoints.load();
     });
+    byId("key-form").addEventListener("submit", (event) => event.preventDefault());
     byId("curl-details").addEventListener("toggle", () => this._showCurl());
     byId("copy").addEventListener("click", () => this._copy());
   }
@@ -116,9 +119,9 @@ class Playground {
   /** One request, or two where they are compared, from the first token to the last. */
   async _exchange(kind, text, body) {
     const log = this._logs[kind];
-    const changed = (card) => {
-      this._show(card.answer);
+    const changed = ({ answer }) => {
       log.follow();
+      if (answer === card.answer && performance.now() - this._shownMs > BETWEEN_MS) this._show(answer);
     };
     const options = { prompt: kind === "chat" ? "" : text, monospace: kind === "completion", changed };
     const comparing = byId("compare").checked;
@@ -206,10 +209,13 @@ class Playground {
     this._text.focus();
   }
 
+  /** Shows an answer's figures. An answer in progress asks for it often, and drawing takes what a model could use. */
   _show(answer) {
+    this._shownMs = performance.now();
     showStatistics(byId("statistics"), answer);
     showLegend(byId("legend"), answer);
     showChart(byId("chart"), answer?.steps ?? []);
+    showSteps(byId("steps"), answer?.steps ?? []);
   }
 
   _showCurl() {

@@ -5,9 +5,15 @@ import { make } from "./dom.js";
 import { verdict } from "./verdict.js";
 
 export class Pair {
-  /** @param {object} options see Card; changed is told of the card with drafts, or the one that has begun */
+  /** @param {object} options see Card */
   constructor({ changed, ...options }) {
-    const both = { ...options, changed: (card) => this._race(card, changed) };
+    const both = {
+      ...options,
+      changed: (card) => {
+        this._race();
+        changed(card);
+      },
+    };
     this.ours = new Card("With drafts", both);
     this.plain = new Card("Target alone", both);
     this._bars = [this.ours, this.plain].map((card) => {
@@ -26,6 +32,7 @@ export class Pair {
     const drafted = this.ours.run(api, path, { ...body, speculate: true }, signal);
     if (race) await Promise.all([drafted, alone()]);
     else {
+      this.plain.say("Waits for its turn.");
       await drafted;
       if (this.ours.answer.error === null) await alone();
       else this.plain.element.remove();
@@ -42,10 +49,11 @@ export class Pair {
     if (!same) for (const card of [this.ours, this.plain]) card.markFrom(at);
   }
 
-  _race(card, changed) {
+  _race() {
     const speeds = [this.ours, this.plain].map(({ answer }) => answer.tokensPerS || 0);
     const most = Math.max(...speeds, 1);
-    this._bars.forEach((bar, index) => (bar.style.width = `${(100 * speeds[index]) / most}%`));
-    if (card === this.ours) changed(card);
+    this._bars.forEach((bar, index) => {
+      bar.style.width = `${(100 * speeds[index]) / most}%`;
+    });
   }
 }

@@ -9,6 +9,12 @@ const KNOWN = {
 const MEMBER_CLASSES = 6;
 const members = []; // names that are none of the above: an ensemble's members, in order of appearance
 
+/** Where a source stands in a list of them. */
+export function rankOf(source) {
+  const names = Object.keys(KNOWN);
+  return source in KNOWN ? names.indexOf(source) : names.length + members.indexOf(source);
+}
+
 /** The class of a source's tokens. */
 export function classOf(source) {
   if (source === "" || source in KNOWN) return source || "unknown";

@@ -1,7 +1,7 @@
 /** The figures of an answer: a list in the panel, a line below the answer, and what the colours mean. */
 
 import { make } from "./dom.js";
-import { classOf, meaningOf } from "./sources.js";
+import { classOf, meaningOf, rankOf } from "./sources.js";
 import { duration, number, orDash, percent, plural } from "./words.js";
 
 const HELP = {
@@ -30,7 +30,8 @@ export function showStatistics(list, answer) {
 
 /** What each colour in an answer means, and how many tokens have it. */
 export function showLegend(list, answer) {
-  const items = [...(answer?.sources ?? [])].map(([source, count]) =>
+  const counts = [...(answer?.sources ?? [])].sort(([one], [other]) => rankOf(one) - rankOf(other));
+  const items = counts.map(([source, count]) =>
     make(
       "li",
       { title: meaningOf(source) },

@@ -12,13 +12,14 @@ export class Tip {
   constructor(element, announce) {
     this._element = element;
     this._announce = announce;
+    this._target = null;
   }
 
   /** Serves all tokens below an element. */
   watch(root) {
     root.addEventListener("pointerover", ({ target }) => this._show(target));
     root.addEventListener("pointerleave", () => this.hide());
-    root.addEventListener("scroll", () => this.hide(), { passive: true });
+    root.addEventListener("scroll", () => this._follow(root), { passive: true });
     root.addEventListener("focusin", ({ target }) => this._show(target) && this._announce(wordsOf(tokenOf(target))));
     root.addEventListener("focusout", () => this.hide());
     root.addEventListener("keydown", (event) => this._move(event));
@@ -26,6 +27,7 @@ export class Tip {
 
   hide() {
     this._element.hidden = true;
+    this._target = null;
   }
 
   _show(target) {
@@ -36,11 +38,21 @@ export class Tip {
     }
     this._element.replaceChildren(...contentOf(token));
     this._element.hidden = false;
-    this._place(target.getClientRects()[0] ?? target.getBoundingClientRect());
+    this._target = target;
+    this._place();
     return true;
   }
 
-  _place(token) {
+  /** Stays with its token, as long as that can be seen. */
+  _follow(root) {
+    if (!this._target) return;
+    const [token, seen] = [this._target.getBoundingClientRect(), root.getBoundingClientRect()];
+    if (token.bottom < seen.top || token.top > seen.bottom) this.hide();
+    else this._place();
+  }
+
+  _place() {
+    const token = this._target.getClientRects()[0] ?? this._target.getBoundingClientRect();
     const { width, height } = this._element.getBoundingClientRect();
     const left = Math.min(Math.max(GAP_PX, token.left), document.documentElement.clientWidth - width - GAP_PX);
     const below = token.bottom + GAP_PX + height < window.innerHeight;

@@ -27,5 +27,6 @@ export function verdict(ours, plain, coupled) {
 
 function speedUp(ours, plain) {
   const ratio = ours.tokensPerS / plain.tokensPerS;
-  return Number.isFinite(ratio) ? `, ${number(ratio, 2)} × as fast with drafts` : "";
+  if (!Number.isFinite(ratio)) return "";
+  return ratio < 1 ? `; this time drafts cost speed, ${number(ratio, 2)} ×` : `, ${number(ratio, 2)} × as fast with drafts`;
 }

@@ -9,12 +9,14 @@ from functools import partial
 from actors.request import Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
 from deployments.strategies.candidate import Candidate
+from deployments.strategies.merging import merged
 from deployments.strategies.options import StrategyOptions
 from deployments.strategies.progress import CandidateReport, MemberReport, Outcome, Progress
 from deployments.strategies.proposals import Asking, Member, Run
 from deployments.strategies.verdict import Verdict, by_score, majority, minimum_risk
 
 Event = Progress | Outcome
+Work = Callable[[Member], AsyncGenerator[Progress, None]]
 _FAILURES = (UnavailableError, DeadlineError)  # a member's; any other error is the request's or the server's
 
 
@@ -72,42 +74,21 @@ class Deliberation:
             if member.model not in ready:
                 self._fail(member, UnavailableError(f"member {member.model!r} has no replica"))
 
-    async def _gather(self, work: Callable[[Member], AsyncGenerator[Progress, None]]) -> AsyncGenerator[Progress, None]:
-        """What all present members' work tells, as it comes. The first error that is not to be survived ends all."""
-        told: asyncio.Queue[Progress | ConsortError | None] = asyncio.Queue()
+    async def _gather(self, work: Work) -> AsyncGenerator[Progress, None]:
+        """What all present members' work tells, as it comes."""
         self._done = 0
+        async with aclosing(merged([self._surviving(member, work) for member in self._present])) as steps:
+            async for _, step in steps:
+                yield step
 
-        async def follow(member: Member) -> None:
-            try:
-                async with aclosing(work(member)) as steps:
-                    async for step in steps:
-                        told.put_nowait(step)
-            except _FAILURES as error:
-                try:
-                    told.put_nowait(self._fail(member, error))
-                except ConsortError as fatal:
-                    told.put_nowait(fatal)
-            except ConsortError as error:
-                told.put_nowait(error)
-            finally:
-                told.put_nowait(None)
-
-        tasks = [asyncio.create_task(follow(member)) for member in self._present]
+    async def _surviving(self, member: Member, work: Work) -> AsyncGenerator[Progress, None]:
+        """The member's work, or how it failed, if the others can go on without it."""
         try:
-            running = len(tasks)
-            while running:
-                match await told.get():
-                    case None:
-                        running -= 1
-                    case Progress() as step:
-                        yield step
-                    case ConsortError() as error:
-                        raise error
-            await asyncio.gather(*tasks)  # what is not ours to explain is raised here
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            async with aclosing(work(member)) as steps:
+                async for step in steps:
+                    yield step
+        except _FAILURES as error:
+            yield self._fail(member, error)
 
     def _fail(self, member: Member, error: ConsortError) -> Progress:
         """Go on without the member; raises UnavailableError if the policy, or what is left, does not allow that."""

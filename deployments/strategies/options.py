@@ -8,8 +8,6 @@ from deployments.strategies.utility import Utility, chrf
 
 StrategyKind = Literal["rerank", "majority", "mbr", "best_of"]
 
-MAX_CANDIDATES = 128  # in all: `mbr` compares each with each
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:

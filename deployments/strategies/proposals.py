@@ -42,7 +42,7 @@ class Asking:
     async def propose(
         self, member: Member, request: Request, count: int, first: int
     ) -> AsyncGenerator[Candidate, None]:
-        """The member's candidates, each when it is complete. first: the first one's number among those of all members."""
+        """The member's candidates, each when it is complete. first: the first one's number among all members'."""
         began_s = time.monotonic()
         params = replace(request.params, logprobs=request.params.logprobs or 0)
         requests = [

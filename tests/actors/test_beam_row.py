@@ -15,15 +15,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from actors.runner import Runner
 from decoding.beam import BeamSearch, beam_noise
 from decoding.beam_group import Hypothesis
-from decoding.beam_options import BeamOptions
+from decoding.beam_options import BeamOptions, EarlyStopping
 from decoding.params import SamplingParams
 from tests.support.beam_loop import Asked, PlainRow, beam_row, begin, end, search_all
 from tests.support.models import VOCAB, tiny_model
 
 TARGET = Path("models/target")
 ENDS = (2, 204)  # the end of the text, and of a line: so that searches end in every way
-TOKENS = 20
-MODES = list(product([True, False, "never"], [0.0, 1.0, 2.0, -0.7]))  # early_stopping, length_penalty
+TOKENS = 16
+EARLY_STOPPING: list[EarlyStopping] = [True, False, "never"]
+MODES = list(product(EARLY_STOPPING, [0.0, 1.0, 2.0, -0.7]))  # the other is length_penalty
 
 
 class Reference:

@@ -41,19 +41,18 @@ def step(cache: CountingCache, slots: BeamSlots, answers: list[list[int]]) -> No
         assert cache.read(slot, len(PROMPT) + len(answer)) == [*PROMPT, *answer]
 
 
-def begun(cache: CountingCache, count: int) -> BeamSlots:
+def begun(cache: CountingCache, count: int, *, beams: int = 1) -> BeamSlots:
     for column, token in enumerate(PROMPT):
         cache.write(0, column, token)
-    return BeamSlots(cache, list(range(count)), PROMPT)
+    return BeamSlots(cache, list(range(count)), PROMPT, beams=beams)
 
 
 def test_any_forks() -> None:
     chance = random.Random(0)
     for _ in range(30):
         cache = CountingCache(6)
-        slots = begun(cache, 6)
-        answers: list[list[int]] = [[] for _ in range(chance.choice([1, 1, 2]))]
-        slots.of_beams *= len(answers)
+        answers: list[list[int]] = [[]] * chance.choice([1, 1, 2])
+        slots = begun(cache, 6, beams=len(answers))
         for _ in range(15):
             parents = [chance.randrange(len(answers)) for _ in range(chance.randint(1, 6))]
             slots.fork(parents)

@@ -3,6 +3,7 @@
 The drafter is the target with a little noise in its weights, so that drafts are accepted and rejected.
 """
 
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from actors.request import Delta, Endpoint, Request
 from actors.row_input import RowInput
 from actors.runner import Runner
 from actors.target import Target
+from decoding.errors import InvalidRequestError
 from decoding.ngram import NgramOptions
 from decoding.params import SamplingParams
 from tests.support.models import VOCAB, tiny_model
@@ -242,3 +244,29 @@ def test_an_answer_that_takes_too_long_ends_where_it_is() -> None:
         answer = list(engine.stream(Request(endpoint(), PROMPTS[0], long)))
     assert (answer[-1].finish, answer[-1].stop_reason) == ("length", "max_time")
     assert answer[-1].statistics.committed < 100
+
+
+def random_params(chance: random.Random, seed: int) -> SamplingParams:
+    """Any combination of settings, and now and then one more."""
+    while True:
+        setting: dict[str, Any] = {}
+        for part in chance.sample(SETTINGS, chance.randint(1, 4)):
+            setting |= part
+        setting |= {"temperature": chance.choice((0, 0, 0.5, 1.0, 2.0)), "min_tokens": chance.randint(0, 12)}
+        try:
+            return params(setting, seed, max_tokens=chance.randint(12, 24))
+        except InvalidRequestError:
+            continue
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_combination_is_the_same_with_drafts_and_without(seed: int) -> None:
+    chance = random.Random(seed)
+    settings = [random_params(chance, i) for i in range(len(PROMPTS))]
+    found = []
+    for drafter, ngram in ((None, None), ("drafter", NgramOptions())):
+        where = endpoint(drafter=drafter, ngram=ngram)
+        with running() as engine:
+            asked = [Request(where, prompt, one) for prompt, one in zip(PROMPTS, settings, strict=True)]
+            found.append(tokens(engine.generate(asked)))
+    assert found[0] == found[1]

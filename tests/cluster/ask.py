@@ -18,12 +18,14 @@ class Outcome:
 
     answers: int = 0
     drafted: int = 0
+    slowest_s: float = 0.0
     texts: list[str] = field(default_factory=list)  # all that differ
     errors: list[str] = field(default_factory=list)
 
-    def note(self, text: str, drafted: int) -> None:
+    def note(self, text: str, drafted: int, took_s: float) -> None:
         self.answers += 1
         self.drafted += drafted
+        self.slowest_s = max(self.slowest_s, took_s)
         if text not in self.texts:
             self.texts.append(text)
 
@@ -51,8 +53,10 @@ def ask(client: openai.OpenAI, case: int) -> tuple[str, int]:
 def ask_again_and_again(client: openai.OpenAI, case: int, until_s: float) -> Outcome:
     outcome = Outcome()
     while not outcome.answers or time.monotonic() < until_s:
+        begun_s = time.monotonic()
         try:
-            outcome.note(*ask(client, case))
+            text, drafted = ask(client, case)
+            outcome.note(text, drafted, time.monotonic() - begun_s)
         except (openai.OpenAIError, ConnectionError) as error:
             outcome.errors.append(repr(error))
             return outcome

@@ -2,13 +2,15 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from decoding.errors import ConfigError, InvalidRequestError
-from deployments.config import ROOT, ServerConfig, load_config
-from deployments.endpoints import load_endpoints
+from decoding.ngram import NgramOptions
+from deployments.config import ROOT, EndpointConfig, ServerConfig, load_config
+from deployments.endpoints import ServedEndpoint, load_endpoints
 from deployments.schema import ChatRequest, CompletionRequest
 
 BUNDLED = ROOT / "models" / "drafter"
@@ -79,3 +81,63 @@ def test_what_a_template_refuses_is_the_clients_to_mend(copy: Path) -> None:
     config.models["target"].path = str(copy)
     with pytest.raises(InvalidRequestError, match="refuses them: no user turns"):
         load_endpoints(config)["consort"].prepare(chat(), seed=1)
+
+
+def completion(**fields: object) -> CompletionRequest:
+    return CompletionRequest.model_validate({"model": "consort", "prompt": "x", **fields})
+
+
+def served(**fields: object) -> ServedEndpoint:
+    config = load_config()
+    config.endpoints["consort"] = EndpointConfig.model_validate({"target": "target", "drafter": "drafter", **fields})
+    return load_endpoints(config)["consort"]
+
+
+def ends_here(tokens: Sequence[int], text: str) -> bool:
+    return len(tokens) >= 3
+
+
+def test_what_an_endpoint_sets_is_what_requests_leave_open() -> None:
+    endpoint = served(
+        defaults={"temperature": 0.2, "bad_words": ["import"]},
+        verification="rejection",
+        timeout_s=9,
+        ngram={"max_tokens": 3},
+        stopping=[f"{__name__}:ends_here"],
+    )
+    (request,) = endpoint.prepare(completion(), seed=1)
+    assert (request.params.temperature, request.params.verification, request.timeout_s) == (0.2, "rejection", 9)
+    assert request.params.bad_words_ids
+    assert request.endpoint.ngram == NgramOptions(longest=3)
+    assert [rule([1, 2, 3], "") for rule in request.endpoint.criteria] == [True]
+    own = completion(temperature=1, bad_words=[], verification="coupled", timeout_s=3)
+    (request,) = endpoint.prepare(own, seed=1)
+    assert (request.params.temperature, request.params.verification, request.timeout_s) == (1, "coupled", 3)
+    assert request.params.bad_words_ids == ()
+
+
+@pytest.mark.parametrize("path", ["nowhere:rule", f"{__name__}:nothing", f"{__name__}:BUNDLED"])
+def test_a_rule_that_can_not_be_loaded_is_named(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"endpoints\.consort\.stopping: .*" + path):
+        served(stopping=[path])
+
+
+def test_a_checkpoints_own_advice_is_followed_unless_switched_off(copy: Path) -> None:
+    (copy / "generation_config.json").write_text('{"do_sample": true, "top_k": 7, "eos_token_id": 2}', encoding="utf-8")
+    config = with_drafter(copy)
+    config.models["target"].path = str(copy)
+    (request,) = load_endpoints(config)["consort"].prepare(completion(), seed=1)
+    assert request.params.top_k == 7
+    (request,) = load_endpoints(config)["consort"].prepare(completion(top_k=0), seed=1)
+    assert request.params.top_k == 0
+    config.endpoints["consort"].generation_config = False
+    (request,) = load_endpoints(config)["consort"].prepare(completion(), seed=1)
+    assert request.params.top_k == 0
+
+
+def test_bad_words_are_spelt_at_the_beginning_and_after_a_space() -> None:
+    encoder = served().encoder
+    spellings = encoder.words(["import", "\n"])
+    assert tuple(encoder.text("import", "prompt", add_special_tokens=False)) in spellings
+    assert tuple(encoder.text(" import", "prompt", add_special_tokens=False)) in spellings
+    assert tuple(encoder.text("\n", "prompt", add_special_tokens=False)) in spellings

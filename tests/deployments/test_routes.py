@@ -11,12 +11,13 @@ from actors.link import LocalExchange
 from decoding.errors import UnavailableError
 from deployments.admission import Limits
 from deployments.config import load_config
-from deployments.endpoints import load_endpoints
+from deployments.endpoints import ServedEndpoint, load_endpoints
 from deployments.routes import make_api
 from deployments.schema import CompletionRequest
 from deployments.service import Service
 from tests.deployments.bad_input import CASES, NO_OBJECTS
 from tests.deployments.conftest import MAX_REQUESTS
+from tests.deployments.fake_coordinator import FakeCoordinator
 
 BODY = {"model": "consort", "prompt": "import os", "max_tokens": 8, "seed": 1}
 CHAT_BODY = {"model": "consort", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 1}
@@ -188,12 +189,41 @@ def test_unknown_routes_and_methods_have_the_same_shape(fake: TestClient) -> Non
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_overload_says_when_to_come_back() -> None:
-    client = lonely_client(max_requests=1)
+def limited(endpoints: dict[str, ServedEndpoint], coordinator: Any, limits: Limits) -> TestClient:
+    return TestClient(make_api(Service(endpoints, coordinator, limits=limits)))
+
+
+def test_overload_says_when_to_come_back(endpoints: dict[str, ServedEndpoint], coordinator: FakeCoordinator) -> None:
+    client = limited(endpoints, coordinator, Limits(max_tokens=15))
     reply = client.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]})
     assert reply.status_code == 429
     assert reply.headers["Retry-After"] == "1"
     assert reply.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_deadline_that_has_passed_is_told(
+    endpoints: dict[str, ServedEndpoint], coordinator: FakeCoordinator, stream: bool
+) -> None:
+    client = limited(endpoints, coordinator, Limits(running={"target": 0}))
+    reply = client.post("/v1/completions", json={**BODY, "timeout_s": 0.02, "stream": stream})
+    assert reply.status_code == 408
+    assert reply.json()["error"]["code"] == "deadline_exceeded"
+    assert coordinator.requests == []
+
+
+def test_until_its_model_is_loaded_a_request_is_refused() -> None:
+    reply = lonely_client().post("/v1/completions", json=BODY)
+    assert reply.status_code == 503
+    assert reply.json()["error"]["message"] == "the model 'target' is loading"
+    assert int(reply.headers["Retry-After"]) > 0
+
+
+def test_readiness_needs_every_target_and_health_needs_one(fake: TestClient, coordinator: FakeCoordinator) -> None:
+    assert fake.get("/ready").status_code == 200
+    coordinator.ready = {"drafter"}
+    assert (fake.get("/ready").status_code, fake.get("/health").status_code) == (503, 503)
+    assert fake.get("/version").json()["version"]
 
 
 @pytest.mark.parametrize(("error", "status"), [(UnavailableError("gone"), 503), (RuntimeError("secret"), 500)])

@@ -59,6 +59,8 @@ def search_all(
             active.append(waiting.pop(0))
             begin(runner, active[-1], chunk=chunk)
         active = _without_done(runner, active)
+        if not active:
+            continue
         runs = [row.inputs() for row in active]
         logits = runner.logits([*(run for each in runs for run in each), *(plain.input() for plain in beside)])
         parts = logits.split([*map(len, runs), *(1 for _ in beside)])

@@ -1,0 +1,173 @@
+"""How many replicas each model should have: targets by demand, drafters by what more drafting would gain.
+
+Arithmetic on what replicas report. Serve's controller runs a pickled copy of this module, on nodes that may not have
+the others, so it imports nothing but the standard library, and keeps what it remembers where Serve keeps it for it.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+_GAIN = 0.8  # one more drafter is worth it if it brings the lag below this share of what it was
+_LEAST_DRAFTING = 0.2  # the share of the time that targets must want drafts: trials of plain decoding don't end them
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """What one replica reports, as `record_autoscaling_stats` has it; the policy sees means over the last seconds."""
+
+    rows: float  # that hold a KV slot
+    waiting: float  # that wait for one
+    slots: float
+    drafting: float = 1.0  # of a target: whether drafts are wanted; 0 while plain decoding is faster
+    lag: float = 0.0  # of a target: the share of its busy time that it waited for drafts
+    busy: float = 0.0  # the share of the time that it computed
+
+    def stats(self) -> dict[str, float]:
+        """By the names that Serve keeps them under."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRules:
+    """Of one model. Bounds and delays are Serve's own options."""
+
+    role: Literal["target", "drafter"]
+    use: float  # rows per slot, waiting ones included, that are aimed at
+    least_use: float  # replicas go only while fewer would still be used less than that
+    most_lag: float  # more drafters above that …
+    least_lag: float  # … and fewer below that
+    probe_period_s: float  # how often a drafter is tried where none pays; how long what was learnt is trusted
+    targets: Sequence[str] = ()  # of a drafter: the deployments that it drafts for
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterMemory:
+    """What is known from before, in types that JSON has."""
+
+    present_at_s: float  # when there was a drafter last
+    lags: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by count: the lag, and when that was seen
+
+    def lag(self, count: int, since_s: float) -> float | None:
+        """Of so many drafters; None: not known, or from before `since_s`."""
+        lag, at_s = self.lags.get(str(count), (0.0, -math.inf))
+        return lag if at_s >= since_s else None
+
+
+def count_targets(rules: ScalingRules, current: int, loads: Sequence[ReplicaLoad]) -> int:
+    """As many as bring rows per slot to what is aimed at; fewer than there are only with room to spare."""
+    if not loads:
+        return current
+    unheard = max(current, len(loads)) / len(loads)  # replicas that don't report are taken to be like the others
+    demand = unheard * sum(load.rows + load.waiting for load in loads)
+    slots = sum(load.slots for load in loads) / len(loads)
+    wanted = math.ceil(demand / (rules.use * slots))
+    if wanted < current:
+        wanted = min(current, math.ceil(demand / (rules.least_use * slots)))
+    return max(1, wanted)
+
+
+def count_drafters(
+    rules: ScalingRules,
+    current: int,
+    targets: Sequence[ReplicaLoad],
+    drafters: Sequence[ReplicaLoad],
+    memory: DrafterMemory,
+    now_s: float,
+) -> tuple[int, DrafterMemory]:
+    """None where nothing is drafted or plain decoding wins; else one more or one less, as the targets' lag says.
+
+    current: how many are wanted so far. drafters: what those report that are up.
+    """
+    rows = sum(load.rows for load in targets)
+    lag = sum(load.rows * load.lag for load in targets) / rows if rows else 0.0
+    lags = dict(memory.lags)
+    if current and len(drafters) == current:
+        lags[str(current)] = (lag, now_s)
+    memory = DrafterMemory(now_s if current else memory.present_at_s, lags)
+    if sum(load.rows * load.drafting for load in targets) < max(_LEAST_DRAFTING * rows, 1e-9):
+        probe = rows > 0 and not current and now_s - memory.present_at_s >= rules.probe_period_s
+        return int(probe), memory
+    if len(drafters) < current or not current:
+        return max(1, current), memory  # wait for those that are coming up
+    full = sum(load.waiting for load in drafters) > 0
+    step = 1 if full else _worthwhile_step(rules, current, lag, memory, now_s - rules.probe_period_s)
+    return max(1, current + step), memory
+
+
+def _worthwhile_step(rules: ScalingRules, current: int, lag: float, memory: DrafterMemory, since_s: float) -> int:
+    """1, 0 or -1. What one drafter more or less was worth is known if it was tried since then."""
+    fewer, more = memory.lag(current - 1, since_s), memory.lag(current + 1, since_s)
+    if fewer is not None and lag > _GAIN * fewer and fewer > rules.least_lag:
+        return -1  # the last one gained nothing: what is slow is not the number of drafters
+    if lag > rules.most_lag and (more is None or more < _GAIN * lag):
+        return 1
+    return -1 if lag < rules.least_lag and (fewer is None or fewer < rules.most_lag) else 0
+
+
+class _Policy(Protocol):
+    @property
+    def policy_kwargs(self) -> dict[str, Any]: ...
+
+
+class _Config(Protocol):
+    @property
+    def policy(self) -> _Policy: ...
+
+
+class Deployment(Protocol):
+    """What Serve tells about a deployment: the parts of its `AutoscalingContext` that are used here."""
+
+    deployment_name: str
+    target_num_replicas: int
+    policy_state: dict[str, Any]
+    current_time: float | None
+
+    @property
+    def config(self) -> _Config | None: ...
+    @property
+    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
+
+
+_Id = TypeVar("_Id", bound=Hashable)
+
+
+def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_Id, dict[str, Any]]]:
+    """Serve's application-level policy: for each of our deployments, how many replicas, and what to remember."""
+    counts: dict[_Id, int] = {}
+    states: dict[_Id, dict[str, Any]] = {}
+    loads = {one.deployment_name: _loads(one) for one in deployments.values()}
+    for key, one in deployments.items():
+        rules = _rules(one)
+        if rules is None:
+            continue
+        if rules.role == "target":
+            counts[key] = count_targets(rules, one.target_num_replicas, loads[one.deployment_name])
+            continue
+        now_s = one.current_time or 0.0
+        memory = DrafterMemory(**one.policy_state.get("memory", {"present_at_s": now_s}))
+        counts[key], memory = count_drafters(
+            rules,
+            one.target_num_replicas,
+            [load for name in rules.targets for load in loads.get(name, [])],
+            loads[one.deployment_name],
+            memory,
+            now_s,
+        )
+        states[key] = {"memory": asdict(memory)}
+    return counts, states
+
+
+def _rules(deployment: Deployment) -> ScalingRules | None:
+    """What `autoscaling_options` attached; None: the deployment is not ours."""
+    options = deployment.config.policy.policy_kwargs if deployment.config is not None else {}
+    return ScalingRules(**options) if options else None
+
+
+def _loads(deployment: Deployment) -> list[ReplicaLoad]:
+    """Of the replicas that have reported all of it."""
+    metrics = deployment.aggregated_metrics or {}
+    names = list(ReplicaLoad.__dataclass_fields__)
+    replicas = set.intersection(*(set(metrics.get(name, {})) for name in names))
+    return [ReplicaLoad(**{name: metrics[name][replica] for name in names}) for replica in replicas]

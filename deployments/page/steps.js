@@ -1,0 +1,30 @@
+/** What each of the target's last steps brought: a column of squares, one for each token. */
+
+import { draw, make } from "./dom.js";
+import { classOf } from "./sources.js";
+import { plural } from "./words.js";
+
+const WIDTH = 280;
+const COLUMN = 7; // of which one is the gap
+const LAST = WIDTH / COLUMN;
+const MOST_TOKENS = 33; // of one step: the longest draft and the target's own
+
+/** Shows the last steps of an answer in an element. */
+export function showSteps(element, steps) {
+  if (!steps.length) {
+    element.replaceChildren(make("p", { className: "facts", textContent: "No steps yet." }));
+    return;
+  }
+  const last = steps.slice(-LAST).map((step) => step.slice(0, MOST_TOKENS));
+  const height = COLUMN * Math.max(...last.map((step) => step.length), 5);
+  const squares = last.flatMap((step, index) => step.map((token, level) => square(token, index, height, level)));
+  const words = `Tokens of the target's last ${plural(last.length, "step")}: ${last.map((step) => step.length).join(", ")}.`;
+  const chart = { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": words };
+  const note = "Tokens that each of the last steps of the target brought, oldest step first.";
+  element.replaceChildren(draw("svg", chart, ...squares), make("p", { className: "facts", textContent: note }));
+}
+
+function square({ source }, index, height, level) {
+  const [x, y] = [index * COLUMN, height - (level + 1) * COLUMN];
+  return draw("rect", { x, y, width: COLUMN - 1, height: COLUMN - 1, rx: 1.5, class: `square ${classOf(source)}` });
+}

@@ -1,0 +1,67 @@
+"""Answers that were given before, for requests whose answer is determined: greedy ones, and those with a client's seed.
+
+Exact: a request is looked up by all that its answer depends on. Holds whole answers, up to a number of tokens in all.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+from actors.request import Delta, Request
+
+
+class ResponseCache:
+    """The answers used last, at most `max_tokens` tokens of prompts and answers together; 0: none."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._tokens = 0
+        self._answers: OrderedDict[Hashable, Sequence[Delta]] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def may_hold(self, request: Request, *, seeded: bool) -> bool:
+        """Whether the request's answer is determined. seeded: the seed is the client's own."""
+        params = request.params
+        timed = params.max_time_s is not None or request.endpoint.criteria
+        return self._max_tokens > 0 and not timed and (params.greedy or (seeded and not params.rejects))
+
+    def get(self, request: Request) -> Sequence[Delta] | None:
+        """The deltas of an earlier answer to the same request."""
+        key = _key(request)
+        found = self._answers.get(key)
+        if found is not None:
+            self._answers.move_to_end(key)
+        return found
+
+    def put(self, request: Request, deltas: Sequence[Delta]) -> None:
+        """Keep a whole answer. Failed ones, and those of ensembles that lost a member, are not kept."""
+        last = deltas[-1]
+        if last.finish is None or any(member.weight == 0 for member in last.members or ()):
+            return
+        self._forget(_key(request))
+        self._answers[_key(request)] = tuple(deltas)
+        self._tokens += _size(request.prompt, deltas)
+        while self._tokens > self._max_tokens:
+            self._forget(next(iter(self._answers)))
+
+    def _forget(self, key: Hashable) -> None:
+        deltas = self._answers.pop(key, None)
+        if deltas is not None:
+            assert isinstance(key, tuple)
+            self._tokens -= _size(key[1], deltas)
+
+
+def _key(request: Request) -> tuple[Hashable, ...]:
+    """What the answer depends on; and how much is drafted, which its statistics tell."""
+    return (
+        request.endpoint.name,
+        tuple(request.prompt),
+        request.params,
+        request.most_drafted,
+        request.ensemble_options if request.endpoint.members else None,
+    )
+
+
+def _size(prompt: Sequence[int], deltas: Sequence[Delta]) -> int:
+    return len(prompt) + sum(len(delta.tokens) for delta in deltas)

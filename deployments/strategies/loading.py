@@ -1,0 +1,26 @@
+"""A strategy as it is configured, with its pattern compiled and its utility imported."""
+
+from deployments.ensemble_config import StrategyConfig
+from deployments.strategies.extraction import Extract, by_json_field, by_regex, whole_text
+from deployments.strategies.options import StrategyOptions
+from deployments.strategies.utility import load_utility
+
+
+def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
+    """What the configuration says. key: where it stands.
+
+    Raises:
+        ConfigError: the pattern can't be compiled, or the utility can't be loaded.
+    """
+    extract: Extract = whole_text
+    if config.regex is not None:
+        extract = by_regex(config.regex, key=f"{key}.regex")
+    elif config.json_field is not None:
+        extract = by_json_field(config.json_field)
+    return StrategyOptions(
+        kind=config.kind,
+        candidates=config.candidates,
+        judge=config.judge,
+        extract=extract,
+        utility=load_utility(config.utility, key=f"{key}.utility"),
+    )

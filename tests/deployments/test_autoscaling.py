@@ -1,0 +1,153 @@
+"""How many replicas a model should have, in worlds made of numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+from actors.loop import LoopTimes
+from actors.messages import Report
+from deployments import autoscaling
+from deployments.autoscaling import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale
+from deployments.load_meter import LoadMeter
+
+TARGET = ScalingRules("target", use=0.75, least_use=0.6, most_lag=0.15, least_lag=0.03, probe_period_s=600)
+DRAFTER = replace(TARGET, role="drafter", targets=["Target-t"])
+
+
+def loads(count: int, **given: float) -> list[ReplicaLoad]:
+    return [ReplicaLoad(**{"rows": 0, "waiting": 0, "slots": 16, **given}) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "rows", "waiting", "wanted"),
+    [(1, 0, 0, 1), (1, 12, 0, 1), (1, 13, 0, 2), (1, 16, 32, 4), (2, 16, 0, 3), (4, 0, 0, 1)],
+)
+def test_targets_follow_demand(replicas: int, rows: int, waiting: int, wanted: int) -> None:
+    assert count_targets(TARGET, replicas, loads(replicas, rows=rows, waiting=waiting)) == wanted
+
+
+def test_targets_stay_where_fewer_would_be_nearly_full() -> None:
+    assert count_targets(TARGET, 2, loads(2, rows=5.5)) == 2  # 11 of 16 would be 0.69
+    assert count_targets(TARGET, 2, loads(2, rows=4.5)) == 1  # 9 of 16 are 0.56
+
+
+def test_what_is_not_heard_of_is_like_the_others() -> None:
+    assert count_targets(TARGET, 3, []) == 3
+    assert count_targets(TARGET, 4, loads(2, rows=11)) == 4
+
+
+@dataclass
+class World:
+    """Targets whose rows wait for drafts as `lag` says, by the number of drafters; a drafter is up at the next look."""
+
+    lag: Mapping[int, float]
+    rows: float = 8
+    drafting: float = 1.0
+    waiting: float = 0  # rows that find no slot at a drafter
+    now_s: float = 1000.0
+    wanted: int = 0
+    memory: DrafterMemory = field(default_factory=lambda: DrafterMemory(present_at_s=1000.0))
+
+    def after(self, looks: int, *, period_s: float = 10.0) -> list[int]:
+        seen = []
+        for _ in range(looks):
+            self.now_s += period_s
+            targets = loads(2, rows=self.rows, drafting=self.drafting, lag=self.lag[self.wanted])
+            drafters = loads(self.wanted, waiting=self.waiting)
+            self.wanted, self.memory = count_drafters(DRAFTER, self.wanted, targets, drafters, self.memory, self.now_s)
+            seen.append(self.wanted)
+        return seen
+
+
+def test_no_drafter_without_requests() -> None:
+    world = World({0: 0.0, 1: 0.0, 2: 0.0}, rows=0)
+    assert world.after(3) == [0, 0, 0]
+    world.wanted = 2
+    assert world.after(1) == [0]
+
+
+def test_one_drafter_where_drafts_are_wanted_and_more_while_that_helps() -> None:
+    world = World({0: 0.0, 1: 0.5, 2: 0.3, 3: 0.1, 4: 0.09})
+    assert world.after(6) == [1, 2, 3, 3, 3, 3]
+
+
+def test_drafters_that_gain_nothing_go_and_are_not_tried_again_soon() -> None:
+    world = World({0: 0.0, 1: 0.3, 2: 0.29})  # the link is slow, not the drafter
+    assert world.after(6) == [1, 2, 1, 1, 1, 1]
+    assert 2 in world.after(70)  # after ten minutes, nobody knows any more
+
+
+def test_drafters_that_nobody_waits_for_go_one_by_one() -> None:
+    world = World({1: 0.0, 2: 0.0, 3: 0.0}, wanted=3)
+    assert world.after(3) == [2, 1, 1]
+
+
+def test_no_flapping_between_two_counts() -> None:
+    world = World({0: 0.0, 1: 0.4, 2: 0.01, 3: 0.0})
+    assert world.after(20) == [1] + 19 * [2]
+
+
+def test_rows_without_a_slot_at_a_drafter_need_another() -> None:
+    world = World(dict.fromkeys(range(9), 0.1), waiting=1)
+    assert world.after(3) == [1, 2, 3]
+
+
+def test_no_drafter_where_plain_decoding_wins_but_a_probe_now_and_then() -> None:
+    world = World({0: 0.0, 1: 0.0}, drafting=0.1, wanted=1)
+    assert world.after(1) == [0]
+    assert world.after(59) == 59 * [0]
+    assert world.after(3) == [1, 0, 0]  # Serve's delays give it time
+    world.drafting = 1.0
+    assert world.after(1) == [1]
+
+
+def test_replicas_that_are_coming_up_are_waited_for() -> None:
+    memory = DrafterMemory(present_at_s=0.0)
+    targets = loads(1, rows=8, lag=0.9)
+    assert count_drafters(DRAFTER, 2, targets, loads(1), memory, 1.0)[0] == 2
+
+
+def deployment(name: str, rules: ScalingRules | None, replicas: list[ReplicaLoad], state: dict[str, Any]) -> Any:
+    metrics: dict[str, dict[str, float]] = {"running_requests": {"r0": 3.0}}
+    for at, load in enumerate(replicas):
+        for key, value in load.stats().items():
+            metrics.setdefault(key, {})[f"r{at}"] = value
+    options = {} if rules is None else {name: getattr(rules, name) for name in ScalingRules.__dataclass_fields__}
+    return SimpleNamespace(
+        deployment_name=name,
+        target_num_replicas=len(replicas),
+        policy_state=state,
+        current_time=5000.0,
+        config=SimpleNamespace(policy=SimpleNamespace(policy_kwargs=options)),
+        aggregated_metrics=metrics,
+    )
+
+
+def test_the_policy_as_serve_calls_it() -> None:
+    """Serve keeps its own keys in the state, pickles the function, and has deployments that are none of ours."""
+    cloudpickle.register_pickle_by_value(autoscaling)
+    try:
+        policy = cloudpickle.loads(cloudpickle.dumps(scale))
+    finally:
+        cloudpickle.unregister_pickle_by_value(autoscaling)
+    deployments = {
+        "t": deployment("Target-t", TARGET, loads(1, rows=16, waiting=4, lag=0.5), {}),
+        "d": deployment("Drafter-d", DRAFTER, loads(1), {"internal": 1}),
+        "other": deployment("Other", None, [], {}),
+    }
+    counts, states = policy(deployments)
+    assert counts == {"t": 2, "d": 2}
+    deployments["d"] = deployment("Drafter-d", DRAFTER, loads(2), {"internal": 1, **states["d"]})
+    assert policy(deployments)[0]["d"] == 1  # the second gained nothing
+
+
+def test_a_replica_tells_its_load() -> None:
+    meter = LoadMeter()
+    report = Report(3, 2, 16, [], drafting=False)
+    first = meter.measure(report, LoopTimes(5, step_s=3.0, prefill_s=1.0, waited_s=1.0, idle_s=5.0))
+    assert first == ReplicaLoad(3, 2, 16, drafting=0.0, lag=0.2, busy=0.4)
+    assert meter.measure(report, LoopTimes(5, 3.0, 1.0, 1.0, 15.0)) == ReplicaLoad(3, 2, 16, 0.0, 0.0, 0.0)

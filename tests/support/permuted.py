@@ -1,0 +1,45 @@
+"""The bundled drafter with its tokens in another order: the same model, in another vocabulary."""
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+
+def permutation(size: int) -> Tensor:
+    """[V] int64: the new id of each token."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(5))
+
+
+def permuted_model(model: PreTrainedModel, order: Tensor) -> PreTrainedModel:
+    """With the embeddings, which are those of its outputs too, in a new order."""
+    permuted = deepcopy(model)
+    with torch.no_grad():
+        permuted.get_input_embeddings().weight[order] = model.get_input_embeddings().weight
+    return permuted
+
+
+def permuted_tokenizer(tokenizer: PreTrainedTokenizerBase, order: Tensor) -> PreTrainedTokenizerFast:
+    """With the same merges."""
+    data = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    data["model"]["vocab"] = {token: int(order[at]) for token, at in data["model"]["vocab"].items()}
+    for token in data["added_tokens"]:
+        token["id"] = int(order[token["id"]])
+    _renumber(data["post_processor"], order)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(data)), **tokenizer.special_tokens_map
+    )
+
+
+def _renumber(part: Any, order: Tensor) -> None:
+    if isinstance(part, dict):
+        if "ids" in part:
+            part["ids"] = [int(order[at]) for at in part["ids"]]
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            _renumber(inner, order)
