@@ -142,14 +142,15 @@ class Assignment:
                 self.place(active)
 
     def _move(self, active: ActiveRequest, name: str, now_s: float) -> None:
-        """To whichever replica suits best now."""
+        """To whichever replica suits best now. The drafts that are there stay: so the target need not know."""
+        request_id, drafter = active.request.request_id, active.request.endpoint.drafter
         if active.target == name:
             self.lose_target(active, now_s)
-        elif active.drafter == name:
-            self._outbox.put(name, Cancel(active.request.request_id))
-            self._placement.release(name, active.request.request_id)
-            active.drafter = None
-            self.attach_drafter(active)
+        elif active.drafter == name and drafter is not None:
+            self._outbox.put(name, Cancel(request_id))
+            self._placement.release(name, request_id)
+            active.drafter = self._placement.assign(drafter, request_id)
+            self._admit_to_drafter(active)
 
     def _lose_member(self, active: ActiveRequest, name: str, now_s: float) -> None:
         """A member of the request's ensemble is gone: go on without it where that is allowed, or start again."""

@@ -46,6 +46,7 @@ class Request:
     speculate: bool = True
     draft_length: int | None = None  # None: the endpoint's
     ensemble: EnsembleOptions | None = None  # None: the endpoint's
+    seeded: bool = False  # the client chose the seed, so the same request may get the same answer
     timeout_s: float | None = None  # from submission on; after that it fails
     request_id: int = field(default_factory=lambda: secrets.randbits(63))
 

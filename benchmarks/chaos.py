@@ -86,6 +86,7 @@ class Findings:
     faults: dict[str, int]  # by kind
     lost: list[str]
     differing: list[str]
+    stalls: dict[str, list[float]]  # by kind of request: seconds that the stream stood still at most
     pauses: dict[str, list[float]]  # by kind of fault: seconds that the stream which was hit hardest stood still
 
 
@@ -128,8 +129,17 @@ def judge(answers: Sequence[tuple[Case, Answer]], undisturbed: dict[int, Answer]
         faults=dict(Counter(fault.kind for fault in faults)),
         lost=lost,
         differing=differing,
+        stalls=_stalls(answers),
         pauses=_pauses([answer for _, answer in answers], faults),
     )
+
+
+def _stalls(answers: Sequence[tuple[Case, Answer]]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for case, answer in answers:
+        longest_s = max((gap.ended_s - gap.began_s for gap in answer.gaps), default=0.0)
+        found.setdefault(case.kind, []).append(round(longest_s, 2))
+    return found
 
 
 def _pauses(answers: Sequence[Answer], faults: Sequence[Fault]) -> dict[str, list[float]]:
@@ -158,11 +168,13 @@ def as_text(findings: Findings) -> str:
         *findings.lost,
         *findings.differing,
     ]
-    rows = [
-        [label, str(len(times)), f"{median(times):.1f}", f"{max(times):.1f}"]
-        for label, times in findings.pauses.items()
-    ]
-    return "\n".join(lines) + "\n\n" + table(["a stream's longest pause, s", "times", "median", "most"], rows)
+    titles = {"longest pause of a request, s": findings.stalls, "longest pause after a fault, s": findings.pauses}
+    tables = [table([title, "times", "median", "most"], _rows(found)) for title, found in titles.items()]
+    return "\n\n".join(["\n".join(lines), *filter(None, tables)])
+
+
+def _rows(found: dict[str, list[float]]) -> list[list[str]]:
+    return [[label, str(len(times)), f"{median(times):.1f}", f"{max(times):.1f}"] for label, times in found.items()]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from urllib.parse import urlsplit
 
+from transformers.utils import logging
+
 from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
 from actors.environment import compute_environment
@@ -157,6 +159,8 @@ class Fleet:
                     post.look_after()
         finally:
             finding.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await finding
             self._asking.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(self, model: str) -> list[ReplicaAddress]:
@@ -173,6 +177,7 @@ class Fleet:
 def running_fleet(models: Mapping[str, tuple[Role, ModelSpec, int]]) -> Iterator[Fleet]:
     """A fleet that is up. models: role, what to load, and how many replicas, by model."""
     os.environ |= compute_environment(1)  # children inherit it, before they compute
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # what is killed cleans nothing up
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.chaos_fleet", "transformers.models.llama.modeling_llama"])
     with contextlib.ExitStack() as stack:
@@ -222,6 +227,7 @@ def _wait_until_up(fleet: Fleet) -> None:
 
 def _serve(role: Role, spec: ModelSpec, connection: Connection) -> None:
     """A replica's process: load, then answer where it is for as long as its loop is healthy."""
+    logging.disable_progress_bar()
     replica = Replica(role, spec, "127.0.0.1")
     while True:
         try:

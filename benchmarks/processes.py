@@ -15,7 +15,7 @@ from actors.loading import ModelSpec
 from actors.loop import LoopThread
 from actors.replica import load_runner
 from actors.request import Endpoint
-from actors.zmq_link import CoordinatorZmqLink, ReplicaZmqLink
+from actors.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from benchmarks.hosts import Child
 from benchmarks.ours import Ours
 from benchmarks.replica import MeasuredReplica, Role
@@ -53,7 +53,7 @@ class Consort:
                 stack.enter_context(child)
                 addresses.append(child.call(attrgetter("link.address")))
                 child.pause()
-            link = CoordinatorZmqLink("bench")
+            link = ConnectingZmqLink("bench")
             stack.callback(link.close)
             coordinator = Coordinator(link)
             thread = LoopThread("coordinator", coordinator.turn, link.wake)

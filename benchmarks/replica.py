@@ -12,7 +12,7 @@ from statistics import median
 from typing import Literal
 
 from actors.drafter import Drafter
-from actors.link import Link
+from actors.link import ConnectingLink
 from actors.loop import LoopThread, LoopTimes
 from actors.row_input import RowInput
 from actors.runner import Runner
@@ -29,7 +29,7 @@ _WARM_UP = 2  # rounds that do not count
 class MeasuredReplica:
     """A model's loop in a thread of its own. A "target" always verifies γ draft tokens, an adaptive one what pays."""
 
-    def __init__(self, role: Role, link: Link, make_runner: Callable[[], Runner]) -> None:
+    def __init__(self, role: Role, link: ConnectingLink, make_runner: Callable[[], Runner]) -> None:
         """make_runner: called in the loop's thread."""
         self._role, self.link, self._make_runner = role, link, make_runner
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from actors import client
 from actors.coordinator import Coordinator
 from actors.loop import LoopThread
-from actors.zmq_link import CoordinatorZmqLink
+from actors.zmq_link import ConnectingZmqLink
 from benchmarks.serve_servers import MODEL, replica_addresses
 from deployments.config import ServerConfig
 from deployments.endpoints import ServedEndpoint, load_endpoints
@@ -98,7 +98,7 @@ def _coordinator(config: ServerConfig) -> Iterator[tuple[Coordinator, LoopThread
     """A second coordinator for the server's replicas."""
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    link = CoordinatorZmqLink("overhead")
+    link = ConnectingZmqLink("overhead")
     coordinator = Coordinator(link)
     thread = LoopThread("coordinator", coordinator.turn, link.wake)
     thread.start()

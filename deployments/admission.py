@@ -44,7 +44,7 @@ class Limits:
 
 def limits_of(config: ServerConfig) -> Limits:
     """As many requests in progress as the targets have slots, and a few that are ready when one gets free."""
-    targets = {endpoint.target: config.models[endpoint.target] for endpoint in config.endpoints.values()}
+    targets = {name: config.models[name] for endpoint in config.endpoints.values() for name in endpoint.models}
     running = {
         name: (_MOST_SLOTS if model.slots == "auto" else model.slots) * model.replicas + _READY
         for name, model in targets.items()

@@ -89,7 +89,7 @@ class CoordinatorIngress:
         link = ConnectingZmqLink(f"coordinator-{secrets.token_hex(4)}")
         coordinator = Coordinator(link, max_requests=config.http.max_requests)
         self._http = config.http
-        self._service = Service(endpoints, coordinator, limits=limits_of(config))
+        self._service = Service(endpoints, coordinator, limits=limits_of(config), cached_tokens=config.http.cached_tokens)
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
         ask = {model: partial(_addresses, handle) for model, handle in handles.items()}

@@ -25,10 +25,10 @@ def catalogue(config: ServerConfig) -> list[CatalogueEntry]:
     return [
         CatalogueEntry(
             endpoint=name,
-            target=_in_words(endpoint.target, config),
+            target=" + ".join(_in_words(model, config) for model in endpoint.models),
             drafter=_in_words(endpoint.drafter, config) if endpoint.drafter is not None else "–",
             draft_length=endpoint.draft_length if endpoint.drafter is not None else 0,
-            context_length=config.models[endpoint.target].max_length,
+            context_length=min(config.models[model].max_length for model in endpoint.models),
         )
         for name, endpoint in config.endpoints.items()
     ]

@@ -23,6 +23,7 @@ from deployments.bench import DEFAULT_PROMPTS, configured_pair, pair_config, rea
 from deployments.catalogue import catalogue
 from deployments.client import Client
 from deployments.cluster import serving
+from deployments.compare_command import compare
 from deployments.config import DEFAULT_CONFIG, ServerConfig, load_config
 from deployments.console.commands import chat, complete, status
 from deployments.demo import run_demo
@@ -61,7 +62,7 @@ def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
 
 
-for _command in (chat, complete, status):
+for _command in (chat, compare, complete, status):
     main.add_command(_command)
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 from actors.coordinator import Coordinator
 from actors.request import Delta, Request
+from decoding.ensemble_options import EnsembleOptions
+from deployments.admission import Limits
 from deployments.endpoints import ServedEndpoint
 from deployments.service import Service
 from deployments.strategies.candidate import joined
@@ -21,6 +23,8 @@ from deployments.strategies.proposals import Asking, Run
 from evaluation.metrics import TextMetrics, measure
 
 _SCORING_TIMEOUT_S = 600.0
+_NO_LIMIT = 1_000_000  # requests; all wait for their turn
+_RUNNING = 32  # at once, of one model
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,9 @@ async def compare(
     Raises:
         ConsortError: a request was refused, or failed.
     """
-    service = Service({}, coordinator)
     models = served.config.models
+    limits = Limits(max_requests=_NO_LIMIT, running=dict.fromkeys(models, _RUNNING))
+    service = Service({}, coordinator, limits=limits)
     contestants = [
         *(Contestant(f"{model} alone", _alone(service, model)) for model in models),
         Contestant(f"{models[0]}, {samples} samples", _consistent(service, served, models[0], samples)),
@@ -162,7 +167,7 @@ async def _judged(
 def _on_one(request: Request, model: str) -> Request:
     """Plain decoding by one model, with the same parameters and seed."""
     endpoint = replace(request.endpoint, target=model, drafter=None, ngram=None, members=())
-    return replace(request, endpoint=endpoint, ensemble=None)
+    return replace(request, endpoint=endpoint, ensemble=EnsembleOptions(member_timeout_s=_SCORING_TIMEOUT_S))
 
 
 def _fresh(request: Request) -> Request:

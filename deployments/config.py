@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, TypeAdapter, ValidationError, WrapValidat
 
 from decoding.errors import ConfigError
 from decoding.params import Verification
+from deployments.ensemble_config import EnsembleConfig
 from deployments.key_config import ENVIRONMENT_KEY, ApiKeyConfig
 from deployments.keys import KeyRing
 from deployments.sampling_fields import SamplingFields
@@ -112,10 +113,9 @@ class NgramConfig(StrictModel):
     shared: bool = Field(False, description="Look in the endpoint's earlier answers too.")
 
 
-class EndpointConfig(StrictModel):
+class EndpointConfig(EnsembleConfig):
     """A name that clients ask for, and the models that answer."""
 
-    target: str = Field(description="The model whose text is served.")
     drafter: str | None = Field(None, description="The model that drafts for the target; null: plain decoding.")
     draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
         4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
@@ -138,6 +138,11 @@ class EndpointConfig(StrictModel):
         None, description="Seconds until a request fails, where it does not say; null: any."
     )
 
+    @property
+    def drafts(self) -> bool:
+        """Whether anything drafts for the endpoint."""
+        return self.drafter is not None or self.ngram is not None
+
 
 class HttpConfig(StrictModel):
     """Where to listen, and how much to take on."""
@@ -149,6 +154,10 @@ class HttpConfig(StrictModel):
     )
     max_tokens: Count | None = Field(
         None, description="Tokens of their prompts and answers together, as far as they may get; null: any."
+    )
+    cached_tokens: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Keep answers of that many tokens, prompts included, for when a greedy or seeded request comes again.",
     )
     max_body_bytes: Count = Field(16 * 2**20, description="The largest body of a request; larger ones get 413.")
     access_log: bool = Field(False, description="Log a line of JSON for every request, without its content.")
@@ -180,7 +189,8 @@ class ServerConfig(StrictModel):
 
     def roles(self) -> dict[str, "Role"]:
         """Each model's role, which follows from its use."""
-        roles: dict[str, Role] = {endpoint.target: "target" for endpoint in self.endpoints.values()}
+        models = [model for endpoint in self.endpoints.values() for model in endpoint.models]
+        roles: dict[str, Role] = dict.fromkeys(models, "target")
         drafters = {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}
         return roles | dict.fromkeys(drafters, "drafter")
 
@@ -254,21 +264,22 @@ def _check_devices(config: ServerConfig) -> None:
 
 
 def _check_roles(config: ServerConfig) -> None:
-    targets = {name: endpoint.target for name, endpoint in config.endpoints.items()}
-    drafters = {name: endpoint.drafter for name, endpoint in config.endpoints.items() if endpoint.drafter is not None}
-    for role, uses in (("target", targets), ("drafter", drafters)):
-        for endpoint, model in uses.items():
+    for name, endpoint in config.endpoints.items():
+        drafter = [] if endpoint.drafter is None else [("drafter", endpoint.drafter)]
+        for key, model in (*endpoint.named_models(), *drafter):
             if model not in config.models:
                 suggestion = nearest(model, config.models)
-                raise ConfigError(f"endpoints.{endpoint}.{role}: there is no model {model!r}; {suggestion}")
-    both = set(targets.values()) & set(drafters.values())
+                raise ConfigError(f"endpoints.{name}.{key}: there is no model {model!r}; {suggestion}")
+    targets = {model for endpoint in config.endpoints.values() for model in endpoint.models}
+    drafters = {endpoint.drafter for endpoint in config.endpoints.values() if endpoint.drafter is not None}
+    both = targets & drafters
     if both:
         name = min(both)
         raise ConfigError(f"models.{name}: used as target and as drafter; configure it twice, under two names")
-    for name in set(targets.values()):
+    for name in targets:
         scaling = config.models[name].scaling
         if scaling is not None and scaling.min == 0:
             raise ConfigError(f"models.{name}.scaling.min: is 0, but a target needs 1 or more")
-    unused = set(config.models) - set(targets.values()) - set(drafters.values())
+    unused = set(config.models) - targets - drafters
     if unused:
         raise ConfigError(f"models.{min(unused)}: no endpoint uses it; remove it or name it in an endpoint")

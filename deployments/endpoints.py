@@ -9,9 +9,12 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from actors.loading import load_sampling_defaults, load_tokenizer
 from actors.request import Endpoint, Request
+from actors.vocabularies import vocabulary_of
+from decoding.alignment import compare
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.ngram import NgramOptions
 from decoding.noise import choice_seed
+from decoding.vocabulary import Vocabulary as Tokens
 from deployments.config import EndpointConfig, ModelConfig, ServerConfig, locate
 from deployments.criteria import load_criterion
 from deployments.encoding import Encoder
@@ -19,6 +22,8 @@ from deployments.feasibility import check_feasible
 from deployments.responses_request import ResponsesRequest
 from deployments.sampling_fields import SamplingFields
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.strategies.loading import load_strategy
+from deployments.strategies.options import StrategyOptions
 from deployments.structures import StructureChecker
 from deployments.vocabulary import Vocabulary
 
@@ -35,6 +40,12 @@ class ServedEndpoint:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingFields
     structures: StructureChecker
+    strategy: StrategyOptions | None = None  # choose among whole answers of the members; None: one answer is made
+
+    @property
+    def requests_per_answer(self) -> int:
+        """How many requests to models an answer takes at once."""
+        return 1 if self.strategy is None else self.strategy.candidates * len(self.config.models)
 
     @property
     def name(self) -> str:
@@ -89,6 +100,13 @@ class ServedEndpoint:
             params,
             speculate=body.speculate is not False,
             draft_length=body.draft_length,
+            seeded=body.seed is not None,
+            ensemble=body.ensemble_over(
+                self.endpoint.ensemble,
+                model=self.name,
+                count=len(self.config.models) if self.config.kind in ("ensemble", "contrastive") else 0,
+                blends=self.strategy is None,
+            ),
             timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
         )
 
@@ -128,15 +146,20 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         drafter = config.models[endpoint.drafter]
         _check_vocabularies(name, endpoint, tokenizer, _tokenizer(endpoint.drafter, drafter))
         vocab_size = min(vocab_size, _vocab_size(drafter))
+    members = [config.models[model] for model in endpoint.others]
+    _check_members(name, endpoint, config)
+    vocab_size = min(vocab_size, *map(_vocab_size, members)) if members else vocab_size
+    context_length = min(model.max_length for model in (target, *members))
     return ServedEndpoint(
         _endpoint(name, endpoint, _decoder(tokenizer)),
         endpoint,
-        Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=target.max_length),
+        Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=context_length),
         Vocabulary(tokenizer, vocab_size),
-        target.max_length,
+        context_length,
         eos_token_ids,
         endpoint.defaults.over(_recommended(target)) if endpoint.generation_config else endpoint.defaults,
         StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
+        None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=f"endpoints.{name}.strategy"),
     )
 
 
@@ -156,6 +179,8 @@ def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]],
         endpoint.draft_length,
         decode,
         ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
+        members=endpoint.others if endpoint.strategy is None else (),
+        ensemble=endpoint.ensemble_options(),
         criteria=tuple(load_criterion(path, key=key) for path in endpoint.stopping),
     )
 
@@ -202,3 +227,19 @@ def _check_vocabularies(
             f"{len(differing)} tokens differ, {token!r} is {theirs.get(token)} in the drafter and {ours.get(token)} "
             f"in the target"
         )
+
+
+def _check_members(name: str, endpoint: EndpointConfig, config: ServerConfig) -> None:
+    """Raises ConfigError if a member has other tokens than the one that leads."""
+    leader = _vocabulary(endpoint.target, config)
+    for model in endpoint.others:
+        found = compare(leader, _vocabulary(model, config))
+        if not found.identical:
+            reason = found.blending_obstacle("shared") or f"its tokens are others: {found}"
+            key = "amateur" if endpoint.kind == "contrastive" else "members"
+            raise ConfigError(f"endpoints.{name}.{key}: {model!r} can't join {endpoint.target!r}: {reason}")
+
+
+def _vocabulary(name: str, config: ServerConfig) -> Tokens:
+    tokenizer = _tokenizer(name, config.models[name])
+    return vocabulary_of(tokenizer, len(tokenizer))

@@ -5,6 +5,7 @@ Exact: a request is looked up by all that its answer depends on. Holds whole ans
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from actors.request import Delta, Request
 
@@ -15,53 +16,51 @@ class ResponseCache:
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._tokens = 0
-        self._answers: OrderedDict[Hashable, Sequence[Delta]] = OrderedDict()  # least recently used first
+        self._answers: OrderedDict[Hashable, tuple[int, Sequence[Delta]]] = OrderedDict()  # tokens; oldest use first
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def may_hold(self, request: Request, *, seeded: bool) -> bool:
-        """Whether the request's answer is determined. seeded: the seed is the client's own."""
+    def may_hold(self, request: Request) -> bool:
+        """Whether the request's answer is determined."""
         params = request.params
         timed = params.max_time_s is not None or request.endpoint.criteria
-        return self._max_tokens > 0 and not timed and (params.greedy or (seeded and not params.rejects))
+        return self._max_tokens > 0 and not timed and (params.greedy or (request.seeded and not params.rejects))
 
     def get(self, request: Request) -> Sequence[Delta] | None:
         """The deltas of an earlier answer to the same request."""
         key = _key(request)
         found = self._answers.get(key)
-        if found is not None:
-            self._answers.move_to_end(key)
-        return found
+        if found is None:
+            return None
+        self._answers.move_to_end(key)
+        return found[1]
 
     def put(self, request: Request, deltas: Sequence[Delta]) -> None:
         """Keep a whole answer. Failed ones, and those of ensembles that lost a member, are not kept."""
         last = deltas[-1]
         if last.finish is None or any(member.weight == 0 for member in last.members or ()):
             return
-        self._forget(_key(request))
-        self._answers[_key(request)] = tuple(deltas)
-        self._tokens += _size(request.prompt, deltas)
+        key = _key(request)
+        size = len(request.prompt) + sum(len(delta.tokens) for delta in deltas)
+        self._forget(key)
+        self._answers[key] = size, tuple(deltas)
+        self._tokens += size
         while self._tokens > self._max_tokens:
             self._forget(next(iter(self._answers)))
 
     def _forget(self, key: Hashable) -> None:
-        deltas = self._answers.pop(key, None)
-        if deltas is not None:
-            assert isinstance(key, tuple)
-            self._tokens -= _size(key[1], deltas)
+        size, _ = self._answers.pop(key, (0, ()))
+        self._tokens -= size
 
 
 def _key(request: Request) -> tuple[Hashable, ...]:
     """What the answer depends on; and how much is drafted, which its statistics tell."""
     return (
         request.endpoint.name,
+        request.endpoint.target,  # candidates are asked of several models
         tuple(request.prompt),
-        request.params,
+        replace(request.params, seed=0) if request.params.greedy else request.params,
         request.most_drafted,
         request.ensemble_options if request.endpoint.members else None,
     )
-
-
-def _size(prompt: Sequence[int], deltas: Sequence[Delta]) -> int:
-    return len(prompt) + sum(len(delta.tokens) for delta in deltas)

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from actors.request import Statistics
 from decoding.stopping import FinishReason
+from deployments.ensemble_shapes import EnsembleDetail, ProgressDetail
 from deployments.token_shapes import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TokenDetail
 
 
@@ -48,6 +49,7 @@ class AnyChoice(BaseModel):
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     token_details: list[TokenDetail] | None = None
+    ensemble: EnsembleDetail | None = None
 
 
 class CompletionChoice(AnyChoice):
@@ -101,6 +103,7 @@ class Answer(BaseModel):
     usage: Usage | None = None
     speculation: Speculation | None = None
     seed: int | None = None
+    progress: ProgressDetail | None = None  # of a stream, before the answer to a choice is there
 
     def json_text(self) -> str:
         return self.model_dump_json(exclude_unset=True)

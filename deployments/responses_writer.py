@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.request import Delta, Request
+from deployments.ensemble_tally import EnsembleTally
 from deployments.errors import body_of
 from deployments.events import typed_event
 from deployments.parts import Choice, Part
 from deployments.responses import speculation_of
 from deployments.responses_request import ResponsesRequest
+from deployments.strategies.progress import Outcome, Progress
 from deployments.token_shapes import chat_logprobs, token_details
 from deployments.vocabulary import Vocabulary
 from deployments.writer import Writer
@@ -31,6 +33,7 @@ class ResponsesWriter(Writer):
         self._created = int(time.time())
         by_token = body.logprob_count is not None or bool(body.return_token_details)
         self._choice = Choice(request, vocabulary, by_token=by_token, prompt_only=False)
+        self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
         self._sequence = 0
 
     def begin(self) -> str:
@@ -45,10 +48,17 @@ class ResponsesWriter(Writer):
 
     def add(self, index: int, delta: Delta) -> str:
         part, _ = self._choice.add(delta)
+        self._ensembles.add(index, delta)
         if not (part.text or (part.tokens and self._body.return_token_details)):
             return ""
         told = {"delta": part.text, "logprobs": self._logprobs(part)}
         return self._event("response.output_text.delta", **self._place, **told, **self._details(part))
+
+    def tell(self, index: int, event: Progress | Outcome) -> str:
+        """Progress has no event in OpenAI's API."""
+        if isinstance(event, Outcome):
+            self._ensembles.conclude(index, event)
+        return ""
 
     def end(self) -> str:
         whole = self._choice.whole()
@@ -115,7 +125,9 @@ class ResponsesWriter(Writer):
         }
         speculation = speculation_of(statistics).model_dump()
         response = self._response([self._item(part)], part)
-        return {**response, "usage": usage, "speculation": speculation, "seed": self._seed}
+        told = self._ensembles.of(0)
+        ensemble = {} if told is None else {"ensemble": told.model_dump(exclude_unset=True)}
+        return {**response, "usage": usage, "speculation": speculation, **ensemble, "seed": self._seed}
 
     def _item(self, part: Part | None) -> dict[str, Any]:
         content = [] if part is None else [self._content(part)]

@@ -9,7 +9,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from actors import request as actors_request
+from actors.request import Delta
 from decoding.errors import ConsortError
+from deployments.answering import EventBatch, answers
+from deployments.base_urls import BaseUrls, base_names, named_model
 from deployments.errors import ErrorBody, install_error_handlers
 from deployments.gate import Gate
 from deployments.keys import KeyRing
@@ -17,8 +20,9 @@ from deployments.responses import Answer
 from deployments.responses_request import ResponsesRequest
 from deployments.responses_writer import ResponsesWriter
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
-from deployments.service import DeltaBatch, Service
+from deployments.service import Service
 from deployments.status_routes import add_status_routes
+from deployments.strategies.progress import Outcome, Progress
 from deployments.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.vocabulary import Vocabulary
 from deployments.writer import Writer
@@ -47,6 +51,8 @@ class _MakeWriter(Protocol[_Body]):
 def make_api(service: Service, *, keys: KeyRing | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
     """The application. keys: None: anybody may ask."""
     api = FastAPI(title="Consort", description="Language models that play together.")
+    kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
+    api.add_middleware(BaseUrls, names=base_names(kinds))  # what is added last comes first
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes)
     install_error_handlers(api)
     add_status_routes(api, service)
@@ -81,21 +87,23 @@ def make_api(service: Service, *, keys: KeyRing | None = None, max_body_bytes: i
 
 async def _answer(service: Service, request: Request, body: _Body, make_writer: _MakeWriter[_Body]) -> Response:
     """The whole answer, or a stream once its first delta is there: until then errors still have their status."""
-    seed = body.seed_or_new()
+    body.model = named_model(body.model, request)
+    served, seed = service.endpoint(body.model), body.seed_or_new()
     requests = await service.prepare(body, seed=seed)
-    writer = make_writer(body, requests, service.endpoint(body.model).vocabulary, seed=seed)
-    batches = service.run(requests, key=request.state.key, priority=body.priority or 0)
+    writer = make_writer(body, requests, served.vocabulary, seed=seed)
+    headers = service.cache_headers(requests)
+    batches = answers(service, served, requests, key=request.state.key, priority=body.priority or 0)
     if not body.stream:
         async with aclosing(batches):
             async for batch in batches:
                 _add(batch, writer)
-        return JSONResponse(writer.whole())
+        return JSONResponse(writer.whole(), headers=headers)
     first = await anext(batches)
-    return StreamingResponse(_events(first, batches, writer), media_type="text/event-stream", headers=_SSE_HEADERS)
+    return StreamingResponse(_events(first, batches, writer), media_type="text/event-stream", headers=_SSE_HEADERS | headers)
 
 
 async def _events(
-    first: DeltaBatch, rest: AsyncGenerator[DeltaBatch, None], writer: Writer
+    first: EventBatch, rest: AsyncGenerator[EventBatch, None], writer: Writer
 ) -> AsyncGenerator[str, None]:
     """Server-sent events. An error in mid-stream is one more event, after which the stream ends."""
     async with aclosing(rest):
@@ -111,5 +119,15 @@ async def _events(
         yield writer.end()
 
 
-def _add(batch: DeltaBatch, writer: Writer) -> str:
-    return "".join(writer.add(index, delta) for index, delta in batch)
+def _add(batch: EventBatch, writer: Writer) -> str:
+    return "".join(_write(index, event, writer) for index, event in batch)
+
+
+def _write(index: int, event: Delta | Progress | Outcome, writer: Writer) -> str:
+    match event:
+        case Outcome():
+            return writer.tell(index, event) + writer.add(index, event.delta)
+        case Progress():
+            return writer.tell(index, event)
+        case _:
+            return writer.add(index, event)

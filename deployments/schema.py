@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from decoding.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
 from deployments.compatibility_fields import ChatCompatibilityFields, CompatibilityFields
+from deployments.ensemble_fields import EnsembleFields
 from deployments.fields import Limit, Prompts, only
 from deployments.sampling_fields import SamplingFields
 from deployments.strict import StrictModel, Text, wrong_field
@@ -32,13 +33,15 @@ class StreamOptions(StrictModel):
     include_usage: bool | None = Field(None, description="End the stream with a chunk that has `usage`.")
 
 
-class GenerationRequest(SamplingFields, CompatibilityFields):
+class GenerationRequest(SamplingFields, EnsembleFields, CompatibilityFields):
     """What completions and chat have in common. A field that is null has its default."""
 
     prompt_field: ClassVar[str]
     default_max_tokens: ClassVar[int | None]  # None: whatever the context has room for
 
-    model: str = Field(description="An endpoint's name, as GET /v1/models lists them.")
+    model: str = Field(
+        "", description="An endpoint's name, as GET /v1/models lists them; below its own base URL it may be left out."
+    )
     max_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
     seed: int | None = Field(None, description="Same seed, same text; drawn if missing, and returned either way.")
     n: Choices | None = Field(None, description="Answers per prompt; 1 by default.")

@@ -12,6 +12,7 @@ from deployments.admission import Admission, Limits
 from deployments.endpoints import ServedEndpoint
 from deployments.keys import ANYBODY, ApiKey
 from deployments.metrics import Metrics
+from deployments.response_cache import ResponseCache
 from deployments.schema import GenerationRequest
 from deployments.strict import nearest
 from deployments.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
@@ -29,11 +30,14 @@ class Service:
         *,
         limits: Limits | None = None,
         metrics: Metrics | None = None,
+        cached_tokens: int = 0,
     ) -> None:
+        """cached_tokens: how much of what was answered is kept, in tokens of prompts and answers."""
         self.endpoints = endpoints
         self.metrics = metrics or Metrics()
         self._coordinator = coordinator
         self._limits = limits or Limits()
+        self._cache = ResponseCache(cached_tokens)
         self._seen: set[str] = set()  # models that have been up
         self.admission = Admission(coordinator, self._limits, self.metrics.began)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
@@ -56,7 +60,7 @@ class Service:
             InvalidRequestError: the body can't be served as it is.
         """
         endpoint = self.endpoint(body.model)
-        count = body.prompt_count * body.choices
+        count = body.prompt_count * body.choices * endpoint.requests_per_answer
         if count > self._limits.max_requests:
             field, what = ("prompt", "prompts") if body.choices == 1 else ("n", "answers")
             reason = f"{field}: {count} {what} are too many; at most {self._limits.max_requests} are taken at once."
@@ -93,8 +97,16 @@ class Service:
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         running = dict(enumerate(requests))
         self._check_loaded(requests[0].endpoint.target)
+        kept: dict[int, list[Delta]] = {}  # of answers that are worth keeping
         try:
             for index, request in enumerate(requests):
+                known = self._cache.get(request)
+                if known is not None:
+                    for delta in known:
+                        deltas.put_nowait((index, delta))
+                    continue
+                if self._cache.may_hold(request):
+                    kept[index] = []
                 self.admission.submit(request, self._sink(index, request, deltas), key=key, priority=priority)
             while running:
                 batch = [await deltas.get()]
@@ -103,13 +115,24 @@ class Service:
                 for index, delta in batch:
                     if delta.error is not None:
                         raise delta.error
+                    if index in kept:
+                        kept[index].append(delta)
                     if delta.finish is not None:
                         del running[index]
+                        if index in kept:
+                            self._cache.put(requests[index], kept[index])
                 yield batch
         finally:
             for request in running.values():
                 self.admission.cancel(request.request_id)
                 self.metrics.cancelled(request)
+
+    def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
+        """Whether all answers are there already; nothing where none would be kept."""
+        if not any(self._cache.may_hold(request) for request in requests):
+            return {}
+        hit = all(self._cache.get(request) is not None for request in requests)
+        return {"X-Consort-Cache": "hit" if hit else "miss"}
 
     def _check_loaded(self, model: str) -> None:
         """Raises UnavailableError until the model was up once; if it goes away later, requests wait for it."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
@@ -22,7 +22,10 @@ class ModelCard(BaseModel):
     object: str = "model"
     created: int
     owned_by: str = "consort"
+    kind: str
     target: str
+    members: list[str]  # the one that leads first; without members, the target
+    strategy: str | None
     drafter: str | None
     ngram: bool
     draft_length: int
@@ -80,10 +83,11 @@ def add_status_routes(api: FastAPI, service: Service) -> None:
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @api.get("/v1/models")
-    async def models() -> ModelList:
-        """What `model` may be in a request."""
-        up = service.ready_models()
-        return ModelList(data=[_card(served, created, up) for served in service.endpoints.values()])
+    async def models(request: Request) -> ModelList:
+        """What `model` may be in a request; below an endpoint's own base URL, that one."""
+        up, own = service.ready_models(), getattr(request.state, "endpoint", None)
+        listed = [served for name, served in service.endpoints.items() if own in (None, name)]
+        return ModelList(data=[_card(served, created, up) for served in listed])
 
     @api.get("/v1/models/{name:path}", responses={404: {"model": ErrorBody}})
     async def model(name: str) -> ModelCard:
@@ -97,22 +101,32 @@ def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
     return ModelCard(
         id=endpoint.name,
         created=created,
+        kind=served.config.kind or "plain",
         target=endpoint.target,
+        members=served.config.models,
+        strategy=None if served.strategy is None else served.strategy.kind,
         drafter=endpoint.drafter,
         ngram=endpoint.ngram is not None,
         draft_length=endpoint.draft_length if drafts else 0,
         verification=served.config.verification,
         context_length=served.context_length,
         max_model_len=served.context_length,
-        ready=endpoint.target in up,
+        ready=_is_ready(served, up),
     )
+
+
+def _is_ready(served: ServedEndpoint, up: set[str]) -> bool:
+    """Whether those members are up that a request needs."""
+    present = [name in up for name in served.config.models]
+    leads = present[0] or served.strategy is not None
+    return leads and served.endpoint.ensemble.suffices(present)
 
 
 def _health(service: Service, enough: Callable[[Iterable[bool]], bool]) -> JSONResponse:
     up = service.ready_models()
-    endpoints = [served.endpoint for served in service.endpoints.values()]
-    models = {name for endpoint in endpoints for name in (endpoint.target, endpoint.drafter) if name is not None}
-    ready = enough(endpoint.target in up for endpoint in endpoints)
+    endpoints = [served.config for served in service.endpoints.values()]
+    models = {name for endpoint in endpoints for name in (*endpoint.models, endpoint.drafter) if name is not None}
+    ready = enough(_is_ready(served, up) for served in service.endpoints.values())
     report = Health(status="ready" if ready else "loading", models={name: name in up for name in sorted(models)})
     return JSONResponse(report.model_dump(), HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from actors.request import Delta
+from deployments.strategies.progress import Outcome, Progress
 
 
 class Writer(ABC):
@@ -16,6 +17,10 @@ class Writer(ABC):
     @abstractmethod
     def add(self, index: int, delta: Delta) -> str:
         """Take in a delta of one of the requests; returns its events."""
+
+    def tell(self, index: int, event: Progress | Outcome) -> str:
+        """Take in how far the choice among whole answers to one of the requests is; returns its events."""
+        return ""
 
     @abstractmethod
     def end(self) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.request import Delta, Request, Statistics
+from deployments.ensemble_shapes import of_progress
+from deployments.ensemble_tally import EnsembleTally
 from deployments.errors import body_of
-from deployments.events import event
+from deployments.events import event as sse
 from deployments.parts import Choice, Part
 from deployments.responses import (
     Answer,
@@ -22,6 +24,7 @@ from deployments.responses import (
     speculation_of,
 )
 from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.strategies.progress import Outcome, Progress
 from deployments.token_shapes import (
     ChatLogprobs,
     PromptLogprobs,
@@ -48,6 +51,7 @@ class AnswerWriter(Writer):
         self._body, self._vocabulary, self._seed = body, vocabulary, seed
         self._id = self.id_prefix + secrets.token_hex(12)
         self._created = int(time.time())
+        self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
         self._prompt_tokens = sum(len(request.prompt) for request in requests[:: body.choices])
         self._choices = [self._begin(index, request) for index, request in enumerate(requests)]
 
@@ -57,24 +61,36 @@ class AnswerWriter(Writer):
     def add(self, index: int, delta: Delta) -> str:
         """A chunk, if there is anything to show. The last one has the statistics."""
         part, first = self._choices[index].add(delta)
+        self._ensembles.add(index, delta)
         if not self._body.stream or not (part.text or part.finish or first or (self._by_token and part.tokens)):
             return ""
         chunk = self._answer(self.chunk_object, [self._chunk_choice(index, part, first=first)])
         self._tell_of_prompt(chunk, part)
         if all(choice.finish for choice in self._choices):
             chunk.speculation, chunk.seed = speculation_of(self._total()), self._seed
-        return event(chunk.json_text())
+        return sse(chunk.json_text())
+
+    def tell(self, index: int, event: Progress | Outcome) -> str:
+        """Of progress a chunk whose text is empty, so that clients that don't know of it go on."""
+        if isinstance(event, Outcome):
+            self._ensembles.conclude(index, event)
+            return ""
+        if not self._body.stream:
+            return ""
+        chunk = self._answer(self.chunk_object, [self._chunk_choice(index, Part(), first=False)])
+        chunk.progress = of_progress(event)
+        return sse(chunk.json_text())
 
     def end(self) -> str:
         chunk = ""
         if self._body.include_usage:
             last = self._answer(self.chunk_object, [])
             last.usage, last.speculation, last.seed = self._usage(), speculation_of(self._total()), self._seed
-            chunk = event(last.json_text())
-        return chunk + event("[DONE]")
+            chunk = sse(last.json_text())
+        return chunk + sse("[DONE]")
 
     def fail(self, error: Exception) -> str:
-        return event(body_of(error).model_dump_json(), name="error")
+        return sse(body_of(error).model_dump_json(), name="error")
 
     def whole(self) -> dict[str, Any]:
         parts = [choice.whole() for choice in self._returned()]
@@ -132,6 +148,9 @@ class AnswerWriter(Writer):
         fields: dict[str, Any] = {"index": index, "finish_reason": part.finish}
         if part.finish is not None:
             fields["stop_reason"] = part.stop_reason
+            told = self._ensembles.of(index)
+            if told is not None:
+                fields["ensemble"] = told
         if self._body.return_token_details:
             fields["token_details"] = token_details(part)
         return fields

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import fmean
 
 from actors.request import Delta
-from evaluation.metrics import mean_log_likelihood
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class Candidate:
     def log_likelihood(self) -> float:
         """Nats per token, by the member itself, the end token included; of an answer without tokens, −∞."""
         told = self.delta.logprobs
-        return mean_log_likelihood([one.logprob for one in told]) if told else float("-inf")
+        return fmean(one.logprob for one in told) if told else float("-inf")
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:

@@ -5,13 +5,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from actors.request import Delta, Request
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
 from decoding.noise import choice_seed
 from decoding.params import SamplingParams
 from deployments.strategies.candidate import Candidate, joined
-from evaluation.metrics import mean_log_likelihood
 
 Run = Callable[[Sequence[Request]], AsyncGenerator[list[tuple[int, Delta]], None]]
 
@@ -63,7 +63,7 @@ class Asking:
         async with aclosing(self._answers(model, requests)) as answers:
             async for index, delta in answers:
                 told = [*(delta.prompt_logprobs or ()), *(delta.logprobs or ())][-len(texts[index]) :]
-                found[index] = mean_log_likelihood([one.logprob for one in told])
+                found[index] = fmean(one.logprob for one in told)
         return found
 
     async def _answers(self, model: str, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Delta], None]:
@@ -105,7 +105,7 @@ class Asking:
 
 def _on(request: Request, model: str, prompt: Sequence[int], params: SamplingParams) -> Request:
     """A request of its own, on a member."""
-    endpoint = replace(request.endpoint, target=model)
+    endpoint = replace(request.endpoint, target=model, members=())
     return Request(
         endpoint,
         prompt,

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from actors.drafter import Drafter
 from actors.engine import Engine
-from actors.link import Link, LocalLink
+from actors.link import ConnectingLink, LocalLink
 from actors.replica import Role
 from actors.request import Delta, Endpoint, Request
 from actors.runner import Runner
@@ -102,7 +102,7 @@ def running(
     """An engine over the pair; with `adversary_for`, the drafter is replaced by one that does its worst."""
 
     def make_loop(
-        role: str, runner: Runner, link: Link, *, prefill_chunk: int, load_tokenizer: LoadTokenizer | None
+        role: str, runner: Runner, link: ConnectingLink, *, prefill_chunk: int, load_tokenizer: LoadTokenizer | None
     ) -> Loop:
         if role == "target":
             return Target(runner, link, prefill_chunk=prefill_chunk, adaptive=adaptive, load_tokenizer=load_tokenizer)

@@ -56,6 +56,15 @@ def test_a_stuck_turn_shows() -> None:
     thread.stop()
 
 
+def test_a_long_turn_is_no_hang_where_long_turns_are_usual() -> None:
+    thread = LoopThread("loop", lambda: None, lambda: None)
+    quick_s = thread.patience_s
+    thread.usual_turn_s = 0.5 * quick_s
+    assert quick_s < thread.patience_s < 60
+    thread.usual_turn_s = 100.0
+    assert thread.patience_s == 60
+
+
 def test_preparation_runs_in_the_loops_thread_and_its_error_reaches_the_caller() -> None:
     threads: list[threading.Thread] = []
     thread = LoopThread("loop", lambda: None, lambda: None, lambda: threads.append(threading.current_thread()))

@@ -14,6 +14,7 @@ from actors.engine import Engine
 from actors.link import ConnectingLink, LocalLink
 from actors.request import Delta, Request
 from actors.runner import Runner
+from actors.structure_tokenizer import structure_tokenizer
 from actors.target import Target
 from actors.translator import Translator
 from actors.vocabularies import speller_of
@@ -29,8 +30,7 @@ from tests.support.permuted import permutation, permuted_model, permuted_tokeniz
 from tests.support.tokenizers import sentencepiece_tokenizer
 
 pytestmark = pytest.mark.timeout(60)  # a loop that has died leaves its requests waiting
-COUNT = 12  # prompts
-OTHERS = [sentencepiece_tokenizer, byte_level_tokenizer]
+COUNT = 8  # prompts
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,10 @@ def outputs(answers: Sequence[list[Delta]]) -> list[list[int]]:
     return [[token for delta in answer for token in delta.tokens] for answer in answers]
 
 
+def without_drafts(requests: Sequence[Request]) -> list[Request]:
+    return [replace(request, speculate=False, request_id=100 + request.request_id) for request in requests]
+
+
 def knowing(
     bundle: Bundle, bundled: Speller, tokenizer: Tokenizer, requests: Sequence[Request]
 ) -> tuple[Runner, Translator]:
@@ -80,14 +84,11 @@ def knowing(
     return KnowingRunner(speller, texts), Translator.build(bundled, speller)
 
 
-@pytest.mark.parametrize("setting", [(0.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 50, 0.95)], ids=str)
-def test_another_order_of_the_tokens_costs_little(
-    bundle: Bundle, bundled: Speller, setting: tuple[float, int, float]
-) -> None:
+def test_another_order_of_the_tokens_costs_little(bundle: Bundle, bundled: Speller) -> None:
     """Shared noise meets the same token strings: without, few sampled drafts would be accepted."""
     order = permutation(bundled.vocabulary.size)
     speller = speller_of(permuted_tokenizer(bundle.tokenizer, order), len(order))
-    requests = bundle.requests(sampled(COUNT, setting))
+    requests = bundle.requests(sampled(2 * COUNT, *MIXED))
     with running(bundle, runner(bundle.drafter), None) as engine:
         plain = engine.generate(requests)
     permuted = runner(permuted_model(bundle.drafter, order))
@@ -97,8 +98,11 @@ def test_another_order_of_the_tokens_costs_little(
     assert rate(answers) > 0.8 * rate(plain)
 
 
-@pytest.mark.parametrize("tokenizer", OTHERS)
-@pytest.mark.parametrize("settings", [((0, 0, 1.0),), MIXED], ids=["greedy", "mixed"])
+@pytest.mark.parametrize(
+    ("tokenizer", "settings"),
+    [(sentencepiece_tokenizer, ((0, 0, 1.0),)), (sentencepiece_tokenizer, MIXED), (byte_level_tokenizer, MIXED)],
+    ids=["sentencepiece greedy", "sentencepiece mixed", "byte level mixed"],
+)
 def test_what_another_tokenizer_drafts_is_accepted(
     bundle: Bundle, bundled: Speller, tokenizer: Any, settings: tuple[tuple[float, int, float], ...]
 ) -> None:
@@ -109,9 +113,8 @@ def test_what_another_tokenizer_drafts_is_accepted(
     assert rate(answers) > 0.6
 
 
-@pytest.mark.parametrize("tokenizer", OTHERS)
-def test_a_useless_drafter_changes_nothing(bundle: Bundle, bundled: Speller, tokenizer: Any) -> None:
-    speller = tokenizers.speller_of(tokenizer())
+def test_a_useless_drafter_changes_nothing(bundle: Bundle, bundled: Speller) -> None:
+    speller = tokenizers.speller_of(sentencepiece_tokenizer())
     model = tiny_model("llama-gqa", vocab_size=speller.vocabulary.size, max_position_embeddings=512)
     requests = bundle.requests(sampled(COUNT, *MIXED))
     with running(bundle, runner(model), Translator.build(bundled, speller)) as engine:
@@ -120,12 +123,11 @@ def test_a_useless_drafter_changes_nothing(bundle: Bundle, bundled: Speller, tok
     assert drafted(answers) > COUNT
 
 
-@pytest.mark.parametrize("commits", [False, True], ids=["offers", "offers and commits"])
-def test_under_faults(bundle: Bundle, bundled: Speller, commits: bool) -> None:
+def test_lost_late_and_repeated_messages_change_nothing(bundle: Bundle, bundled: Speller) -> None:
     links: list[FaultyLink] = []
 
     def wrap(link: LocalLink) -> LocalLink:
-        links.append(FaultyLink(link, seed=1, commits=commits))
+        links.append(FaultyLink(link, seed=1, commits=True))
         return links[0]
 
     requests = bundle.requests(sampled(COUNT, *MIXED))
@@ -156,17 +158,13 @@ def test_every_parameter_gives_what_it_gives_without_drafts(bundle: Bundle, bund
     drafter, translator = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(basic))
     with running(bundle, drafter, translator) as engine:
         answers = engine.generate(requests)
-        plain = engine.generate(
-            [replace(request, speculate=False, request_id=100 + request.request_id) for request in requests]
-        )
+        plain = engine.generate(without_drafts(requests))
     assert outputs(answers) == outputs(plain)
     assert accepted(answers) > 0
     assert drafted(plain) == 0
 
 
 def test_structured_answers_are_what_they_are_without_drafts(bundle: Bundle, bundled: Speller) -> None:
-    from actors.structure_tokenizer import structure_tokenizer
-
     structure = Structure(
         kind="regex", definition="def [a-z_]{1,12}\\([a-z]{0,8}\\):\\n    return [a-z0-9 +*]{1,20}\\n"
     )
@@ -175,15 +173,13 @@ def test_structured_answers_are_what_they_are_without_drafts(bundle: Bundle, bun
     drafter, translator = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(greedy(4)))
     with running(bundle, drafter, translator, load_tokenizer=lambda: structure_tokenizer(bundle.tokenizer)) as engine:
         answers = engine.generate(requests)
-        plain = engine.generate(
-            [replace(request, speculate=False, request_id=100 + request.request_id) for request in requests]
-        )
+        plain = engine.generate(without_drafts(requests))
     assert outputs(answers) == outputs(plain)
 
 
 def test_rejection_sampling_takes_its_drafts_for_guesses(bundle: Bundle, bundled: Speller) -> None:
     """The drafter drafts greedily and says nothing of distributions: the one way that biases nothing."""
-    basic = sampled(COUNT, (0.7, 0, 1.0))
+    basic = sampled(COUNT, (0.2, 0, 1.0))
     requests = bundle.requests([replace(params, verification="rejection") for params in basic])
     drafter, translator = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(greedy(COUNT)))
     assert translator.params(requests[0].params, 512).greedy

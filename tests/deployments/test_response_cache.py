@@ -3,17 +3,23 @@
 from dataclasses import replace
 from typing import Any
 
+from fastapi.testclient import TestClient
+
 from actors.messages import MemberShare
 from actors.request import Delta, Endpoint, Request, Statistics
 from decoding.errors import UnavailableError
 from decoding.params import SamplingParams
+from deployments.endpoints import ServedEndpoint
 from deployments.response_cache import ResponseCache
+from deployments.routes import make_api
+from deployments.service import Service
+from tests.deployments.fake_coordinator import FakeCoordinator
 
 ENDPOINT = Endpoint("e", "target", None, 0, decode=str)
 
 
-def request(*prompt: int, **params: Any) -> Request:
-    return Request(ENDPOINT, prompt, SamplingParams(**{"max_tokens": 4, "temperature": 0} | params))
+def request(*prompt: int, seeded: bool = False, **params: Any) -> Request:
+    return Request(ENDPOINT, prompt, SamplingParams(**{"max_tokens": 4, "temperature": 0} | params), seeded=seeded)
 
 
 def answer(*tokens: int, **last: Any) -> list[Delta]:
@@ -51,12 +57,12 @@ def test_putting_an_answer_twice_counts_it_once() -> None:
 
 def test_only_determined_answers_are_held() -> None:
     cache = ResponseCache(10)
-    assert cache.may_hold(request(1), seeded=False)
-    assert cache.may_hold(request(1, temperature=1), seeded=True)
-    assert not cache.may_hold(request(1, temperature=1), seeded=False)
-    assert not cache.may_hold(request(1, temperature=1, verification="rejection"), seeded=True)
-    assert not cache.may_hold(request(1, max_time_s=1.0), seeded=True)
-    assert not ResponseCache(0).may_hold(request(1), seeded=True)
+    assert cache.may_hold(request(1, seeded=False))
+    assert cache.may_hold(request(1, temperature=1, seeded=True))
+    assert not cache.may_hold(request(1, temperature=1, seeded=False))
+    assert not cache.may_hold(request(1, temperature=1, verification="rejection", seeded=True))
+    assert not cache.may_hold(request(1, max_time_s=1.0, seeded=True))
+    assert not ResponseCache(0).may_hold(request(1, seeded=True))
 
 
 def test_broken_answers_are_not_kept() -> None:
@@ -64,3 +70,18 @@ def test_broken_answers_are_not_kept() -> None:
     cache.put(request(1), answer(2, 3, finish=None, error=UnavailableError("gone")))
     cache.put(request(1), answer(2, 3, members=[MemberShare("a", 1, 2, 1, 0), MemberShare("b", 0, 1, 1, 0.1)]))
     assert len(cache) == 0
+
+
+def test_a_request_that_comes_again_is_answered_from_the_cache(
+    endpoints: dict[str, ServedEndpoint], coordinator: FakeCoordinator
+) -> None:
+    body = {"model": "consort", "prompt": "import os", "max_tokens": 8, "temperature": 0}
+    with TestClient(make_api(Service(endpoints, coordinator, cached_tokens=1000))) as client:  # type: ignore[arg-type]
+        answers = [client.post("/v1/completions", json=body) for _ in range(2)]
+        stream = client.post("/v1/completions", json=body | {"stream": True})
+        drawn = client.post("/v1/completions", json=body | {"temperature": 1})
+    assert [answer.headers["X-Consort-Cache"] for answer in (*answers, stream)] == ["miss", "hit", "hit"]
+    assert "X-Consort-Cache" not in drawn.headers
+    first, second = (answer.json()["choices"] for answer in answers)
+    assert first == second
+    assert stream.text.rstrip().endswith("[DONE]")

@@ -18,14 +18,16 @@ def permutation(size: int) -> Tensor:
 def permuted_model(model: PreTrainedModel, order: Tensor) -> PreTrainedModel:
     """With the embeddings, which are those of its outputs too, in a new order."""
     permuted = deepcopy(model)
+    weights = permuted.get_input_embeddings().weight
+    assert isinstance(weights, Tensor)
     with torch.no_grad():
-        permuted.get_input_embeddings().weight[order] = model.get_input_embeddings().weight
+        weights[order] = weights.clone()
     return permuted
 
 
 def permuted_tokenizer(tokenizer: PreTrainedTokenizerBase, order: Tensor) -> PreTrainedTokenizerFast:
     """With the same merges."""
-    data = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    data = json.loads(tokenizer.backend_tokenizer.to_str())
     data["model"]["vocab"] = {token: int(order[at]) for token, at in data["model"]["vocab"].items()}
     for token in data["added_tokens"]:
         token["id"] = int(order[token["id"]])

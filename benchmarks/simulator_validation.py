@@ -1,0 +1,168 @@
+"""Real runs to hold the simulator against: a target, a drafter and a coordinator, each in a process of its own.
+
+The drafter offers its chain alone, as the simulated one does. Every process has one thread, and the machine more cores.
+"""
+
+import contextlib
+import queue
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+
+from transformers.utils import logging
+
+from actors.coordinator import Coordinator
+from actors.drafter import Drafter
+from actors.loading import ModelSpec
+from actors.loop import LoopThread, LoopTimes
+from actors.replica import load_runner
+from actors.request import Delta, Endpoint, Request
+from actors.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from benchmarks.hosts import Child
+from benchmarks.replica import MeasuredReplica, Role
+from benchmarks.simulator_costs import TurnCosts, drafter_costs, target_costs
+from decoding.calibration import RankCalibration
+from decoding.params import SamplingParams
+
+_Seen = tuple[float, int, Delta]  # when, of which stream, what
+_ROWS = (1, 2, 4, 8, 16)
+_DRAFT_LENGTHS = (0, 1, 2, 4, 8)
+
+
+class _FirstOnly(RankCalibration):
+    def chances(self, gap: float) -> list[float]:
+        return super().chances(gap)[:1]
+
+
+class ChainReplica(MeasuredReplica):
+    """A loop as in actors/; a drafter offers its chain alone."""
+
+    def _load(self) -> None:
+        super()._load()
+        if isinstance(self._loop, Drafter):
+            self._loop = Drafter(self._runner, self.link, alternatives=0)
+            self._loop._calibrations = defaultdict(_FirstOnly)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One real run, seen from its first moment with all streams running to the last such moment."""
+
+    streams: int
+    draft_length: int
+    tokens_per_s: float
+    acceptance: float  # the chance of a draft token to be accepted, if those before it are
+    coordinator_cpu_per_1000_tokens_s: float  # of its thread
+    target: LoopTimes
+    drafter: LoopTimes
+
+
+class _TimedCoordinator:
+    """Counts the processor time of a coordinator's loop."""
+
+    def __init__(self, link: ConnectingZmqLink) -> None:
+        self.coordinator = Coordinator(link)
+        self.cpu_s = 0.0
+
+    def turn(self) -> None:
+        began_s = time.thread_time()
+        self.coordinator.turn()
+        self.cpu_s += time.thread_time() - began_s
+
+
+class Stage:
+    """The running processes."""
+
+    def __init__(self, timed: _TimedCoordinator, target: Child[ChainReplica], drafter: Child[ChainReplica]) -> None:
+        self._timed, self._target, self._drafter = timed, target, drafter
+
+    def run(self, prompts: Sequence[list[int]], *, draft_length: int, new_tokens: int) -> Measured:
+        """Answer the prompts, all at the same time, greedily."""
+        drafter = "drafter" if draft_length else None
+        endpoint = Endpoint("bench", "target", drafter, draft_length, lambda tokens: "")
+        params = SamplingParams(max_tokens=new_tokens, temperature=0)
+        deltas: queue.SimpleQueue[_Seen] = queue.SimpleQueue()
+        self._times()
+        cpu_s = self._timed.cpu_s
+        for at, prompt in enumerate(prompts):
+            self._timed.coordinator.submit(Request(endpoint, prompt, params), partial(_note, deltas, at))
+        seen: list[_Seen] = []
+        while sum(delta.finish is not None for _, _, delta in seen) < len(prompts):
+            seen.append(deltas.get(timeout=120))
+            if seen[-1][2].error is not None:
+                raise seen[-1][2].error
+        cpu_s = self._timed.cpu_s - cpu_s
+        time.sleep(0.05)  # until replicas have heard of the end
+        target, drafting = self._times()
+        last = [delta.statistics for _, _, delta in seen if delta.finish is not None]
+        accepted, missed = sum(one.accepted for one in last), sum(one.missed for one in last)
+        return Measured(
+            len(prompts),
+            draft_length,
+            _rate(seen, len(prompts)),
+            accepted / max(1, accepted + missed),
+            1e3 * cpu_s / sum(one.committed for one in last),
+            target,
+            drafting,
+        )
+
+    def _times(self) -> tuple[LoopTimes, LoopTimes]:
+        target = self._target.call(MeasuredReplica.take_times)
+        return target, self._drafter.call(MeasuredReplica.take_times)
+
+
+def _note(deltas: "queue.SimpleQueue[_Seen]", stream: int, delta: Delta) -> None:
+    deltas.put((time.perf_counter(), stream, delta))
+
+
+def _rate(seen: Sequence[_Seen], streams: int) -> float:
+    """Tokens per second between the last stream's first delta and the first stream's last."""
+    first = [next(at_s for at_s, which, _ in seen if which == stream) for stream in range(streams)]
+    began_s = max(first)
+    ended_s = min(at_s for at_s, _, delta in seen if delta.finish is not None)
+    tokens = sum(len(delta.tokens) for at_s, _, delta in seen if began_s < at_s <= ended_s)
+    return tokens / (ended_s - began_s)
+
+
+@contextlib.contextmanager
+def running(target: ModelSpec, drafter: ModelSpec) -> Iterator[Stage]:
+    """Both models, each in a process, and a coordinator here."""
+    with contextlib.ExitStack() as stack:
+        children = [Child(partial(_open, role, spec), threads=1) for role, spec in _roles(target, drafter)]
+        link = ConnectingZmqLink("bench")
+        stack.callback(link.close)
+        timed = _TimedCoordinator(link)
+        addresses = [stack.enter_context(child).call(attrgetter("link.address")) for child in children]
+        thread = LoopThread("coordinator", timed.turn, link.wake)
+        thread.start()
+        stack.callback(thread.stop)
+        timed.coordinator.set_replicas(addresses)
+        yield Stage(timed, *children)
+
+
+def measure_costs(target: ModelSpec, drafter: ModelSpec, *, rounds: int) -> tuple[TurnCosts, TurnCosts]:
+    """What turns of both cost, in a process of its own with one thread."""
+    with Child(partial(_Costs, target, drafter, rounds), threads=1) as child:
+        costs: tuple[TurnCosts, TurnCosts] = child.call(attrgetter("costs"))
+        return costs
+
+
+class _Costs:
+    def __init__(self, target: ModelSpec, drafter: ModelSpec, rounds: int) -> None:
+        logging.disable_progress_bar()
+        of_target = target_costs(load_runner(target), _ROWS, _DRAFT_LENGTHS, rounds=rounds)
+        self.costs = of_target, drafter_costs(load_runner(drafter), _ROWS, rounds=rounds)
+
+
+def _roles(target: ModelSpec, drafter: ModelSpec) -> list[tuple[Role, ModelSpec]]:
+    return [("target", replace(target, name="target")), ("drafter", replace(drafter, name="drafter"))]
+
+
+def _open(role: Role, spec: ModelSpec) -> ChainReplica:
+    logging.disable_progress_bar()
+    link = ReplicaZmqLink(f"{spec.name}-{secrets.token_hex(4)}", spec.name, "127.0.0.1")
+    return ChainReplica(role, link, partial(load_runner, spec))

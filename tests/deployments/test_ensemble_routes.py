@@ -1,0 +1,195 @@
+"""Endpoints with members over HTTP: blends and choices, whole and streamed, changed by requests, with members gone."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from actors.request import Request
+from decoding.errors import ConfigError
+from deployments.admission import Limits
+from deployments.config import ROOT, load_config, parse_config
+from deployments.endpoints import ServedEndpoint, load_endpoints
+from deployments.routes import make_api
+from deployments.service import Service
+from tests.deployments.conftest import tiny_runner
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from actors.engine import Engine
+
+MODELS = ["target", "member", "amateur"]
+STRATEGIES = ["rerank", "majority", "mbr", "best-of"]
+BODY: dict[str, Any] = {"prompt": "import os", "max_tokens": 8, "temperature": 0.8, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def served() -> dict[str, ServedEndpoint]:
+    return load_endpoints(load_config(ROOT / "deployments" / "ensemble.yaml"))
+
+
+@pytest.fixture(scope="module")
+def ensembles() -> "Iterator[Engine]":
+    from actors.engine import Engine
+
+    replicas = {name: ("target", tiny_runner(i)) for i, name in enumerate(MODELS)}
+    with Engine({**replicas, "drafter": ("drafter", tiny_runner(0))}) as engine:  # type: ignore[arg-type]
+        wait_until(lambda: len(engine.coordinator.models()) == 4, "replicas")
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def api(ensembles: "Engine", served: dict[str, ServedEndpoint]) -> Iterator[TestClient]:
+    service = Service(served, ensembles.coordinator, limits=Limits(max_requests=64))
+    with TestClient(make_api(service)) as client:
+        yield client
+
+
+def post(api: TestClient, model: str, path: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    answer = api.post(path, json={**BODY, "model": model, **body})
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def events(api: TestClient, model: str, **body: Any) -> list[dict[str, Any]]:
+    with api.stream("POST", "/v1/completions", json={**BODY, "model": model, "stream": True, **body}) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("model", ["ensemble", "contrastive", "contrastive-difference"])
+def test_blends_say_who_contributed(api: TestClient, model: str) -> None:
+    whole = post(api, model)
+    (choice,) = whole["choices"]
+    told = choice["ensemble"]
+    assert told["blend"] == ("mixture" if model == "ensemble" else "contrastive")
+    assert [member["model"] for member in told["members"]] == ["target", "member" if model == "ensemble" else "amateur"]
+    assert all(member["answered"] and member["tokens"] == 8 and member["weight"] == 0.5 for member in told["members"])
+    streamed = events(api, model)
+    assert "".join(event["choices"][0]["text"] for event in streamed) == choice["text"]
+    assert streamed[-1]["choices"][0]["ensemble"]["members"][1]["tokens"] == 8
+
+
+def test_weights_and_parameters_of_a_request_count(api: TestClient) -> None:
+    alone = post(api, "plain")["choices"][0]["text"]
+    assert post(api, "ensemble", weights=[1, 0])["choices"][0]["text"] == alone
+    assert post(api, "ensemble", weights=[0, 1])["choices"][0]["text"] != alone
+    assert post(api, "contrastive", blend={"alpha": 0, "beta": 0})["choices"][0]["text"] == alone
+    assert "ensemble" not in post(api, "ensemble", return_members=False)["choices"][0]
+    assert "ensemble" not in post(api, "plain")["choices"][0]
+
+
+@pytest.mark.parametrize("model", STRATEGIES)
+def test_choices_among_whole_answers(api: TestClient, model: str) -> None:
+    whole = post(api, model)
+    (choice,) = whole["choices"]
+    told = choice["ensemble"]
+    assert told["strategy"] == model.replace("-", "_")
+    assert [member["candidates"] for member in told["members"]] == [3, 3]
+    assert len(told["candidates"]) == 6
+    assert whole["usage"]["completion_tokens"] == sum(one["tokens"] for one in told["candidates"])
+    assert (told.get("votes") is not None) == (model == "majority")
+    streamed = events(api, model)
+    progress = [event["progress"] for event in streamed if "progress" in event]
+    assert [one["done"] for one in progress if one["event"] == "candidate"] == [1, 2, 3, 4, 5, 6]
+    assert len([one for one in progress if one["event"] == "scored"]) == (2 if model == "rerank" else 0)
+    assert "".join(event["choices"][0]["text"] for event in streamed) == choice["text"]
+    assert all(event["choices"][0]["finish_reason"] is None for event in streamed[:-1])
+
+
+def test_several_prompts_choices_and_kinds_of_answers(api: TestClient) -> None:
+    both = post(api, "best-of", prompt=["import os", "def f"], n=2)
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert both["choices"][0]["text"] != both["choices"][1]["text"]
+    assert both["choices"][0]["text"] == post(api, "best-of")["choices"][0]["text"]
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "prompt": None}
+    body = {name: value for name, value in {**BODY, **chat}.items() if value is not None}
+    answer = api.post("/v1/chat/completions", json={**body, "model": "majority"}).json()
+    assert answer["choices"][0]["ensemble"]["strategy"] == "majority"
+    response = api.post("/v1/responses", json={"model": "ensemble", "input": "Hi", "max_output_tokens": 4}).json()
+    assert [member["tokens"] for member in response["ensemble"]["members"]] == [4, 4]
+
+
+def test_endpoints_have_base_urls(api: TestClient) -> None:
+    expected = post(api, "ensemble")["choices"][0]["text"]
+    answer = api.post("/ensemble/v1/completions", json=BODY).json()
+    assert (answer["model"], answer["choices"][0]["text"]) == ("ensemble", expected)
+    assert [card["id"] for card in api.get("/ensemble/v1/models").json()["data"]] == ["ensemble"]
+    card = api.get("/v1/models/rerank").json()
+    assert (card["kind"], card["members"], card["strategy"], card["ready"]) == (
+        "ensemble",
+        ["target", "member"],
+        "rerank",
+        True,
+    )
+    assert api.post("/v1/completions", json=BODY).json()["error"]["message"] == "model: is required"
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "field"),
+    [
+        ("plain", {"weights": [1]}, "weights"),
+        ("ensemble", {"weights": [1]}, "weights"),
+        ("ensemble", {"blend": {"alfa": 1}}, "blend.alfa"),
+        ("contrastive", {"blend": {"alpha": 7}}, "blend.alpha"),
+        ("mbr", {"blend": {"kind": "vote"}}, "blend"),
+        ("ensemble", {"min_members": 3}, "min_members"),
+        ("mbr", {"n": 12}, "n"),
+    ],
+)
+def test_what_does_not_fit_is_refused(api: TestClient, model: str, body: dict[str, Any], field: str) -> None:
+    answer = api.post("/v1/completions", json={**BODY, "model": model, **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), answer.text
+
+
+def test_a_member_that_is_gone_is_dropped_or_ends_it(served: dict[str, ServedEndpoint]) -> None:
+    from actors.engine import Engine
+
+    replicas = {name: ("target", tiny_runner(i)) for i, name in enumerate(MODELS)}
+    with Engine(replicas) as engine:  # type: ignore[arg-type]
+        wait_until(lambda: len(engine.coordinator.models()) == 3, "replicas")
+        with TestClient(make_api(Service(served, engine.coordinator))) as api:
+            post(api, "mbr")
+            engine.lose("member")
+            wait_until(lambda: len(engine.coordinator.models()) == 2, "the loss")
+            dropped = post(api, "rerank")["choices"][0]["ensemble"]["members"]
+            assert [member["answered"] for member in dropped] == [True, False]
+            assert [member["weight"] for member in dropped] == [1, 0]
+            failed = api.post("/v1/completions", json={**BODY, "model": "mbr"})
+            assert (failed.status_code, failed.json()["error"]["code"]) == (503, "unavailable")
+            assert [api.get(f"/v1/models/{name}").json()["ready"] for name in ("rerank", "mbr")] == [True, False]
+
+
+def test_members_with_other_tokens_are_refused(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        text = (ROOT / "models" / "member" / name).read_text(encoding="utf-8")
+        if name == "tokenizer.json":
+            data = json.loads(text)
+            vocab = data["model"]["vocab"]
+            last, before = sorted(vocab, key=vocab.__getitem__)[-2:]
+            vocab[last], vocab[before] = vocab[before], vocab[last]
+            text = json.dumps(data)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    target = str(ROOT / "models" / "target")
+    document = {
+        "models": {"target": {"path": target}, "other": {"path": str(tmp_path)}},
+        "endpoints": {"e": {"members": ["target", "other"]}},
+    }
+    with pytest.raises(ConfigError, match=r"endpoints\.e\.members: 'other' can't join 'target': its tokens are others"):
+        load_endpoints(parse_config(document, folder=ROOT))
+
+
+def test_requests_carry_what_they_change(served: dict[str, ServedEndpoint]) -> None:
+    from deployments.schema import CompletionRequest
+
+    body = CompletionRequest(model="ensemble", prompt=["a"], weights=[3, 1], member_timeout_ms=20)
+    (request,) = served["ensemble"].prepare(body, seed=0)
+    assert isinstance(request, Request)
+    assert request.ensemble_options.blend.weights == (3, 1)
+    assert request.ensemble_options.member_timeout_s == 0.02
+    assert request.ensemble_options.on_member_failure == "drop"
