@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-http help install demo serve bench bench-serve bench-peers models test test-cluster lint types format
+.PHONY: fuzz-http help install demo serve bench bench-serve bench-peers models test test-cluster lint types format chaos chaos-serve
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ bench-peers: .bench/vllm/.installed ## install vLLM for CPUs in an environment o
 	.bench/vllm/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	.bench/vllm/bin/python -c 'import vllm'
 	@touch $@
+
+chaos: install ## kill, hang and cut off replicas under load; compare every answer (docs/failures.md)
+	$(BIN)/python -m benchmarks.chaos $(ARGS)
+
+chaos-serve: install ## the same on Ray Serve, over HTTP, with few faults
+	$(BIN)/python -m benchmarks.chaos_serve $(ARGS)
 
 models: install ## train the bundled pair of models
 	$(BIN)/python -m training

@@ -122,9 +122,8 @@ class Assignment:
         for active in list(self._active.values()):
             if active.drafter is not None and self._placement.is_leaving(active.drafter):
                 self.detach_drafter(active)
-            replicas = [member.address.name for member in active.members if member.address is not None]
-            if active.target is not None and any(map(self._placement.has_better, replicas)):
-                self.lose_target(active, now_s)
+            if active.target is not None:
+                self._look_after_members(active, now_s)
 
     def even_out(self, now_s: float) -> None:
         """Let drafters that are new, or have less to do, take over from others; and targets what waits elsewhere."""
@@ -152,13 +151,34 @@ class Assignment:
             active.drafter = self._placement.assign(drafter, request_id)
             self._admit_to_drafter(active)
 
+    def _look_after_members(self, active: ActiveRequest, now_s: float) -> None:
+        """Start again with other members where those are better; go on without those that leave where that will do."""
+        replicas = [member.address.name for member in active.members if member.address is not None]
+        if any(map(self._placement.has_better, replicas)):
+            self.lose_target(active, now_s)
+            return
+        for name in filter(self._placement.is_leaving, replicas):
+            if self._does_without(active, name):
+                self._drop_member(active, name)
+
     def _lose_member(self, active: ActiveRequest, name: str, now_s: float) -> None:
-        """A member of the request's ensemble is gone: go on without it where that is allowed, or start again."""
-        there = [one.address is not None and one.address.name != name for one in active.members]
-        if active.target is not None and active.request.ensemble_options.suffices([True, *there]):
-            self._outbox.put(active.target, Lost(active.request.request_id, name))
+        """A member of the request's ensemble is gone: go on without it where that will do, or start again."""
+        if self._does_without(active, name):
+            self._drop_member(active, name)
         else:
             self.lose_target(active, now_s)
+
+    def _does_without(self, active: ActiveRequest, name: str) -> bool:
+        there = [one.address is not None and one.address.name != name for one in active.members]
+        return active.request.ensemble_options.suffices([True, *there])
+
+    def _drop_member(self, active: ActiveRequest, name: str) -> None:
+        if active.target is not None:
+            self._outbox.put(active.target, Lost(active.request.request_id, name))
+        active.members = [
+            Member(one.model, None) if one.address is not None and one.address.name == name else one
+            for one in active.members
+        ]
 
     def _admit_to_drafter(self, active: ActiveRequest) -> None:
         """The drafter begins at once if drafts are wanted, else when a verdict says so."""

@@ -22,13 +22,13 @@ class BeamRow(Row):
     """`tokens` are the prompt: beams are never committed, so a search that moves to another replica begins anew."""
 
     def __init__(self, peer: str, admit: Admit, options: BeamOptions, cache: SlotCache) -> None:
-        """cache: in which the row gets its slots, `slot` and `more_slots`, before it is run."""
+        """cache: in which the row gets its slots."""
         super().__init__(peer, admit)
         del self.tokens[self.prompt_length :]
         ends = self.params.end_token_ids
         self.search = BeamSearch(options, max_tokens=self.params.max_tokens, end_token_ids=ends)
         self.slots_needed = options.num_beams
-        self.more_slots: list[int] = []  # beside `slot`, slots_needed - 1 of them
+        self.steps = 0  # of the target, the prefill's last included
         self.steps = 0  # of the target, the prefill's last included
         self._cache = cache
         self._history = History(self.params, self.tokens, self.prompt_length)
@@ -54,6 +54,7 @@ class BeamRow(Row):
         logits: [B, V] of any float type, after each of `inputs`; the first time [1, V], after the prompt.
         """
         self.steps += 1
+        self.steps += 1
         answers = self.search.live
         self._slots.wrote(answers)
         positions = [Position(self._history, answer) for answer in answers]
@@ -72,7 +73,6 @@ class BeamRow(Row):
         return beam_noise(self.params.seed, position, beams, vocab_size, log_probs.device)
 
     def texts(self) -> list[tuple[int, list[int]]]:
-        """Each of its slots, and the tokens that the slot's first columns hold."""
         if self.prefilling:
             return [(self.slot, self.tokens[: self.cached]), *((slot, []) for slot in self.more_slots)]
         return self._slots.texts()

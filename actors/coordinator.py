@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from actors.addresses import ReplicaAddress
 from actors.assignment import Assignment
 from actors.link import ConnectingLink, Outbox
-from actors.messages import Alive, Cancel, Commit, Failed, Message, Offer, Report
+from actors.messages import Alive, Beams, Cancel, Commit, Failed, Message, Offer, Report
 from actors.placement import Placement
 from actors.request import ActiveRequest, Delta, Request
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
@@ -80,6 +80,10 @@ class Coordinator:
         """The models that have a live replica."""
         return self._placement.models()
 
+    def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
+        """The live replicas, and what each told last: at most a second ago, unless it hangs."""
+        return self._placement.reports()
+
     def _call(self, function: Callable[[], None]) -> None:
         self._calls.put(function)
         self._link.wake()
@@ -115,6 +119,10 @@ class Coordinator:
                     self._commit(active, message)
                 else:
                     self._outbox.put(peer, Cancel(request_id))  # it was placed elsewhere, or has ended
+            case Beams(request_id):
+                active = self._active.get(request_id)
+                if active is not None and active.target == peer:
+                    self._end_with(active, self._found(active, message))
             case Failed(request_id, error, field):
                 active = self._active.get(request_id)
                 if active is not None and active.target == peer:
@@ -170,6 +178,17 @@ class Coordinator:
         elif active.drafter is not None:
             self._outbox.put(active.drafter, message)
         self._tell(active, delta)
+
+    def _found(self, active: ActiveRequest, message: Beams) -> Delta:
+        """What a search found, or why it found too little."""
+        try:
+            return active.found(message)
+        except InvalidRequestError as error:
+            return Delta("", (), active.statistics, error=error)
+        except Exception as error:  # as of other answers
+            _log.exception("request %d has tokens that can't be read", message.request_id)
+            reason = f"the answer's tokens can't be read: {error}"
+            return Delta("", (), active.statistics, error=UnavailableError(reason))
 
     def _tell(self, active: ActiveRequest, delta: Delta) -> None:
         try:

@@ -4,7 +4,7 @@
     coordinator -> target:            Offer (forwarded), Drafting, Lost
     coordinator -> drafter:           Commit (forwarded)
     drafter -> coordinator:           Offer, Failed, Report
-    target -> coordinator:            Commit, Failed, Report
+    target -> coordinator:            Commit, Beams, Failed, Report
     leader of an ensemble -> member:  Join, Ask, Cancel, Alive (both are targets)
     member -> leader:                 Joined, Answer, Failed, Report
 
@@ -15,6 +15,8 @@ import msgspec
 
 from actors.addresses import ReplicaAddress
 from actors.packed_logits import LogitsTransport, PackedLogits
+from decoding.beam_group import Hypothesis
+from decoding.beam_options import BeamOptions
 from decoding.drafts import Distribution
 from decoding.ensemble_options import EnsembleOptions
 from decoding.logprobs import TokenLogprobs
@@ -60,6 +62,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     ngram: NgramOptions | None = None  # look drafts up, too
     ensemble: Ensemble | None = None  # to be led
     target: str | None = None  # the model of the target, for drafters that read other tokens
+    beams: BeamOptions | None = None  # search; `tokens` are the prompt
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +112,14 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     members: list[MemberShare] | None = None  # of an ensemble
     rejected: bool = False  # whether the last token is not what was drafted in its place
     hit: bool = False  # if so, whether a draft for what follows it was there already
+
+
+class Beams(msgspec.Struct, frozen=True, tag=True):
+    """What a beam search found; none of it was committed before."""
+
+    request_id: int
+    answers: list[Hypothesis]  # best first; fewer than asked for where no more have the words that must appear
+    steps: int  # of the target, the prefill's last included
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
@@ -173,4 +184,6 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     drafting: bool = True  # of a target: whether drafts are wanted; not while plain decoding is faster
 
 
-Message = Admit | Cancel | Drafting | Offer | Commit | Lost | Join | Joined | Ask | Answer | Failed | Alive | Report
+Message = (
+    Admit | Cancel | Drafting | Offer | Commit | Beams | Lost | Join | Joined | Ask | Answer | Failed | Alive | Report
+)

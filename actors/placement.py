@@ -64,6 +64,11 @@ class Placement:
         replicas = list(self._replicas.values())  # a copy: other threads ask, too
         return {replica.model for replica in replicas if not replica.leaving}
 
+    def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
+        """The replicas that are up, and what each told last."""
+        replicas = list(self._replicas.values())  # a copy: other threads ask, too
+        return [(replica.address, replica.reported) for replica in replicas if not replica.leaving]
+
     def add(self, address: ReplicaAddress, now_s: float) -> None:
         self._replicas[address.name] = _Replica(address, now_s)
 

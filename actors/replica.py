@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from actors.compatibility import try_out
@@ -19,6 +20,7 @@ from actors.runner import Runner
 from actors.structure_tokenizer import structure_tokenizer
 from actors.structures import LoadTokenizer
 from actors.target import Target
+from actors.tensor_parallel import Gang, Rank, load_sharded_runner
 from actors.translator import Translator
 from actors.vocabularies import load_translators
 from actors.zmq_link import ReplicaZmqLink
@@ -30,12 +32,16 @@ _NOTICE_S = 2.5  # until all coordinators know that a replica is leaving: they a
 _POLL_S = 0.05
 
 
-def load_runner(spec: ModelSpec) -> Runner:
+def load_runner(spec: ModelSpec, rank: Rank | None = None) -> Runner:
     """The model of `spec` over its KV slots, which are allocated, and the first slow step taken.
+
+    rank: of a model that is spread over several devices, this process's place among those that have its parts.
 
     Raises:
         ConfigError: the model can't be loaded or served, or it or its slots don't fit into memory.
     """
+    if rank is not None:
+        return load_sharded_runner(spec, Gang(rank))
     model = load_model(spec)
     weights = weights_on_devices(model)
     pack_linears(model)
@@ -78,26 +84,36 @@ def make_loop(
 class Replica:
     """A replica that other processes reach over ZeroMQ."""
 
-    def __init__(self, role: Role, spec: ModelSpec, host: str, *, targets: Sequence[ModelSpec] = ()) -> None:
+    def __init__(
+        self,
+        role: Role,
+        spec: ModelSpec,
+        host: str,
+        *,
+        targets: Sequence[ModelSpec] = (),
+        rank: Rank | None = None,
+    ) -> None:
         """Loads the model and starts the loop; raises ConfigError if it can't.
 
         Args:
             host: the address to listen on.
             targets: what a drafter drafts for.
+            rank: 0, of a model that is spread over several devices, whose other parts are elsewhere.
         """
         name = f"{spec.name}-{secrets.token_hex(4)}"
         self._link = ReplicaZmqLink(name, spec.name, host)
         self.address = self._link.address
         self._loop: Target | Drafter
-        self._thread = LoopThread(name, self._turn, self._link.wake, prepare=lambda: self._load(role, spec, targets))
+        prepare = partial(self._load, role, spec, targets, rank)
+        self._thread = LoopThread(name, self._turn, self._link.wake, prepare=prepare)
         try:
             self._thread.start()
         except BaseException:
             self._link.close()
             raise
 
-    def _load(self, role: Role, spec: ModelSpec, targets: Sequence[ModelSpec]) -> None:
-        runner = load_runner(spec)
+    def _load(self, role: Role, spec: ModelSpec, targets: Sequence[ModelSpec], rank: Rank | None) -> None:
+        runner = load_runner(spec, rank)
         self._thread.usual_turn_s = _measure_prefill(runner, min(spec.prefill_chunk, runner.max_query))
         self._loop = make_loop(
             role,

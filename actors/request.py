@@ -2,13 +2,15 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Literal
 
 from actors.answer import Answer, Criterion
-from actors.messages import Admit, Commit, Ensemble, Member, MemberShare
+from actors.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare
+from decoding.beam_group import Hypothesis
+from decoding.beam_options import BeamOptions
 from decoding.ensemble_options import EnsembleOptions
-from decoding.errors import ConsortError
+from decoding.errors import ConsortError, InvalidRequestError
 from decoding.logprobs import TokenLogprobs
 from decoding.ngram import NgramOptions
 from decoding.params import SamplingParams
@@ -48,6 +50,7 @@ class Request:
     ensemble: EnsembleOptions | None = None  # None: the endpoint's
     seeded: bool = False  # the client chose the seed, so the same request may get the same answer
     timeout_s: float | None = None  # from submission on; after that it fails
+    beams: BeamOptions | None = None  # search, instead of writing token by token
     request_id: int = field(default_factory=lambda: secrets.randbits(63))
 
     @property
@@ -59,7 +62,7 @@ class Request:
     def most_drafted(self) -> int:
         """The most draft tokens that one target step may verify."""
         length = self.endpoint.draft_length if self.draft_length is None else self.draft_length
-        return length if self.speculate else 0
+        return length if self.speculate and self.beams is None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ class Delta:
     members: Sequence[MemberShare] | None = None  # of an ensemble: what each contributed so far
     stop_reason: str | int | None = None  # the stop string, stop token, or name of the rule that ended the answer
     error: ConsortError | None = None
+    score: float | None = None  # of an answer that was searched for
+    others: "Sequence[Delta]" = ()  # the next best answers of the same search
 
 
 class ActiveRequest:
@@ -139,6 +144,7 @@ class ActiveRequest:
             draft_length=request.most_drafted if self.drafter or request.endpoint.ngram else 0,
             drafter=self.drafter is not None,
             ngram=request.endpoint.ngram,
+            beams=request.beams,
             ensemble=self._ensemble(),
             target=request.endpoint.target,
         )
@@ -187,6 +193,35 @@ class ActiveRequest:
             piece.finish,
             message.members,
             piece.stop_reason,
+        )
+
+    def found(self, message: Beams) -> Delta:
+        """What a search found: whole answers, the best one first.
+
+        Raises:
+            InvalidRequestError: there are fewer than were asked for.
+        """
+        wanted = self.request.beams.num_return_sequences if self.request.beams else 0
+        if len(message.answers) < wanted:
+            field = "force_words" if self.request.beams and self.request.beams.force_words_ids else "n"
+            reason = f"the search found {len(message.answers)} answers that the parameters allow, not {wanted}"
+            raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
+        best, *others = [self._found(one) for one in message.answers]
+        self.statistics = Statistics(steps=message.steps, committed=len(best.tokens))
+        return replace(best, statistics=self.statistics, others=others)
+
+    def _found(self, one: Hypothesis) -> Delta:
+        request = self.request
+        answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
+        piece = answer.add(one.tokens, one.finish)
+        return Delta(
+            piece.text,
+            one.tokens[: piece.used],
+            Statistics(committed=piece.used),
+            ["plain"] * piece.used,
+            finish=piece.finish,
+            stop_reason=piece.stop_reason,
+            score=one.score,
         )
 
     def end_here(self) -> Delta:

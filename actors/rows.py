@@ -24,6 +24,8 @@ class Row:
         self.tokens = list(admit.tokens)
         self.cached = 0
         self.slot = -1
+        self.slots_needed = 1
+        self.more_slots: list[int] = []  # beside `slot`, where more than one are needed
         self.donor: Row | None = None  # a row from whose slot the first `shared` tokens are to be copied
         self.shared = 0
         self.preparing: Future[StructureState] | None = None
@@ -57,6 +59,10 @@ class Row:
     def resting(self) -> bool:
         """Whether its pending tokens are not being computed now."""
         return False
+
+    def texts(self) -> list[tuple[int, list[int]]]:
+        """Each of its slots, and the tokens that the slot's first columns hold."""
+        return [(self.slot, self.tokens[: self.held])]
 
     def resume(self, count: int) -> None:
         """The slot holds the first `count` tokens, computed for another request."""
@@ -105,7 +111,8 @@ class RowTable(Generic[R]):
         row = self._active.pop(key, None)
         if row is not None:
             self._removed(row)
-            self._cache.give_back(row.slot, row.tokens[: row.held])
+            for slot, text in row.texts():
+                self._cache.give_back(slot, text)
             self._fill_slots()
 
     def remove_peer(self, peer: str) -> None:
@@ -144,10 +151,11 @@ class RowTable(Generic[R]):
         row.donor = None
 
     def _fill_slots(self) -> None:
-        while self._waiting and self._cache.free:
+        while self._waiting and self._cache.free >= next(iter(self._waiting.values())).slots_needed:
             row = self._waiting.pop(next(iter(self._waiting)))
             needless = row.tokens[:-1] if row.may_share else []  # the last token must be run in any case
             row.slot, held = self._cache.take(needless)
+            row.more_slots = [self._cache.take()[0] for _ in range(row.slots_needed - 1)]
             row.resume(held)
             self._find_donor(row, needless, held + LEAST_SHARED)
             self._active[row.key] = row

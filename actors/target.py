@@ -6,17 +6,19 @@ blend in place of its own distribution; as a member it answers what a leader ask
 """
 
 import time
+from collections.abc import Sequence
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from actors.beam_row import BeamRow
 from actors.draft_planner import DraftPlanner
 from actors.ensembles import Ensembles
 from actors.link import ConnectingLink
 from actors.loop import LoopTimes
 from actors.member_row import MemberRow
-from actors.messages import Answer, Commit, Joined, Report
+from actors.messages import Answer, Beams, Commit, Joined, Report
 from actors.packed_logits import pack
 from actors.reception import REPORT_PERIOD_S, Reception
 from actors.row_ensemble import blended
@@ -24,7 +26,7 @@ from actors.row_input import RowInput
 from actors.rows import PREPARING_S, RowTable, choose_prefill, in_slot_order
 from actors.runner import Runner
 from actors.structures import LoadTokenizer, Structures
-from actors.target_inbox import TargetInbox
+from actors.target_inbox import ServedRow, TargetInbox
 from actors.target_row import TargetRow
 from actors.verdict import Verdict, judge
 from decoding.drafts import Draft
@@ -54,7 +56,7 @@ class Target:
         self.times = LoopTimes()
         self._runner = runner
         self._prefill_chunk = min(prefill_chunk, runner.max_query)
-        self._rows: RowTable[TargetRow | MemberRow] = RowTable(runner.cache, removed=self._leave)
+        self._rows: RowTable[ServedRow] = RowTable(runner.cache, removed=self._leave)
         self._reception = Reception(link, self._rows, self.times)
         self._planner = DraftPlanner(runner, adaptive=adaptive)
         self._ensembles = Ensembles(link, self._reception.put, runner.device)
@@ -78,17 +80,18 @@ class Target:
         if prefilling:
             self._prefill(choose_prefill(prefilling, self._prefill_chunk))
         self._judge_rounds()
-        running, asked = self._running(), self._asked()
+        running, asked, searching = self._running(), self._asked(), self._searching()
         if _wait_s(running) > 0:
             running = []
-        if running or asked:
-            self._step(running, asked)
+        if running or asked or searching:
+            self._step(running, asked, searching)
         self._reception.close_turn()
 
-    def _step(self, rows: list[TargetRow], asked: list[MemberRow]) -> None:
+    def _step(self, rows: list[TargetRow], asked: list[MemberRow], searching: list[BeamRow]) -> None:
         """One batched forward over every row's last token and its draft; each row commits one token or more.
 
-        But those that lead an ensemble commit when its members have answered, and those asked by a leader answer.
+        But those that lead an ensemble commit when its members have answered, those asked by a leader answer, and beams
+        fork.
         """
         began_s = time.perf_counter()
         drafts = self._planner.choose(rows, began_s)
@@ -96,6 +99,7 @@ class Target:
         self._ask(rows, drafts, began_s)
         runs = [row.step_input(draft) for row, draft in zip(rows, drafts, strict=True)]
         runs += [row.step_input() for row in asked]
+        runs += [run for row in searching for run in row.inputs()]
         logits = self._runner.logits(runs)  # [N, V]
         parts = logits.split([len(run.tokens) for run in runs])
         allowed = masks()
@@ -108,7 +112,8 @@ class Target:
         self._planner.note_step(sum(len(run.tokens) for run in runs), now_s - began_s)
         self.times.steps += 1
         self.times.step_s += now_s - began_s
-        self._answer(asked, parts[len(rows) :])
+        self._answer(asked, parts[len(rows) : len(rows) + len(asked)])
+        self._search(searching, parts[len(rows) + len(asked) :])
         for row, mask, part in zip(rows, allowed, parts, strict=False):
             if row.ensemble is not None:
                 row.ensemble.take_own(part, mask)
@@ -152,14 +157,17 @@ class Target:
             self._inbox.fail(row, error)
         return bool(error)
 
-    def _prefill(self, rows: list[TargetRow | MemberRow]) -> None:
-        """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token."""
+    def _prefill(self, rows: list[ServedRow]) -> None:
+        """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token, or forks."""
         began_s = time.perf_counter()
         chunks = [row.next_input(self._prefill_chunk) for row in rows]
         logits = self._last_logits(rows, chunks)  # [B, V]
         for row, chunk in zip(rows, chunks, strict=True):
             row.cached += len(chunk.tokens)
         done = [(at, row) for at, row in enumerate(rows) if row.pending == 0 and isinstance(row, TargetRow)]
+        for at, row in enumerate(rows):
+            if isinstance(row, BeamRow) and row.pending == 0:
+                self._fork(row, logits[at : at + 1])
         verdicts: list[Verdict] = []
         none = [Draft([], []) for _ in done]
         if done:
@@ -173,7 +181,7 @@ class Target:
                 self._commit(row, draft, verdict)
         self._plan([row for row in rows if isinstance(row, TargetRow) and not row.prefilling])
 
-    def _last_logits(self, rows: list[TargetRow | MemberRow], chunks: list[RowInput]) -> Tensor:
+    def _last_logits(self, rows: list[ServedRow], chunks: list[RowInput]) -> Tensor:
         """The logits after each chunk, [B, V]; of rows that want the prompt's log-probabilities, those on the way."""
         if not any(row.wants_prompt_logprobs for row in rows):
             return self._runner.logits(chunks, last_only=True)
@@ -226,6 +234,20 @@ class Target:
             ask = row.answered()
             self._reception.put(row.key[0], Answer(row.key[1], ask.step, pack(logits, ask.transport)))
 
+    def _search(self, rows: list[BeamRow], parts: Sequence[Tensor]) -> None:
+        """Follow the beams of all rows. parts: [1, V] of each beam."""
+        start = 0
+        for row in rows:
+            end = start + len(row.search.live)
+            self._fork(row, torch.cat(list(parts[start:end])))
+            start = end
+
+    def _fork(self, row: BeamRow, logits: Tensor) -> None:
+        """Let a row's beams fork, and tell what they found once none goes on. logits: as `BeamRow.take` has it."""
+        if row.take(logits):
+            self._reception.put(row.key[0], Beams(row.key[1], row.search.best(), row.steps))
+            self._rows.remove(row.key)
+
     def _look_after_rows(self) -> None:
         """Begin what can begin, end what can't go on."""
         for row, error in self._rows.make_ready():
@@ -244,7 +266,7 @@ class Target:
     def _own_rows(self) -> list[TargetRow]:
         return [row for row in self._rows if isinstance(row, TargetRow)]
 
-    def _prefilling(self) -> list[TargetRow | MemberRow]:
+    def _prefilling(self) -> list[ServedRow]:
         return [row for row in self._rows if row.prefilling and row.ready]
 
     def _running(self) -> list[TargetRow]:
@@ -259,6 +281,10 @@ class Target:
         rows = [row for row in self._rows if isinstance(row, MemberRow)]
         return in_slot_order(row for row in rows if row.ask is not None and row.ready and not row.prefilling)
 
+    def _searching(self) -> list[BeamRow]:
+        rows = [row for row in self._rows if isinstance(row, BeamRow)]
+        return in_slot_order(row for row in rows if row.ready and not row.prefilling)
+
     def _timeout_s(self) -> float:
         """How long to wait for messages: not at all while there is something to compute."""
         if not len(self._rows):
@@ -266,6 +292,7 @@ class Target:
         if (
             self._prefilling()
             or self._asked()
+            or self._searching()
             or any(row.ensemble and row.ensemble.complete for row in self._own_rows())
         ):
             return 0.0
@@ -274,7 +301,7 @@ class Target:
             return _wait_s(running)
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
-    def _leave(self, row: TargetRow | MemberRow) -> None:
+    def _leave(self, row: ServedRow) -> None:
         """What else goes with a row that is removed."""
         if isinstance(row, TargetRow) and row.ensemble is not None:
             self._ensembles.leave(row)

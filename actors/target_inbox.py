@@ -3,6 +3,7 @@
 import logging
 import time
 
+from actors.beam_row import BeamRow
 from actors.draft_planner import DraftPlanner
 from actors.ensembles import Ensembles
 from actors.member_row import MemberRow
@@ -12,8 +13,11 @@ from actors.rows import RowTable
 from actors.runner import Runner
 from actors.structures import Structures
 from actors.target_row import TargetRow
+from decoding.beam_options import BeamOptions
 from decoding.errors import InvalidRequestError
 from decoding.ngram import NgramProposers
+
+ServedRow = TargetRow | MemberRow | BeamRow
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +27,8 @@ class TargetInbox:
 
     def __init__(
         self,
-        rows: RowTable[TargetRow | MemberRow],
-        reception: Reception[TargetRow | MemberRow],
+        rows: RowTable[ServedRow],
+        reception: Reception[ServedRow],
         runner: Runner,
         planner: DraftPlanner,
         structures: Structures,
@@ -39,7 +43,7 @@ class TargetInbox:
         for peer, message in self._reception.receive(timeout_s):
             self._handle(peer, message)
 
-    def fail(self, row: TargetRow | MemberRow, error: BaseException) -> None:
+    def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back."""
         self._rows.remove(row.key)
         field = error.field if isinstance(error, InvalidRequestError) else None
@@ -82,6 +86,9 @@ class TargetInbox:
             error = f"the request needs {needed} positions, but the target has {self._runner.max_length}"
         elif not self._runner.knows(message.tokens):
             error = f"the prompt is empty, or has tokens outside the target's vocabulary of {self._runner.vocab_size}"
+        elif message.beams is not None:
+            self._search(peer, message, message.beams)
+            return
         else:
             options = message.ngram
             proposer = (
@@ -96,6 +103,14 @@ class TargetInbox:
             self._rows.add(row)
             return
         self._reception.put(peer, Failed(message.request_id, error))
+
+    def _search(self, peer: str, message: Admit, options: BeamOptions) -> None:
+        slots = self._runner.cache.slots
+        if options.num_beams > slots:
+            error = f"num_beams is {options.num_beams}, but the target has {slots} slots"
+            self._reception.put(peer, Failed(message.request_id, error, "num_beams"))
+        else:
+            self._rows.add(BeamRow(peer, message, options, self._runner.cache))
 
     def _join(self, peer: str, message: Join) -> None:
         if self._runner.knows(message.tokens):

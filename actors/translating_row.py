@@ -23,6 +23,7 @@ from decoding.text_aligner import TextAligner, Translation
 _PRIOR_SHARE, _PRIOR_COUNT = 0.7, 4.0  # of uncertain tokens that are right; how many observations that is worth
 _FORGETTING = 0.98  # what an observation still counts, one observation later
 _MIN_CHANCE = 0.002  # a token that is less probable is not worth a place in a message
+_NOTHING_NEW = 0.01  # what a chance changes by without being told anew
 _MAX_RATIO = 4.0  # of the drafter's tokens of a text to the target's; beyond, the lookahead is not stretched
 
 
@@ -46,7 +47,7 @@ class TranslatingRow(DrafterRow):
         self._ahead = b""  # what of the text comes after `tokens`
         self._uncertain, self._right = _PRIOR_COUNT, _PRIOR_COUNT * _PRIOR_SHARE  # tokens, and those of them that came
         self._translations: dict[DraftNode, Translation] = {}
-        self._offered: list[tuple[int, ...]] = []  # paths of the target's tokens, parents among them
+        self._offered: dict[tuple[int, ...], float] = {}  # paths of the target's tokens, and their ends' chances
         params = translator.params(admit.params, runner.max_length)
         super().__init__(
             peer, replace(admit, tokens=aligner.tokens, prompt_length=prompt_length, params=params), runner
@@ -87,18 +88,27 @@ class TranslatingRow(DrafterRow):
         return self._length + len(self._translation(node).tokens)
 
     def offer(self, leaves: Sequence[DraftNode]) -> Offer | None:
-        """All that is drafted, and what was offered before a word went on in another way: its chance falls."""
+        """The paths with new chances: those of drafts that are new, or whose last words have gone on in another way."""
         weights = self._weights()
-        worth = {path: weight for path, weight in weights.items() if weight >= _MIN_CHANCE}
-        paths = sorted(worth | dict.fromkeys(self._offered, 0.0), key=len)
+        chances = {
+            path: min(1.0, weight / weights.get(path[:-1], 1.0))
+            for path, weight in weights.items()
+            if weight >= _MIN_CHANCE
+        }
+        given_up = dict.fromkeys(self._offered.keys() - chances.keys(), 0.0)
+        known = chances | given_up
+        changed = {
+            path: chance for path, chance in known.items() if abs(chance - self._offered.get(path, -1.0)) > _NOTHING_NEW
+        }
+        self._offered = {path: changed.get(path, self._offered.get(path, 0.0)) for path in chances}
+        needed = {path[:count] for path in changed for count in range(1, len(path) + 1)}
+        paths = sorted(needed, key=lambda path: (len(path), -known[path]))
         if not paths:
             return None
-        self._offered = list(worth)
         places = {path: place for place, path in enumerate(paths)} | {(): -1}
         parents = [places[path[:-1]] for path in paths]
-        weights[()] = 1.0
-        chances = [min(1.0, weights.get(path, 0.0) / (weights.get(path[:-1], 0.0) or 1.0)) for path in paths]
-        return Offer(self.key[1], self._length, [path[-1] for path in paths], parents, chances)
+        tokens = [path[-1] for path in paths]
+        return Offer(self.key[1], self._length, tokens, parents, [known[path] for path in paths])
 
     def _weights(self) -> dict[tuple[int, ...], float]:
         """The chance that the text goes on with a path of the target's tokens, of each that is drafted."""
@@ -130,8 +140,8 @@ class TranslatingRow(DrafterRow):
         self._end = min(self._runner.max_length, len(self.tokens) + self._stretched(self._last_length - self._length))
         self._plant(node)
         self._translations = dict(self._still_right(committed))
-        count = len(committed)
-        self._offered = [path[count:] for path in self._offered if path[:count] == tuple(committed) != path]
+        dropped = verdict.rejected and self._rejects  # by the target: all that it was offered
+        self._offered = {} if dropped else dict(self._still_offered(tuple(committed)))
 
     def _descend(self, node: DraftNode | None, tokens: Sequence[int], calibration: RankCalibration) -> DraftNode | None:
         """Where the text, which goes on with these tokens, is below a node; None if nowhere."""
@@ -194,6 +204,13 @@ class TranslatingRow(DrafterRow):
             found = self._translations.get(node)
             if found is not None and found.tokens[:count] == committed:
                 yield node, Translation(found.tokens[count:], max(0, found.certain - count))
+
+    def _still_offered(self, committed: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
+        """What the target has of the paths that begin with these tokens."""
+        count = len(committed)
+        for path, chance in self._offered.items():
+            if path[:count] == committed != path:
+                yield path[count:], chance
 
     def _stretched(self, length: int) -> int:
         """About as many of the drafter's tokens as so many of the target's."""

@@ -28,7 +28,8 @@ option = partial(click.option, show_default=True)
 
 @click.command()
 @option("--drafter-kills", default=100)
-@option("--target-kills", default=25, help="Of targets and of ensemble members, which are targets, too.")
+@option("--target-kills", default=27)
+@option("--member-kills", default=8, help="Of the replicas that ensembles ask, beside the target that leads them.")
 @option("--hangs", default=12, help="SIGSTOP, of any replica, for 1 to 20 s.")
 @option("--cuts", default=8, help="Broken connections, for 0.3 to 6 s.")
 @option("--freezes", default=8, help="Connections that stay and carry nothing, for 0.3 to 6 s.")
@@ -50,6 +51,7 @@ def main(
     counts: dict[Kind, int] = {
         "kill drafter": given["drafter_kills"],
         "kill target": given["target_kills"],
+        "kill member": given["member_kills"],
         "hang": given["hangs"],
         "cut": given["cuts"],
         "freeze": given["freezes"],
@@ -82,12 +84,24 @@ class Findings:
     """What came of it."""
 
     requests: int
-    by_kind: dict[str, int]  # of request
     faults: dict[str, int]  # by kind
     lost: list[str]
     differing: list[str]
-    stalls: dict[str, list[float]]  # by kind of request: seconds that the stream stood still at most
-    pauses: dict[str, list[float]]  # by kind of fault: seconds that the stream which was hit hardest stood still
+    stalls: dict[str, "Pauses"]  # by kind of request: its longest pauses
+    pauses: dict[str, "Pauses"]  # by kind of fault: those of the streams that were hit hardest
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """How long streams stood still, in seconds."""
+
+    times: int
+    median_s: float
+    most_s: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Pauses":
+        return cls(len(seconds), round(median(seconds), 2), round(max(seconds), 2))
 
 
 def _spec(name: str) -> ModelSpec:
@@ -125,7 +139,6 @@ def judge(answers: Sequence[tuple[Case, Answer]], undisturbed: dict[int, Answer]
             differing.append(f"{case.kind}: {answer.text!r} instead of {expected.text!r}")
     return Findings(
         requests=len(answers),
-        by_kind=dict(Counter(case.kind for case, _ in answers)),
         faults=dict(Counter(fault.kind for fault in faults)),
         lost=lost,
         differing=differing,
@@ -134,15 +147,15 @@ def judge(answers: Sequence[tuple[Case, Answer]], undisturbed: dict[int, Answer]
     )
 
 
-def _stalls(answers: Sequence[tuple[Case, Answer]]) -> dict[str, list[float]]:
+def _stalls(answers: Sequence[tuple[Case, Answer]]) -> dict[str, Pauses]:
     found: dict[str, list[float]] = {}
     for case, answer in answers:
         longest_s = max((gap.ended_s - gap.began_s for gap in answer.gaps), default=0.0)
-        found.setdefault(case.kind, []).append(round(longest_s, 2))
-    return found
+        found.setdefault(case.kind, []).append(longest_s)
+    return {kind: Pauses.of(seconds) for kind, seconds in found.items()}
 
 
-def _pauses(answers: Sequence[Answer], faults: Sequence[Fault]) -> dict[str, list[float]]:
+def _pauses(answers: Sequence[Answer], faults: Sequence[Fault]) -> dict[str, Pauses]:
     """Of faults that had time to themselves, by kind."""
     found: dict[str, list[float]] = {}
     gaps = [gap for answer in answers for gap in answer.gaps]
@@ -152,9 +165,11 @@ def _pauses(answers: Sequence[Answer], faults: Sequence[Fault]) -> dict[str, lis
         if fault.at_s - before < _ALONE_S:
             continue
         ours = [gap for gap in gaps if gap.began_s - 0.5 < fault.at_s < gap.ended_s < after]
-        label = f"{fault.kind} of a {fault.role}, {fault.lasted_s:g} s" if fault.lasted_s else f"kill of a {fault.role}"
+        label = (
+            f"{fault.kind} of a {fault.model}, {fault.lasted_s:g} s" if fault.lasted_s else f"kill of a {fault.model}"
+        )
         found.setdefault(label, []).append(max((gap.ended_s - fault.at_s for gap in ours), default=0.0))
-    return dict(sorted(found.items()))
+    return {label: Pauses.of(seconds) for label, seconds in sorted(found.items())}
 
 
 def as_text(findings: Findings) -> str:
@@ -173,8 +188,8 @@ def as_text(findings: Findings) -> str:
     return "\n\n".join(["\n".join(lines), *filter(None, tables)])
 
 
-def _rows(found: dict[str, list[float]]) -> list[list[str]]:
-    return [[label, str(len(times)), f"{median(times):.1f}", f"{max(times):.1f}"] for label, times in found.items()]
+def _rows(found: dict[str, Pauses]) -> list[list[str]]:
+    return [[label, str(one.times), f"{one.median_s:.1f}", f"{one.most_s:.1f}"] for label, one in found.items()]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Literal
 
 from benchmarks.chaos_fleet import Fleet, Post
 
-Kind = Literal["kill drafter", "kill target", "hang", "cut", "freeze", "delay"]
+Kind = Literal["kill drafter", "kill target", "kill member", "hang", "cut", "freeze", "delay"]
 
 _HANG_S = (1.0, 3.0, 8.0, 20.0)  # after the last, the process is no longer there to wake up
 _LINK_S = (0.3, 2.0, 6.0)
@@ -22,7 +22,7 @@ class Fault:
     """One that happened."""
 
     kind: Kind
-    role: str
+    model: str
     at_s: float  # by the monotonic clock
     lasted_s: float  # 0: a kill
 
@@ -46,10 +46,10 @@ class Havoc:
     def wreak(self, kinds: Sequence[Kind], *, interval_s: float, report: Callable[[str], None]) -> None:
         """All of them, `interval_s` apart on average; returns when all that can heal has healed."""
         for number, kind in enumerate(kinds, 1):
-            time.sleep(self._chance.uniform(0.3, 1.7) * interval_s)
+            time.sleep(self._chance.uniform(0.5, 1.5) * interval_s)
             fault = self._do(kind)
             self.faults.append(fault)
-            report(f"{number}/{len(kinds)} {fault.kind}: {fault.role}, {fault.lasted_s:g} s")
+            report(f"{number}/{len(kinds)} {fault.kind}: {fault.model}, {fault.lasted_s:g} s")
         for timer in self._healing:
             timer.join()
 
@@ -57,7 +57,7 @@ class Havoc:
         post = self._victim(kind)
         at_s, lasts_s = time.monotonic(), 0.0
         match kind:
-            case "kill drafter" | "kill target":
+            case "kill drafter" | "kill target" | "kill member":
                 post.signal(signal.SIGKILL)
             case "hang":
                 lasts_s = self._chance.choice(_HANG_S)
@@ -76,14 +76,11 @@ class Havoc:
         return Fault(kind, post.spec.name, at_s, lasts_s)
 
     def _victim(self, kind: Kind) -> Post:
-        """A post that is manned, of the role that the kind names, or of any."""
+        """A post that is manned, with the model that the kind names, or with any."""
         while True:
-            posts = [
-                post
-                for role in ("drafter", "target")
-                for post in self._fleet.of(role)
-                if not kind.startswith("kill ") or kind == f"kill {role}"
-            ]
+            posts = [post for post in self._fleet.posts if post.name is not None]
+            if kind.startswith("kill "):
+                posts = [post for post in posts if post.spec.name == kind.removeprefix("kill ")]
             if posts:
                 return self._chance.choice(posts)
             time.sleep(0.05)

@@ -112,6 +112,7 @@ class Post:
         self.signal(signal.SIGKILL)
         assert self._process is not None
         self._process.join()
+        self._process.close()
         self._close()
 
     def _through_relay(self, address: ReplicaAddress) -> ReplicaAddress:
@@ -136,6 +137,7 @@ class Fleet:
     def __init__(self, posts: Sequence[Post], coordinator: Coordinator, thread: LoopThread) -> None:
         """thread: the coordinator's."""
         self.posts, self.coordinator = posts, coordinator
+        self.ending = threading.Event()
         self._thread = thread
         self._asking = ThreadPoolExecutor(len(posts), thread_name_prefix="asking")
 
@@ -148,12 +150,12 @@ class Fleet:
         return [post for post in self.posts if post.role == role and post.name is not None]
 
     async def supervise(self) -> None:
-        """Keep the posts manned and the coordinator informed, until cancelled."""
+        """Keep the posts manned and the coordinator informed, until `ending`."""
         models = {post.spec.name for post in self.posts}
         discovery = Discovery({model: partial(self._ask, model) for model in models}, self.coordinator.set_replicas)
         finding = asyncio.create_task(discovery.run())
         try:
-            while True:
+            while not self.ending.is_set():
                 await asyncio.sleep(_POLL_S)
                 for post in self.posts:
                     post.look_after()
@@ -161,7 +163,7 @@ class Fleet:
             finding.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await finding
-            self._asking.shutdown(wait=False, cancel_futures=True)
+            self._asking.shutdown()
 
     async def _ask(self, model: str) -> list[ReplicaAddress]:
         loop = asyncio.get_running_loop()
@@ -176,11 +178,10 @@ class Fleet:
 @contextlib.contextmanager
 def running_fleet(models: Mapping[str, tuple[Role, ModelSpec, int]]) -> Iterator[Fleet]:
     """A fleet that is up. models: role, what to load, and how many replicas, by model."""
-    os.environ |= compute_environment(1)  # children inherit it, before they compute
-    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # what is killed cleans nothing up
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.chaos_fleet", "transformers.models.llama.modeling_llama"])
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_environment())
         relays = stack.enter_context(Relays())
         posts = [Post(context, relays, role, spec) for role, spec, count in models.values() for _ in range(count)]
         link = ConnectingZmqLink("chaos")
@@ -199,21 +200,27 @@ def running_fleet(models: Mapping[str, tuple[Role, ModelSpec, int]]) -> Iterator
 
 
 @contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """What replicas inherit, before they compute."""
+    saved = dict(os.environ)
+    os.environ |= compute_environment(1)
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # what is killed cleans nothing up
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
+
+
+@contextlib.contextmanager
 def _in_thread(fleet: Fleet) -> Iterator[None]:
     """Supervision, in an event loop of its own."""
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(fleet.supervise())
-
-    def run() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            loop.run_until_complete(task)
-
-    thread = threading.Thread(target=run, name="supervisor", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(fleet.supervise()), name="supervisor", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        loop.call_soon_threadsafe(task.cancel)
+        fleet.ending.set()
         thread.join()
 
 

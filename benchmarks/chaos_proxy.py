@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Literal
@@ -21,23 +20,25 @@ class Relay:
         self._passing = asyncio.Event()
         self._passing.set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self.delay_s = 0.0
         self.state: State = "open"
         self.port = 0
 
     async def start(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def set(self, state: State, *, delay_s: float = 0.0) -> None:
         """cut: connections break, new ones are closed. frozen: they stay, and nothing passes. Any thread may call."""
         self._loop.call_soon_threadsafe(self._set, state, delay_s)
 
-    def close(self) -> None:
-        """End for good; in the loop's thread."""
+    async def close(self) -> None:
+        """End for good."""
         self._set("cut", 0.0)
         self._server.close()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     def _set(self, state: State, delay_s: float) -> None:
         self.state, self.delay_s = state, delay_s
@@ -48,6 +49,11 @@ class Relay:
         if state == "cut":
             for writer in self._writers:
                 writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.state == "cut":
@@ -92,10 +98,17 @@ class Relays:
     """An event loop in a thread of its own for all relays. To be used with `with`."""
 
     def __enter__(self) -> "Relays":
-        self._loop = asyncio.new_event_loop()
         self._open: set[Relay] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="relays", daemon=True)
+        running: Future[asyncio.AbstractEventLoop] = Future()
+        self._stop = asyncio.Event()
+
+        async def run() -> None:
+            running.set_result(asyncio.get_running_loop())
+            await self._stop.wait()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(run()), name="relays", daemon=True)
         self._thread.start()
+        self._loop = running.result()
         return self
 
     def __exit__(
@@ -103,7 +116,7 @@ class Relays:
     ) -> None:
         for relay in list(self._open):
             self.close(relay)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     def open(self, upstream: int) -> Relay:
@@ -116,14 +129,4 @@ class Relays:
     def close(self, relay: Relay) -> None:
         """End a relay and its connections."""
         self._open.discard(relay)
-        self._run(relay.close)
-
-    def _run(self, function: Callable[[], None]) -> None:
-        done: Future[None] = Future()
-
-        def run() -> None:
-            function()
-            done.set_result(None)
-
-        self._loop.call_soon_threadsafe(run)
-        done.result()
+        asyncio.run_coroutine_threadsafe(relay.close(), self._loop).result()

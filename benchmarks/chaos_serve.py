@@ -1,6 +1,7 @@
 """`make chaos` on the real thing: Ray Serve with several targets and drafters, HTTP clients, and kills by process id.
 
 Slower than `benchmarks.chaos`, because Serve takes its time to notice and to start processes: see docs/failures.md.
+Ray is imported in functions: its environment must be set before.
 """
 
 import os
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +19,11 @@ from typing import Any, Literal
 import click
 
 from actors.replica import Role
-from benchmarks.chaos import Findings, as_text
+from benchmarks.chaos import Findings, Pauses, as_text
 from benchmarks.chaos_load import PROMPTS, Gap
 from benchmarks.report import write
 from benchmarks.serve_servers import free_port
 from decoding.errors import ConsortError
-from deployments.app import APP_NAME, COORDINATOR, ReplicaStatus, deployment_name
 from deployments.client import Client
 from deployments.cluster import serving
 from deployments.config import ServerConfig, load_config
@@ -131,8 +131,7 @@ def main(kills: int, hangs: int, coordinator_kills: int, streams: int, new_token
     coordinator = {"requests": len(clients.heard), "errors": cut, "differing": differing, "back_s": back}
     settings = {"kills": kills, "hangs": hangs, "streams": streams, "new_tokens": new_tokens}
     back_s = [{"kind": kind, "back_s": seconds} for kind, _, seconds in times]
-    more = {"requests": findings.requests, "faults": findings.faults, "lost": findings.lost}
-    more |= {"differing": findings.differing, "pauses": findings.pauses, "back": back_s, "coordinator": coordinator}
+    more = asdict(findings) | {"back": back_s, "coordinator": coordinator}
     write(output, [], "benchmarks.chaos_serve", settings, **more)
     sys.exit(bool(findings.lost or findings.differing or differing))
 
@@ -147,6 +146,8 @@ def _config() -> ServerConfig:
 
 def _strike(kind: Kind) -> tuple[float, float]:
     """One fault. Returns when, and how many seconds later there were as many sound processes again."""
+    from deployments.app import deployment_name
+
     verb, role = kind.split()
     ask = _coordinators if role == "coordinator" else partial(_replicas, deployment_name(role, _ROLES[role]))
     before = ask()
@@ -173,6 +174,8 @@ def _replicas(deployment: str) -> list[int]:
     """The process ids of the deployment's replicas that answer; none while one hangs."""
     from ray import serve
 
+    from deployments.app import APP_NAME, ReplicaStatus
+
     handle = serve.get_deployment_handle(deployment, APP_NAME)
     try:
         answers = handle.broadcast("status").results(timeout_s=5, return_exceptions=True)
@@ -183,6 +186,8 @@ def _replicas(deployment: str) -> list[int]:
 
 def _coordinators() -> list[int]:
     """The process ids of the coordinators, as Ray titles their processes."""
+    from deployments.app import APP_NAME, COORDINATOR
+
     title = f"ray::ServeReplica:{APP_NAME}:{COORDINATOR}".encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -201,7 +206,6 @@ def _judge(heard: list[tuple[int, Heard]], expected: list[Heard], times: list[tu
         pauses.setdefault(kind, []).append(max(ours, default=0.0))
     return Findings(
         requests=len(heard),
-        by_kind={},
         faults={kind: sum(one[0] == kind for one in times) for kind, _, _ in times},
         lost=[one.error for _, one in heard if one.error is not None],
         differing=[
@@ -210,7 +214,7 @@ def _judge(heard: list[tuple[int, Heard]], expected: list[Heard], times: list[tu
             if one.error is None and one.texts != expected[number].texts
         ],
         stalls={},
-        pauses=pauses,
+        pauses={kind: Pauses.of(seconds) for kind, seconds in pauses.items()},
     )
 
 

@@ -5,6 +5,7 @@ second, is the result. No model runs, nothing is sampled, and no text exists: a 
 more of the drafter's are right. Drafts are chains; alternatives, which hide a part of the waits, are left out.
 """
 
+import math
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ class Scenario:
     link_s: float = 0.0001  # one way, between any two processes
     coordinators: int = 1  # each with its share of the requests
     coordinator_batch_s: float = 0.0  # of a core, per batch of messages that arrives …
-    coordinator_message_s: float = 0.0  # … and per message in it
+    coordinator_offer_s: float = 0.0  # … per offer in it …
+    coordinator_verdict_s: float = 0.0  # … and per verdict
     seed: int = 0
 
 
@@ -120,11 +122,13 @@ class _Coordinator:
         while True:
             yield self.inbox.arrival()
             batches = self.inbox.take()
-            cost_s = len(batches) * scenario.coordinator_batch_s
-            cost_s += sum(map(len, batches)) * scenario.coordinator_message_s
+            messages = [message for batch in batches for message in batch]
+            offers = sum(isinstance(message, _Offer) for message in messages)
+            cost_s = len(batches) * scenario.coordinator_batch_s + offers * scenario.coordinator_offer_s
+            cost_s += (len(messages) - offers) * scenario.coordinator_verdict_s
             self.busy_s += cost_s
             yield self._world.env.timeout(cost_s)
-            self._forward([message for batch in batches for message in batch])
+            self._forward(messages)
 
     def _forward(self, messages: list[Any]) -> None:
         parcels: dict[_Inbox, list[Any]] = {}
@@ -173,7 +177,7 @@ class _Target:
 
     @property
     def _most(self) -> int:
-        return self._world.scenario.draft_length(len(self.rows))
+        return self._world.scenario.draft_length(max(1, len(self.rows)))
 
     def _turn(self, rows: list[_Row]) -> Process:
         world, most = self._world, self._most
@@ -303,10 +307,10 @@ class World:
 
     def draw_good(self) -> int:
         """How many tokens a chain of the drafter's is right for."""
-        count = 0
-        while self._random.random() < self.scenario.acceptance:
-            count += 1
-        return count
+        chance = self.scenario.acceptance
+        if chance in (0.0, 1.0):
+            return 0 if chance == 0.0 else self.scenario.answer_tokens
+        return int(math.log(1 - self._random.random()) / math.log(chance))
 
     def finish(self, row: _Row) -> None:
         """An answer has ended: the next request comes to its coordinator."""

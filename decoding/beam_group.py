@@ -86,9 +86,10 @@ class BeamGroup:
         arXiv 1903.06059, section 3).
         """
         totals = log_probs + torch.tensor([beam.log_prob for beam in self.live], device=log_probs.device)[:, None]
+        ends = [token for token in self._ends if token < log_probs.shape[1]]
         for row, beam in enumerate(self.live):
             if self._words.missing(beam.progress):
-                totals[row, list(self._ends)] = -math.inf
+                totals[row, ends] = -math.inf
         ranking = (totals if noise is None else totals + noise).flatten()  # [B · V]
         count = max(2, 1 + len(self._ends)) * self._size
         places = ranking.topk(min(count, len(ranking))).indices
@@ -103,9 +104,10 @@ class BeamGroup:
         """Also the tokens that bring a beam on with its words, and the best of each beam. totals: [B, V]."""
         vocab_size = totals.shape[1]
         tokens = [(row, token) for row, beam in enumerate(self.live) for token in self._words.wanted(beam.progress)]
-        wanted = torch.tensor([row * vocab_size + token for row, token in tokens], dtype=torch.int64)
+        known = [row * vocab_size + token for row, token in tokens if token < vocab_size]
         best = torch.arange(len(totals), device=totals.device) * vocab_size + totals.argmax(dim=-1)
-        found: Tensor = torch.cat([places, best, wanted.to(totals.device)]).unique()
+        wanted = torch.tensor(known, dtype=torch.int64, device=totals.device)
+        found: Tensor = torch.cat([places, best, wanted]).unique()
         return found
 
     def _candidate(self, parent: int, token: int, log_prob: float) -> _Candidate:

@@ -23,6 +23,8 @@ from ray.serve.schema import LoggingConfig
 from actors.environment import compute_environment
 from decoding.errors import UnavailableError
 from deployments.config import ModelConfig, ServerConfig, load_config, parse_config
+from deployments.gang import start_gang
+from deployments.scaling import autoscaling_config, set_replicas
 from deployments.strict import StrictModel
 
 if TYPE_CHECKING:
@@ -52,10 +54,15 @@ class ModelReplica:
     def __init__(self, name: str, role: "Role", config: ModelConfig, targets: dict[str, ModelConfig]) -> None:
         """targets: what a drafter drafts for, by name."""
         from actors.replica import Replica
+        from deployments.load_meter import LoadMeter
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        self._meter = LoadMeter()
+        host, spec, rank = ray.util.get_node_ip_address(), config.spec(name), None
+        if spec.tensor_parallel > 1:
+            rank, self._followers = start_gang(spec, host, _actor_options(config))
         specs = [target.spec(name) for name, target in targets.items()]
-        self._replica = Replica(role, config.spec(name), ray.util.get_node_ip_address(), targets=specs)
+        self._replica = Replica(role, spec, host, targets=specs, rank=rank)
 
     def address(self) -> "ReplicaAddress":
         """Where coordinators reach it; raises UnavailableError while its loop is stuck."""
@@ -65,6 +72,10 @@ class ModelReplica:
     def status(self) -> ReplicaStatus:
         """Its process and its load."""
         return ReplicaStatus(self._replica.address.name, os.getpid(), self._replica.report())
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Its load, for Serve's autoscaler."""
+        return self._meter.measure(self._replica.report(), self._replica.times).stats()
 
     def check_health(self) -> None:
         """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
@@ -88,8 +99,10 @@ class CoordinatorIngress:
         endpoints = load_endpoints(config)
         link = ConnectingZmqLink(f"coordinator-{secrets.token_hex(4)}")
         coordinator = Coordinator(link, max_requests=config.http.max_requests)
-        self._http = config.http
-        self._service = Service(endpoints, coordinator, limits=limits_of(config), cached_tokens=config.http.cached_tokens)
+        self._http, self._roles = config.http, config.roles()
+        self._service = Service(
+            endpoints, coordinator, limits=limits_of(config), cached_tokens=config.http.cached_tokens
+        )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
         ask = {model: partial(_addresses, handle) for model, handle in handles.items()}
@@ -98,10 +111,16 @@ class CoordinatorIngress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.gate import log_requests
         from deployments.routes import make_api
+        from deployments.scaling_routes import add_scaling_route
 
         if self._http.access_log:
             log_requests()
-        return make_api(self._service, keys=self._http.key_ring(), max_body_bytes=self._http.max_body_bytes)
+        api = make_api(self._service, keys=self._http.key_ring(), max_body_bytes=self._http.max_body_bytes)
+        add_scaling_route(api, self._roles, self._scale)
+        return api
+
+    async def _scale(self, model: str, count: int) -> None:
+        await set_replicas(APP_NAME, deployment_name(model, self._roles[model]), count)
 
     def check_health(self) -> None:
         """Serve's health check; raises if the coordinator's loop or the discovery of replicas has ended."""
@@ -128,12 +147,15 @@ class BuildArgs(StrictModel):
 
 def build(args: BuildArgs) -> serve.Application:
     """The application for `serve run deployments.app:build config=...` and serve.yaml."""
-    return build_application(args.load())
+    return build_application(args.load(), autoscale=True)
 
 
-def build_application(config: ServerConfig) -> serve.Application:
-    """One deployment per model, and the coordinator's over them."""
-    models = {name: _model_deployment(name, role, config) for name, role in config.roles().items()}
+def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve.Application:
+    """One deployment per model, and the coordinator's over them.
+
+    autoscale: models with `scaling` are Serve's to scale. Only a Serve file can name the policy for that.
+    """
+    models = {name: _model_deployment(name, role, config, autoscale) for name, role in config.roles().items()}
     deploy = serve.deployment(
         name=COORDINATOR, ray_actor_options={"num_cpus": 0, "runtime_env": _runtime_env(threads=1)}, **_options()
     )
@@ -145,22 +167,43 @@ def deployment_name(model: str, role: "Role") -> str:
     return f"{role.capitalize()}-{model}"
 
 
-def _model_deployment(name: str, role: "Role", config: ServerConfig) -> serve.Application:
+def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: bool) -> serve.Application:
     model = config.models[name]
     targets = [endpoint.target for endpoint in config.endpoints.values() if endpoint.drafter == name]
-    actor_options = {
+    deploy = serve.deployment(
+        name=deployment_name(name, role),
+        ray_actor_options=_actor_options(model),
+        **(_replica_options(model, role, targets) if autoscale else {"num_replicas": model.replicas}),
+        **_bundles(model),
+        **_options(),
+    )
+    return deploy(ModelReplica).bind(name, role, model, {target: config.models[target] for target in targets})
+
+
+def _actor_options(model: ModelConfig) -> dict[str, Any]:
+    return {
         "num_cpus": model.num_cpus,
         "num_gpus": model.num_gpus,
         "resources": model.resources,
         "runtime_env": _runtime_env(model.threads),
     }
-    deploy = serve.deployment(
-        name=deployment_name(name, role),
-        num_replicas=model.replicas,
-        ray_actor_options=actor_options,
-        **_options(),
-    )
-    return deploy(ModelReplica).bind(name, role, model, {target: config.models[target] for target in targets})
+
+
+def _bundles(model: ModelConfig) -> dict[str, Any]:
+    """Room for each rank of a model that is spread over several devices; the replica itself is the first."""
+    if model.tensor_parallel == 1:
+        return {}
+    bundle = {"CPU": model.num_cpus, "GPU": model.num_gpus, **model.resources}
+    ranks = [{name: amount for name, amount in bundle.items() if amount}] * model.tensor_parallel
+    return {"placement_group_bundles": ranks}
+
+
+def _replica_options(model: ModelConfig, role: "Role", targets: list[str]) -> dict[str, Any]:
+    """Serve's option for how many replicas a model has. targets: those that a drafter serves."""
+    if model.scaling is None:
+        return {"num_replicas": model.replicas}
+    served = [deployment_name(target, "target") for target in targets]
+    return {"autoscaling_config": autoscaling_config(model.scaling, model.scaling.rules(role, served), model.replicas)}
 
 
 def _options() -> dict[str, Any]:

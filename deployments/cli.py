@@ -27,6 +27,7 @@ from deployments.compare_command import compare
 from deployments.config import DEFAULT_CONFIG, ServerConfig, load_config
 from deployments.console.commands import chat, complete, status
 from deployments.demo import run_demo
+from deployments.key_config import ENVIRONMENT_KEY
 from deployments.progress import ProgressDisplay
 
 _console = Console(highlight=False)
@@ -70,14 +71,23 @@ for _command in (chat, compare, complete, status):
 @_config_argument
 @click.option("--host", help="Listen on this address instead of the configured one.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of the configured one.")
+@click.option("--api-key", help="Ask clients for this key too. CONSORT_API_KEY does the same, unseen by `ps`.")
 @click.option("--dry-run", is_flag=True, help="Check the configuration and its tokenizers, and stop there.")
 @_address_option
 @_verbose_option
 def serve(
-    config_path: Path, host: str | None, port: int | None, dry_run: bool, address: str | None, verbose: bool
+    config_path: Path,
+    host: str | None,
+    port: int | None,
+    api_key: str | None,
+    dry_run: bool,
+    address: str | None,
+    verbose: bool,
 ) -> None:
     """Serve the models of a configuration file, by default the bundled ones, until Ctrl-C."""
     config = _with_http(load_config(config_path), host=host, port=port)
+    if api_key is not None:
+        _add_key(config, api_key)
     if dry_run:
         _check(config)
         return
@@ -95,7 +105,7 @@ def demo(keep: bool, port: int | None, verbose: bool) -> None:
     """Serve the bundled models, show a streamed answer and what speculation saved, and stop."""
     config = _with_http(load_config(), port=port or _free_port())
     with _served(config, address=None, verbose=verbose):
-        run_demo(Client(config.http.url), _console, model=next(iter(config.endpoints)))
+        run_demo(Client(config.http.url, os.environ.get(ENVIRONMENT_KEY)), _console, model=next(iter(config.endpoints)))
         if keep:
             _show_how_to_go_on(config)
             _wait_for_interrupt()
@@ -212,6 +222,12 @@ def _with_http(config: ServerConfig, *, host: str | None = None, port: int | Non
     return config.model_copy(update={"http": config.http.model_copy(update=changed)})
 
 
+def _add_key(config: ServerConfig, secret: str) -> None:
+    if not secret.strip():
+        raise click.BadParameter("is empty; leave it out to let anybody ask", param_hint="--api-key")
+    config.http.add_key("command-line", secret.strip())
+
+
 def _check(config: ServerConfig) -> None:
     from deployments.endpoints import load_endpoints  # imports transformers, which takes seconds
 
@@ -231,6 +247,7 @@ def _show_request(config: ServerConfig) -> None:
     lines = (
         f"  curl -N {config.http.url}/v1/completions \\",
         "    -H 'Content-Type: application/json' \\",
+        *(['    -H "Authorization: Bearer $CONSORT_API_KEY" \\'] if config.http.api_keys else []),
         f"    -d {shlex.quote(json.dumps(body))}",
     )
     _console.print("\n".join(lines), markup=False, soft_wrap=True)

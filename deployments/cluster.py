@@ -123,7 +123,8 @@ def _deploy(config: ServerConfig) -> None:
     logging.getLogger("ray.serve").setLevel(logging.getLogger("ray").level)
     http_options = {"host": config.http.host, "port": config.http.port}
     serve.start(proxy_location="HeadOnly", http_options=http_options)
-    target = serve.RunTarget(target=build_application(config), name=APP_NAME, route_prefix="/")
+    application = build_application(config)
+    target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/", external_scaler_enabled=True)
     serve.run_many([target], wait_for_applications_running=False)
 
 
@@ -185,8 +186,8 @@ def _check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
     """Raises ConfigError if the replicas together need more than there is, for which they would wait for ever."""
     models = config.models.values()
     demands = {
-        "GPU": ("num_gpus", sum(model.num_gpus * model.replicas for model in models)),
-        "CPU": ("num_cpus", sum(model.num_cpus * model.replicas for model in models)),
+        "GPU": ("num_gpus", sum(model.num_gpus * model.processes for model in models)),
+        "CPU": ("num_cpus", sum(model.num_cpus * model.processes for model in models)),
     }
     for resource, (key, wanted) in demands.items():
         there = available.get(resource, 0)
@@ -199,7 +200,7 @@ def _all_resources(config: ServerConfig) -> dict[str, float]:
     total: dict[str, float] = {}
     for model in config.models.values():
         for name, amount in model.resources.items():
-            total[name] = total.get(name, 0) + amount * model.replicas
+            total[name] = total.get(name, 0) + amount * model.processes
     return total
 
 

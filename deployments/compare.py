@@ -72,7 +72,9 @@ def run_compare(
         findings = _measure(config, served, requests, samples=samples, report=report)
     judgements = judge(findings, endpoint, members=len(served.config.models))
     if as_json:
-        console.print_json(json.dumps(_document(config, endpoint, prompts, findings, judgements)))
+        settings = {"new_tokens": new_tokens, "temperature": temperature, "seeds": seeds, "samples": samples}
+        document = _document(config, endpoint, prompts, findings, judgements)
+        console.print_json(json.dumps(document | {"settings": settings}))
     else:
         _show(console, served, findings, judgements)
 

@@ -3,6 +3,7 @@
 Runs everything in this process, one contestant after the other, without Ray. Knows nothing of how findings are shown.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -161,7 +162,7 @@ async def _judged(
     async def judge(request: Request, delta: Delta) -> list[float]:
         return [(await asking.judge(model, request, [delta.tokens]))[0] for model in models]
 
-    return [await judge(request, delta) for request, delta in zip(requests, deltas, strict=True)]
+    return await asyncio.gather(*map(judge, requests, deltas))
 
 
 def _on_one(request: Request, model: str) -> Request:

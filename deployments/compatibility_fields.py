@@ -8,7 +8,6 @@ from deployments.fields import only
 from deployments.strict import StrictModel
 
 _NO_TOOLS = "calls of tools are not supported"
-_NO_BEAMS = "beam search is not supported"
 
 
 class CompatibilityFields(StrictModel):
@@ -20,8 +19,6 @@ class CompatibilityFields(StrictModel):
     prompt_cache_key: str | None = Field(None, description="The same.")
     service_tier: str | None = Field(None, description="The same.")
     store: Annotated[bool, only(False, why="answers are not stored")] | None = Field(None, description="Only false.")
-    use_beam_search: Annotated[bool, only(False, why=_NO_BEAMS)] | None = Field(None, description="Only false.")
-    length_penalty: Annotated[float, only(1.0, why=_NO_BEAMS)] | None = Field(None, description="Only 1.")
     skip_special_tokens: (
         Annotated[bool, only(True, why="texts have no special tokens; `return_token_details` shows them")] | None
     ) = Field(None, description="Only true.")

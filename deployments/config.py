@@ -70,6 +70,9 @@ class ModelConfig(StrictModel):
     )
     max_length: Count = Field(1024, description="Tokens per slot: prompt and answer together.")
     prefill_chunk: Count = Field(256, description="Prompt tokens processed between two steps of running requests.")
+    tensor_parallel: Count = Field(
+        1, description="Devices that each replica spreads every layer over; each gets num_cpus, num_gpus and resources."
+    )
     threads: Count | None = Field(None, description="CPU threads of a replica; by default num_cpus, at least 1.")
     replicas: Count = Field(1, description="How many copies of the model to run.")
     scaling: ScalingConfig | None = Field(
@@ -82,6 +85,11 @@ class ModelConfig(StrictModel):
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict, description="Amounts of custom Ray resources that a replica needs, for placement."
     )
+
+    @property
+    def processes(self) -> int:
+        """How many there are of the model, each with its own resources."""
+        return self.replicas * self.tensor_parallel
 
     def spec(self, name: str) -> "ModelSpec":
         """What to load, with the path as this machine knows it."""
@@ -102,6 +110,7 @@ class ModelConfig(StrictModel):
             slots=self.slots,
             max_length=self.max_length,
             prefill_chunk=self.prefill_chunk,
+            tensor_parallel=self.tensor_parallel,
             threads=self.threads,
         )
 
@@ -157,7 +166,7 @@ class HttpConfig(StrictModel):
     )
     cached_tokens: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="Keep answers of that many tokens, prompts included, for when a greedy or seeded request comes again.",
+        description="Keep answers of that many tokens, prompts included, for greedy and seeded requests that come again.",
     )
     max_body_bytes: Count = Field(16 * 2**20, description="The largest body of a request; larger ones get 413.")
     access_log: bool = Field(False, description="Log a line of JSON for every request, without its content.")
@@ -259,7 +268,9 @@ def _read_keys(http: HttpConfig, folder: Path) -> None:
 
 def _check_devices(config: ServerConfig) -> None:
     for name, model in config.models.items():
-        if model.device.startswith("cuda") and model.num_gpus == 0:
+        if model.tensor_parallel > 1 and not (model.num_cpus or model.num_gpus or model.resources):
+            raise ConfigError(f"models.{name}.tensor_parallel: say in num_cpus or num_gpus what each of its devices is")
+        if model.device.startswith(("cuda", "balanced")) and model.num_gpus == 0:
             raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")
 
 

@@ -89,14 +89,26 @@ class Encoder:
         """
         spellings = []
         for word in words:
-            bare = self.text(word.lstrip(" "), "bad_words", add_special_tokens=False)
-            spaced = self.text(" " + word.lstrip(" "), "bad_words", add_special_tokens=False)
-            if not bare:
-                raise InvalidRequestError(f"bad_words: {word!r} has no tokens.", field="bad_words")
-            spellings.append(tuple(bare))
+            bare, spaced = self._spellings(word, "bad_words")
+            spellings.append(bare)
             if len(spaced) == len(bare) and spaced[0] != bare[0]:
-                spellings.append(tuple(spaced))
+                spellings.append(spaced)
         return spellings
+
+    def force_words(self, words: Sequence[Sequence[str]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """For each word, of which there may be alternatives, how these are spelt with and without a space before."""
+        return tuple(
+            tuple(dict.fromkeys(spelling for word in each for spelling in self._spellings(word, "force_words")))
+            for each in words
+        )
+
+    def _spellings(self, word: str, field: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """At a text's beginning, and after a space."""
+        bare = self.text(word.lstrip(" "), field, add_special_tokens=False)
+        spaced = self.text(" " + word.lstrip(" "), field, add_special_tokens=False)
+        if not bare:
+            raise InvalidRequestError(f"{field}: {word!r} has no tokens.", field=field)
+        return tuple(bare), tuple(spaced)
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         """What /tokenize answers; raises as `text` and `conversation` do."""

@@ -1,7 +1,7 @@
 """The text side of an endpoint: tokenizer, limits, defaults. Turns prompts into requests; loads no weights."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,15 @@ from actors.loading import load_sampling_defaults, load_tokenizer
 from actors.request import Endpoint, Request
 from actors.vocabularies import vocabulary_of
 from decoding.alignment import compare
+from decoding.beam_options import BeamOptions
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.ngram import NgramOptions
 from decoding.noise import choice_seed
+from decoding.params import SamplingParams
 from decoding.vocabulary import Vocabulary as Tokens
 from deployments.config import EndpointConfig, ModelConfig, ServerConfig, locate
 from deployments.criteria import load_criterion
+from deployments.drafting import shares_vocabulary
 from deployments.encoding import Encoder
 from deployments.feasibility import check_feasible
 from deployments.responses_request import ResponsesRequest
@@ -51,8 +54,14 @@ class ServedEndpoint:
     def name(self) -> str:
         return self.endpoint.name
 
+    def is_ready(self, up: Collection[str]) -> bool:
+        """Whether those members are up that a request needs. up: models that have a live replica."""
+        present = [name in up for name in self.config.models]
+        leads = present[0] or self.strategy is not None
+        return leads and self.endpoint.ensemble.suffices(present)
+
     def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
-        """For each prompt in the body, one request for each choice.
+        """For each prompt in the body, one request for each choice; of a beam search, that many times the same.
 
         Raises:
             InvalidRequestError: a prompt is empty, too long or has an unknown token id; a parameter is out of
@@ -75,6 +84,9 @@ class ServedEndpoint:
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
         bad_words_ids = self.encoder.words(body.over(self.defaults).bad_words or ())
+        if body.searches:
+            found = [self._request(prompt, body, bad_words_ids, seed) for prompt in prompts]
+            return [request for request in found for _ in range(body.choices)]
         return [
             self._request(prompt, body, bad_words_ids, choice_seed(seed, index))
             for prompt in prompts
@@ -108,7 +120,16 @@ class ServedEndpoint:
                 blends=self.strategy is None,
             ),
             timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
+            beams=self._beams(body, params) if body.searches else None,
         )
+
+    def _beams(self, body: GenerationRequest, params: SamplingParams) -> BeamOptions:
+        words = self.encoder.force_words(body.force_words or ())
+        options = body.beams(choices=body.choices, best_of=body.best_of, force_words_ids=words)
+        options.check(max_tokens=params.max_tokens, end_token_ids=params.end_token_ids)
+        if self.endpoint.members:
+            raise InvalidRequestError("use_beam_search: ensembles don't search.", field="use_beam_search")
+        return options
 
     def _max_tokens(self, prompt: list[int], body: GenerationRequest) -> int:
         """What the client wants, or else the default as far as there is room."""
@@ -133,7 +154,7 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
     """Every endpoint's text side, by name.
 
     Raises:
-        ConfigError: a tokenizer or a stopping criterion can't be loaded, or a drafter's vocabulary is not its target's.
+        ConfigError: a tokenizer or a stopping criterion can't be loaded, or a drafter can't draft for its target.
     """
     return {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
 
@@ -144,8 +165,9 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
     if endpoint.drafter is not None:
         drafter = config.models[endpoint.drafter]
-        _check_vocabularies(name, endpoint, tokenizer, _tokenizer(endpoint.drafter, drafter))
-        vocab_size = min(vocab_size, _vocab_size(drafter))
+        drafters = _tokenizer(endpoint.drafter, drafter), _vocab_size(drafter)
+        if shares_vocabulary(name, endpoint, (tokenizer, vocab_size), drafters):
+            vocab_size = min(vocab_size, drafters[1])
     members = [config.models[model] for model in endpoint.others]
     _check_members(name, endpoint, config)
     vocab_size = min(vocab_size, *map(_vocab_size, members)) if members else vocab_size
@@ -213,20 +235,6 @@ def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tu
         configured = None
     ids = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({int(eos) for eos in (*ids, tokenizer.eos_token_id) if eos is not None}))
-
-
-def _check_vocabularies(
-    name: str, endpoint: EndpointConfig, target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase
-) -> None:
-    ours, theirs = target.get_vocab(), drafter.get_vocab()
-    differing = [token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)]
-    if differing:
-        token = min(differing)
-        raise ConfigError(
-            f"endpoints.{name}.drafter: {endpoint.drafter!r} has another vocabulary than {endpoint.target!r}: "
-            f"{len(differing)} tokens differ, {token!r} is {theirs.get(token)} in the drafter and {ours.get(token)} "
-            f"in the target"
-        )
 
 
 def _check_members(name: str, endpoint: EndpointConfig, config: ServerConfig) -> None:

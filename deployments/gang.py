@@ -38,10 +38,11 @@ def start_gang(spec: "ModelSpec", host: str, options: dict[str, Any]) -> tuple["
         port = probe.getsockname()[1]
     device = "cuda:0" if options.get("num_gpus") else "cpu"  # of those that Ray lets the actor see
     group = get_current_placement_group()
+    assert group is not None
     followers = []
     for rank in range(1, spec.tensor_parallel):
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-        follower = ray.remote(Follower).options(scheduling_strategy=strategy, **options).remote()
+        follower: Any = ray.remote(Follower).options(scheduling_strategy=strategy, **options).remote()
         follower.follow.remote(spec, Rank(rank, spec.tensor_parallel, host, port, device))
         followers.append(follower)
     return Rank(0, spec.tensor_parallel, host, port, device), followers

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.errors import error_response
 from deployments.keys import KeyRing
+from deployments.page import is_page
 
 _OPEN_PATHS = {"/health"}  # answered without a key
 _REQUEST_ID = "X-Request-Id"
@@ -44,7 +45,7 @@ class Gate:
         request_id = _request_id(headers)
         send = _with_id_and_log(send, scope, request_id, began_s)
         key = self._keys.find(headers.get("Authorization"))
-        if key is None and scope["path"] not in _OPEN_PATHS:
+        if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
             reason = "A valid API key is needed: Authorization: Bearer KEY."
             response = error_response(401, reason, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)

@@ -1,18 +1,18 @@
-"""What the server measures, in Prometheus' format, by the names that vLLM's dashboards know. One event loop uses it."""
+"""What the server counts and times, for Prometheus, by names that vLLM's dashboards know. One event loop uses it."""
 
 import time
-from collections.abc import Mapping
+from collections import Counter as Tally
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from actors.request import Delta, Request, Statistics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
-_LABELS = ("model_name", "engine")
-_ENGINE = "0"  # vLLM's label for one of several engines behind a server
+ENDPOINT_LABELS = ("model_name", "engine")
+ENGINE = "0"  # vLLM's label for one of several engines behind a server
 
 Metric = TypeVar("Metric", Counter, Histogram)
 
@@ -21,6 +21,7 @@ Metric = TypeVar("Metric", Counter, Histogram)
 class _Progress:
     """Of a request that runs."""
 
+    endpoint: str
     began_s: float
     last_s: float | None = None
     told: Statistics = field(default_factory=Statistics)
@@ -33,18 +34,15 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._requests: dict[int, _Progress] = {}
         self._parts: dict[tuple[object, ...], Any] = {}
+        self._begun: Tally[str] = Tally()  # requests, by endpoint
+        self._fared: dict[str, Statistics] = {}  # of those that have ended
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"vllm:{name}", text, (*_LABELS, *labels), registry=registry)
+            return Counter(f"vllm:{name}", text, (*ENDPOINT_LABELS, *labels), registry=registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=registry)
+            return Histogram(f"vllm:{name}", text, ENDPOINT_LABELS, buckets=buckets, registry=registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"vllm:{name}", text, _LABELS, registry=registry)
-
-        self._running = gauge("num_requests_running", "Requests that have begun.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait for their turn.")
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
         self._answer_tokens = counter("generation_tokens", "Tokens of answers.")
         self._ended = counter("request_success", "Requests that ended by themselves.", "finished_reason")
@@ -64,9 +62,19 @@ class Metrics:
         self._prompt_lengths = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._answer_lengths = histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
 
+    def requests(self, endpoint: str) -> int:
+        """How many requests to an endpoint have begun."""
+        return self._begun[endpoint]
+
+    def statistics(self, endpoint: str) -> Statistics:
+        """How speculation went for all requests to an endpoint, so far as they are."""
+        running = (progress.told for progress in self._requests.values() if progress.endpoint == endpoint)
+        return sum(running, self._fared.get(endpoint, Statistics()))
+
     def began(self, request: Request, waited_s: float) -> None:
         """A request begins after having waited."""
-        self._requests[request.request_id] = _Progress(time.monotonic())
+        self._requests[request.request_id] = _Progress(request.endpoint.name, time.monotonic())
+        self._begun[request.endpoint.name] += 1
         self._of(self._queue_time, request).observe(waited_s)
         self._of(self._prompt_tokens, request).inc(len(request.prompt))
         self._of(self._prompt_lengths, request).observe(len(request.prompt))
@@ -87,18 +95,15 @@ class Metrics:
         """A request was given up; one that has ended already is ignored."""
         self._end(request, "cancelled")
 
-    def text(self, waiting: Mapping[str, int], running: Mapping[str, int]) -> bytes:
-        """The exposition. waiting, running: requests by endpoint."""
-        for gauge, amounts in ((self._waiting, waiting), (self._running, running)):
-            for name, amount in amounts.items():
-                gauge.labels(name, _ENGINE).set(amount)
+    def text(self) -> bytes:
+        """The exposition."""
         return generate_latest(self._registry)
 
     def _of(self, metric: Metric, request: Request, *labels: str) -> Metric:
         """The request's part of a metric: a look-up that prometheus_client itself does in several µs."""
         key = (metric, request.endpoint.name, *labels)
         if key not in self._parts:
-            self._parts[key] = metric.labels(request.endpoint.name, _ENGINE, *labels)
+            self._parts[key] = metric.labels(request.endpoint.name, ENGINE, *labels)
         part: Metric = self._parts[key]
         return part
 
@@ -127,11 +132,17 @@ class Metrics:
         self._of(self._hits, request).inc(now.hits - before.hits)
 
     def _finish(self, request: Request, progress: _Progress, reason: str) -> None:
-        self._requests.pop(request.request_id)
+        self._forget(request)
         self._of(self._ended, request, reason).inc()
         self._of(self._whole, request).observe(time.monotonic() - progress.began_s)
         self._of(self._answer_lengths, request).observe(progress.told.committed)
 
     def _end(self, request: Request, reason: str) -> None:
-        if self._requests.pop(request.request_id, None) is not None:
+        if request.request_id in self._requests:
+            self._forget(request)
             self._of(self._failed, request, reason).inc()
+
+    def _forget(self, request: Request) -> None:
+        """A request no longer runs; what it did stays in its endpoint's statistics."""
+        progress = self._requests.pop(request.request_id)
+        self._fared[progress.endpoint] = self._fared.get(progress.endpoint, Statistics()) + progress.told

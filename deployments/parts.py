@@ -24,6 +24,7 @@ class Part:
     prompt_logprobs: Sequence[TokenLogprobs] | None = None  # from the prompt's second token on
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
+    score: float | None = None  # of an answer that was searched for
 
     def __add__(self, later: "Part") -> "Part":
         return Part(
@@ -36,6 +37,7 @@ class Part:
             self.prompt_logprobs if later.prompt_logprobs is None else later.prompt_logprobs,
             later.finish,
             later.stop_reason,
+            later.score,
         )
 
 
@@ -96,6 +98,7 @@ class Choice:
             delta.prompt_logprobs,
             delta.finish,
             delta.stop_reason,
+            delta.score,
         )
 
     def _echoed(self, text: str, first: Delta) -> Part:

@@ -58,9 +58,10 @@ def _key(request: Request) -> tuple[Hashable, ...]:
     """What the answer depends on; and how much is drafted, which its statistics tell."""
     return (
         request.endpoint.name,
-        request.endpoint.target,  # candidates are asked of several models
         tuple(request.prompt),
+        request.endpoint.target,  # candidates are asked of several models
         replace(request.params, seed=0) if request.params.greedy else request.params,
         request.most_drafted,
         request.ensemble_options if request.endpoint.members else None,
+        request.beams,
     )

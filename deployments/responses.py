@@ -48,6 +48,7 @@ class AnyChoice(BaseModel):
     index: int
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    score: float | None = None  # of a beam search
     token_details: list[TokenDetail] | None = None
     ensemble: EnsembleDetail | None = None
 

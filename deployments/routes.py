@@ -16,6 +16,7 @@ from deployments.base_urls import BaseUrls, base_names, named_model
 from deployments.errors import ErrorBody, install_error_handlers
 from deployments.gate import Gate
 from deployments.keys import KeyRing
+from deployments.page import add_page
 from deployments.responses import Answer
 from deployments.responses_request import ResponsesRequest
 from deployments.responses_writer import ResponsesWriter
@@ -56,6 +57,7 @@ def make_api(service: Service, *, keys: KeyRing | None = None, max_body_bytes: i
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes)
     install_error_handlers(api)
     add_status_routes(api, service)
+    add_page(api)
 
     @api.post("/v1/completions", responses=_ANSWERS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -99,7 +101,9 @@ async def _answer(service: Service, request: Request, body: _Body, make_writer: 
                 _add(batch, writer)
         return JSONResponse(writer.whole(), headers=headers)
     first = await anext(batches)
-    return StreamingResponse(_events(first, batches, writer), media_type="text/event-stream", headers=_SSE_HEADERS | headers)
+    return StreamingResponse(
+        _events(first, batches, writer), media_type="text/event-stream", headers=_SSE_HEADERS | headers
+    )
 
 
 async def _events(

@@ -4,13 +4,17 @@ Serve has two ways to change how many replicas there are without a restart of ot
 external scalers that takes any number, 0 included. A model that is scaled by hand leaves the former for the latter.
 """
 
+import asyncio
 from dataclasses import asdict
 
+from ray.serve._private.config import DeploymentConfig
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.autoscaling import ScalingRules
 from deployments.scaling_config import ScalingConfig
+
+_POLL_S, _POLLS = 0.1, 100
 
 
 def autoscaling_config(scaling: ScalingConfig, rules: ScalingRules, replicas: int) -> AutoscalingConfig:
@@ -38,11 +42,20 @@ async def set_replicas(app_name: str, deployment: str, count: int) -> None:
     client = _get_global_client()
     assert client is not None
     controller = client._controller
+    deployment_id = DeploymentID(name=deployment, app_name=app_name)
     applications = await controller.get_app_configs.remote()
     if app_name in applications:  # from a file: what Serve remembers of it is to say the same
         applications[app_name] = with_fixed_count(applications[app_name], deployment, count)
         await controller.apply_config.remote(ServeDeploySchema(applications=list(applications.values())))
-    await controller.update_deployment_replicas.remote(DeploymentID(name=deployment, app_name=app_name), count)
+        for _ in range(_POLLS):  # Serve follows in its own time, and would undo what comes before
+            if _is_fixed(await controller.get_deployment_config.remote(deployment_id), count):
+                break
+            await asyncio.sleep(_POLL_S)
+    await controller.update_deployment_replicas.remote(deployment_id, count)
+
+
+def _is_fixed(config: DeploymentConfig, count: int) -> bool:
+    return config.autoscaling_config is None and config.num_replicas == max(1, count)
 
 
 def with_fixed_count(application: ServeApplicationSchema, deployment: str, count: int) -> ServeApplicationSchema:

@@ -6,7 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from decoding.beam_options import MAX_BEAMS
 from decoding.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
+from deployments.beam_fields import BeamFields
 from deployments.compatibility_fields import ChatCompatibilityFields, CompatibilityFields
 from deployments.ensemble_fields import EnsembleFields
 from deployments.fields import Limit, Prompts, only
@@ -33,7 +35,7 @@ class StreamOptions(StrictModel):
     include_usage: bool | None = Field(None, description="End the stream with a chunk that has `usage`.")
 
 
-class GenerationRequest(SamplingFields, EnsembleFields, CompatibilityFields):
+class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, CompatibilityFields):
     """What completions and chat have in common. A field that is null has its default."""
 
     prompt_field: ClassVar[str]
@@ -91,6 +93,22 @@ class GenerationRequest(SamplingFields, EnsembleFields, CompatibilityFields):
             (not (self.stream and self.choices > (self.n or 1)), "best_of", "above n can't be streamed"),
             (not both, "structured_outputs", "has no place beside response_format; set one of them"),
             (not (structured and self.ignore_eos), "ignore_eos", "would go on after the end of a structured answer"),
+            *self.beam_conditions(),
+            *self._conditions_of_a_search(),
+        ]
+
+    def _conditions_of_a_search(self) -> list[tuple[bool, str, str]]:
+        given = {
+            "logprobs": self.logprob_count,
+            "prompt_logprobs": self.prompt_logprobs,
+            "max_time": self.max_time,
+            "response_format": self.structure,
+        }
+        if not self.searches:
+            return []
+        return [
+            *((value is None, name, "has no place in a beam search") for name, value in given.items()),
+            ((self.n or 1) <= (self.num_beams or MAX_BEAMS), "n", f"is above num_beams, {self.num_beams}"),
         ]
 
     @property
@@ -110,7 +128,9 @@ class GenerationRequest(SamplingFields, EnsembleFields, CompatibilityFields):
 
     @property
     def choices(self) -> int:
-        """How many answers to make for each prompt."""
+        """How many answers to make for each prompt. Those of a search that come after the `n`-th are dropped there."""
+        if self.searches:
+            return self.n or 1
         return max(self.n or 1, self.best_of or 1)
 
     @property
@@ -151,6 +171,8 @@ class GenerationRequest(SamplingFields, EnsembleFields, CompatibilityFields):
             verification: the endpoint's.
         """
         fields = self.over(defaults)
+        if self.searches:
+            fields = fields.model_copy(update={"temperature": self.temperature or 0.0, "max_time": None})
         structure, logprobs = self.structure, self.logprob_count
         return SamplingParams(
             **fields.arguments(),

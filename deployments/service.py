@@ -5,7 +5,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
+from actors.messages import Report
 from actors.request import Delta, Request
 from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
 from deployments.admission import Admission, Limits
@@ -45,6 +47,15 @@ class Service:
     def ready_models(self) -> set[str]:
         """Configured models that have a live replica."""
         return self._coordinator.models()
+
+    def replicas(self) -> list[tuple[ReplicaAddress, Report | None]]:
+        """The live replicas, and what each told last."""
+        return self._coordinator.reports()
+
+    @property
+    def max_requests(self) -> int:
+        """How many may be in progress or waiting at once."""
+        return self._limits.max_requests
 
     def endpoint(self, name: str) -> ServedEndpoint:
         """The endpoint that clients call so; raises UnknownModelError if there is none."""
@@ -91,15 +102,18 @@ class Service:
     ) -> AsyncGenerator[DeltaBatch, None]:
         """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.
 
+        A request that comes several times in a row is a search that has that many answers.
+
         Raises:
             ConsortError: a request was refused, or failed; the others are cancelled.
         """
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-        running = dict(enumerate(requests))
+        repeated = [index > 0 and request is requests[index - 1] for index, request in enumerate(requests)]
+        running = {index: request for index, request in enumerate(requests) if not repeated[index]}
         self._check_loaded(requests[0].endpoint.target)
         kept: dict[int, list[Delta]] = {}  # of answers that are worth keeping
         try:
-            for index, request in enumerate(requests):
+            for index, request in list(running.items()):
                 known = self._cache.get(request)
                 if known is not None:
                     for delta in known:
@@ -121,7 +135,7 @@ class Service:
                         del running[index]
                         if index in kept:
                             self._cache.put(requests[index], kept[index])
-                yield batch
+                yield [(index + at, one) for index, delta in batch for at, one in enumerate((delta, *delta.others))]
         finally:
             for request in running.values():
                 self.admission.cancel(request.request_id)

@@ -12,6 +12,8 @@ from pydantic import BaseModel
 
 from deployments.endpoints import ServedEndpoint
 from deployments.errors import ErrorBody
+from deployments.live_metrics import LiveMetrics
+from deployments.server_status import ServerStatus, server_status
 from deployments.service import Service
 
 
@@ -56,8 +58,8 @@ class Version(BaseModel):
 
 
 def add_status_routes(api: FastAPI, service: Service) -> None:
-    """/health, /ready, /version, /v1/models."""
-    created = int(time.time())
+    """/health, /ready, /version, /metrics, /v1/status, /v1/models."""
+    created, began_s, live = int(time.time()), time.monotonic(), LiveMetrics(service)
 
     @api.get("/health", responses={503: {"model": Health}})
     async def health() -> JSONResponse:
@@ -74,13 +76,15 @@ def add_status_routes(api: FastAPI, service: Service) -> None:
         """Which Consort this is."""
         return Version(version=_version())
 
+    @api.get("/v1/status")
+    async def status() -> ServerStatus:
+        """Requests, endpoints with their totals, replicas with their load."""
+        return server_status(service, version=_version(), uptime_s=time.monotonic() - began_s)
+
     @api.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """In Prometheus' format, by vLLM's names."""
-        waiting, running = service.admission.counts()
-        names = dict.fromkeys(service.endpoints, 0)
-        text = service.metrics.text({**names, **waiting}, {**names, **running})
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.text() + live.text(), media_type=CONTENT_TYPE_LATEST)
 
     @api.get("/v1/models")
     async def models(request: Request) -> ModelList:
@@ -111,22 +115,15 @@ def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
         verification=served.config.verification,
         context_length=served.context_length,
         max_model_len=served.context_length,
-        ready=_is_ready(served, up),
+        ready=served.is_ready(up),
     )
-
-
-def _is_ready(served: ServedEndpoint, up: set[str]) -> bool:
-    """Whether those members are up that a request needs."""
-    present = [name in up for name in served.config.models]
-    leads = present[0] or served.strategy is not None
-    return leads and served.endpoint.ensemble.suffices(present)
 
 
 def _health(service: Service, enough: Callable[[Iterable[bool]], bool]) -> JSONResponse:
     up = service.ready_models()
     endpoints = [served.config for served in service.endpoints.values()]
     models = {name for endpoint in endpoints for name in (*endpoint.models, endpoint.drafter) if name is not None}
-    ready = enough(_is_ready(served, up) for served in service.endpoints.values())
+    ready = enough(served.is_ready(up) for served in service.endpoints.values())
     report = Health(status="ready" if ready else "loading", models={name: name in up for name in sorted(models)})
     return JSONResponse(report.model_dump(), HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 

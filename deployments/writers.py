@@ -151,6 +151,8 @@ class AnswerWriter(Writer):
             told = self._ensembles.of(index)
             if told is not None:
                 fields["ensemble"] = told
+        if part.score is not None:
+            fields["score"] = part.score
         if self._body.return_token_details:
             fields["token_details"] = token_details(part)
         return fields

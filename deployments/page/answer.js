@@ -17,7 +17,8 @@ export class Answer {
     /** @type {Token[][]} the tokens of each of the target's steps */
     this.steps = [];
     this.finish = this.seed = this.speculation = this.usage = null;
-    this.stopped = false;
+    this.progress = this.ensemble = null; // of several models that answer together
+    this.stopped = this.cached = false;
     this.error = null;
     this.beganMs = beganMs;
     this.firstMs = this.lastMs = NaN; // since it began
@@ -28,11 +29,13 @@ export class Answer {
     this.speculation = document.speculation ?? this.speculation;
     this.usage = document.usage ?? this.usage;
     this.seed = document.seed ?? this.seed;
+    this.progress = document.progress ?? null;
     const choice = document.choices[0];
     if (!choice) return [];
     const text = choice.text ?? choice.delta?.content ?? "";
     const added = tokensOf(choice, text);
     this.text += text;
+    this.ensemble = choice.ensemble ?? this.ensemble;
     this.finish = choice.finish_reason ?? this.finish;
     if (added.length || this.finish) {
       this.lastMs = nowMs - this.beganMs;

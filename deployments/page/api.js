@@ -38,10 +38,14 @@ export class Api {
     return (await response.json()).data;
   }
 
-  /** The documents of a streamed answer. Leaving early, or the signal, hangs up, and the server stops. */
-  async *stream(path, body, signal) {
+  /**
+   * The documents of a streamed answer. Leaving early, or the signal, hangs up, and the server stops.
+   * opened: called with the response's headers.
+   */
+  async *stream(path, body, { signal, opened }) {
     const headers = { "Content-Type": "application/json" };
     const response = await this._fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+    opened(response.headers);
     let complete = false;
     try {
       for await (const { name, data } of events(response.body)) {

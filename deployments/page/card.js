@@ -34,9 +34,10 @@ export class Card {
     this.answer.beganMs = performance.now();
     this.say("");
     try {
-      for await (const document of api.stream(path, body, signal)) {
+      for await (const document of api.stream(path, body, { signal, opened: (headers) => this._opened(headers) })) {
         const added = this.answer.take(document, performance.now());
         if (added.length) this._ink.add(added);
+        if (this.answer.progress) this.say(inProgress(this.answer.progress));
       }
     } catch (error) {
       if (error.name === "AbortError") this.answer.stopped = true;
@@ -61,6 +62,10 @@ export class Card {
     this._ink.markFrom(at);
   }
 
+  _opened(headers) {
+    this.answer.cached = headers.get("X-Consort-Cache") === "hit";
+  }
+
   _end() {
     this.answer.settle();
     this._ink.settle();
@@ -71,10 +76,15 @@ export class Card {
   }
 
   _drawn() {
-    const { tokensPerS } = this.answer;
-    this._speed.textContent = Number.isFinite(tokensPerS) ? `${orDash(tokensPerS, 1)} tokens/s` : "";
+    const { tokensPerS, cached } = this.answer;
+    if (Number.isFinite(tokensPerS)) this._speed.textContent = cached ? "cached" : `${orDash(tokensPerS, 1)} tokens/s`;
     this._changed(this);
   }
+}
+
+function inProgress({ event, model, done, total, error }) {
+  const what = error ? `failed: ${error}` : event;
+  return `${model}: ${what}, ${done} of ${total}`;
 }
 
 /** An error as people read it. */

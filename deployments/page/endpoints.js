@@ -53,10 +53,11 @@ export class Endpoints {
   }
 }
 
-function described({ target, drafter, ngram, draft_length: length, context_length: context, ready = true }) {
+function described({ target, members, strategy, drafter, ngram, draft_length: length, context_length: context, ready = true }) {
   const parts = [
     !ready && "still loading",
-    target && `target ${target}`,
+    members?.length > 1 ? `members ${members.join(", ")}` : target && `target ${target}`,
+    strategy && `strategy ${strategy}`,
     drafter && `drafter ${drafter}`,
     ngram && "n-gram drafts",
     length && `γ ${length}`,

@@ -10,7 +10,7 @@ import { Form } from "./form.js";
 import { Conversation, KINDS } from "./kinds.js";
 import { Log } from "./log.js";
 import { Pair } from "./pair.js";
-import { showLegend, showStatistics, summary } from "./statistics.js";
+import { showLegend, showMembers, showStatistics, summary } from "./statistics.js";
 import { showSteps } from "./steps.js";
 import { Tip } from "./tip.js";
 
@@ -214,6 +214,7 @@ class Playground {
     this._shownMs = performance.now();
     showStatistics(byId("statistics"), answer);
     showLegend(byId("legend"), answer);
+    byId("members-section").hidden = !showMembers(byId("members"), answer);
     showChart(byId("chart"), answer?.steps ?? []);
     showSteps(byId("steps"), answer?.steps ?? []);
   }

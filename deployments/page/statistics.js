@@ -42,11 +42,23 @@ export function showLegend(list, answer) {
   list.replaceChildren(...items);
 }
 
+/** What each of several models contributed; @returns whether there is anything to show. */
+export function showMembers(table, answer) {
+  const members = answer?.ensemble?.members ?? [];
+  const row = (kind, ...cells) => make("tr", {}, ...cells.map((text) => make(kind, { textContent: text })));
+  const rows = members.map(({ model, weight, agreement, answered }) =>
+    row("td", answered ? model : `${model} (gone)`, percent(weight), percent(agreement ?? NaN)),
+  );
+  table.replaceChildren(row("th", "Model", "Weight", "Agreed"), ...rows);
+  return members.length > 0;
+}
+
 /** How fast an answer was and why it ended, in one line. */
 export function summary(answer) {
   const { finish, speculation, seed } = answer;
   const parts = [
     answer.stopped && "stopped",
+    answer.cached && "from the server's cache",
     answer.count && plural(answer.count, "token"),
     answer.count && `${orDash(answer.tokensPerS, 1)} tokens/s`,
     answer.count && `first after ${duration(answer.firstMs)}`,

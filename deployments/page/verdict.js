@@ -27,6 +27,7 @@ export function verdict(ours, plain, coupled) {
 
 function speedUp(ours, plain) {
   const ratio = ours.tokensPerS / plain.tokensPerS;
+  if (ours.cached || plain.cached) return "; one came from the server's cache, so their speeds say nothing";
   if (!Number.isFinite(ratio)) return "";
   return ratio < 1 ? `; this time drafts cost speed, ${number(ratio, 2)} ×` : `, ${number(ratio, 2)} × as fast with drafts`;
 }

@@ -73,13 +73,13 @@ def test_a_prompt_that_was_seen_is_not_computed_again() -> None:
     prompt = [i % VOCAB for i in range(120)]
     request = Request(Endpoint("e", "target", None, 0, decode=str), prompt, SamplingParams(max_tokens=2, temperature=0))
     runner = Runner(MODELS["target"], slots=2, max_length=192, max_query=64)
-    with Engine({"target": ("target", runner)}, prefill_chunk=16) as engine:
-        with mock.patch.object(runner, "logits", wraps=runner.logits) as logits:
-            list(engine.stream(request))
-            first = sum(len(row.tokens) for call in logits.call_args_list for row in call.args[0])
-            logits.reset_mock()
-            list(engine.stream(request))
-            again = sum(len(row.tokens) for call in logits.call_args_list for row in call.args[0])
+    engine = Engine({"target": ("target", runner)}, prefill_chunk=16)
+    with engine, mock.patch.object(runner, "logits", wraps=runner.logits) as logits:
+        list(engine.stream(request))
+        first = sum(len(row.tokens) for call in logits.call_args_list for row in call.args[0])
+        logits.reset_mock()
+        list(engine.stream(request))
+        again = sum(len(row.tokens) for call in logits.call_args_list for row in call.args[0])
     assert (first, again) == (121, 2)
 
 

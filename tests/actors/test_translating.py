@@ -88,14 +88,14 @@ def test_another_order_of_the_tokens_costs_little(bundle: Bundle, bundled: Spell
     """Shared noise meets the same token strings: without, few sampled drafts would be accepted."""
     order = permutation(bundled.vocabulary.size)
     speller = speller_of(permuted_tokenizer(bundle.tokenizer, order), len(order))
-    requests = bundle.requests(sampled(2 * COUNT, *MIXED))
+    requests = bundle.requests(sampled(COUNT, (0.7, 0, 1.0), (1.0, 0, 1.0)))
     with running(bundle, runner(bundle.drafter), None) as engine:
         plain = engine.generate(requests)
     permuted = runner(permuted_model(bundle.drafter, order))
     with running(bundle, permuted, Translator.build(bundled, speller, begins_texts=True)) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
-    assert rate(answers) > 0.8 * rate(plain)
+    assert rate(answers) > 0.75 * rate(plain)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from actors import client
 from actors.loading import ModelSpec
 from actors.request import Endpoint, Request
-from benchmarks.chaos import as_text, judge
+from benchmarks.chaos import Pauses, as_text, judge
 from benchmarks.chaos_faults import Fault, draw
 from benchmarks.chaos_fleet import Fleet, running_fleet
 from benchmarks.chaos_load import KINDS, Answer, Case, Gap, make_cases
@@ -45,6 +45,14 @@ def echo() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+def ends(peer: socket.socket) -> bool:
+    """Whether the other side has closed the connection, in one way or the other."""
+    try:
+        return peer.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
 def test_a_link_passes_lags_freezes_and_breaks(relays: Relays, echo: int) -> None:
     relay = relays.open(echo)
     with closing(socket.create_connection(("127.0.0.1", relay.port))) as peer:
@@ -65,13 +73,10 @@ def test_a_link_passes_lags_freezes_and_breaks(relays: Relays, echo: int) -> Non
         peer.settimeout(5)
         assert peer.recv(100) == b"three"
         relay.set("cut")
-        with pytest.raises(ConnectionResetError):
-            assert peer.recv(100) == b""
-            raise ConnectionResetError
-    with closing(socket.create_connection(("127.0.0.1", relay.port))) as late, pytest.raises(OSError):  # noqa: PT011
+        assert ends(peer)
+    with closing(socket.create_connection(("127.0.0.1", relay.port))) as late:
         late.settimeout(5)
-        if not late.recv(100):
-            raise ConnectionResetError
+        assert ends(late)
 
 
 def test_cases_are_of_all_kinds_and_the_same_for_a_seed() -> None:
@@ -96,7 +101,9 @@ def test_the_judge_counts_what_is_lost_and_what_differs_and_times_pauses() -> No
     faults = [Fault("kill target", "target", 100.0, 0.0), Fault("hang", "target", 103.0, 3.0)]
     findings = judge([(case, right), (case, wrong), (case, lost)], {1: Answer("ab", [1, 2], finish="length")}, faults)
     assert (findings.requests, len(findings.lost), len(findings.differing)) == (3, 1, 1)
-    assert findings.pauses == {"kill of a target": [1.5]}  # the hang came too soon after it to be told apart
+    assert findings.pauses == {
+        "kill of a target": Pauses(1, 1.5, 1.5)
+    }  # the hang came too soon after it to be told apart
     assert "lost       1" in as_text(findings)
 
 
@@ -113,7 +120,6 @@ def test_replicas_die_and_hang_in_mid_stream_and_the_text_is_the_same(fleet: Fle
     endpoint = Endpoint("e", "target", "drafter", 4, lambda tokens: "")
     request = Request(endpoint, [5, 6, 7], SamplingParams(max_tokens=300, seed=7, temperature=1.2), request_id=1)
     undisturbed = [token for delta in client.stream(fleet.coordinator, request, fleet.check) for token in delta.tokens]
-    names = {post.name for post in fleet.posts}
     tokens: list[int] = []
     stopped = None
     for count, delta in enumerate(client.stream(fleet.coordinator, request, fleet.check)):
@@ -127,4 +133,4 @@ def test_replicas_die_and_hang_in_mid_stream_and_the_text_is_the_same(fleet: Fle
             fleet.of("target")[1].signal(signal.SIGKILL)
             stopped.signal(signal.SIGCONT)
     assert tokens == undisturbed
-    wait_until(lambda: all(post.name not in (None, *names) for post in fleet.posts if post.restarts), "all are back")
+    wait_until(lambda: sum(post.restarts for post in fleet.posts) == 2, "the dead are replaced")

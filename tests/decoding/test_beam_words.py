@@ -3,9 +3,11 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decoding.beam import BeamSearch
 from decoding.beam_options import BeamOptions
 from decoding.errors import InvalidRequestError
 from decoding.force_words import ForceWords
@@ -146,3 +148,12 @@ def test_words_that_cannot_be_are_refused() -> None:
             options.check(max_tokens=max_tokens, end_token_ids=ends)
         assert caught.value.field == "force_words"
     assert sorted(options.named_tokens()) == [4, 5, 6, 7, 8, 9]
+
+
+def test_tokens_beyond_the_vocabulary_are_never_found() -> None:
+    beams = BeamSearch(
+        BeamOptions(num_beams=2, force_words_ids=(((9,), (2,)), ((1,),))), max_tokens=3, end_token_ids=[7]
+    )
+    while not beams.done:
+        beams.advance(torch.stack([random_world(0, 4)(tuple(text)) for text in beams.live]))
+    assert has_all(beams.best()[0].tokens, (((2,),), ((1,),)))

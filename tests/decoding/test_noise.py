@@ -144,3 +144,12 @@ def test_choices_have_seeds_of_their_own() -> None:
     seeds = {choice_seed(seed, index) for seed in (0, 1, 2, MAX_SEED) for index in range(100)}
     assert len(seeds) == 400
     assert all(0 <= seed <= MAX_SEED for seed in seeds)
+
+
+def test_tokens_may_draw_by_other_ids() -> None:
+    """The same numbers, wherever the ids stand."""
+    keys = torch.tensor([noise_key(3, position) for position in range(4)], dtype=torch.int32)
+    whole = gumbel(keys, 100)
+    assert torch.equal(gumbel(keys, torch.arange(100, dtype=torch.int32)), whole)
+    other_ids = torch.tensor([99, 0, 7, 7], dtype=torch.int32)
+    assert torch.equal(gumbel(keys, other_ids), whole[:, other_ids])

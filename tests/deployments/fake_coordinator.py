@@ -3,7 +3,9 @@
 import random
 from collections.abc import Callable
 
+from actors.addresses import ReplicaAddress
 from actors.answer import Answer
+from actors.messages import Report
 from actors.request import Delta, Request, Statistics, TokenSource
 from decoding.logprobs import TokenLogprobs
 from decoding.stopping import FinishReason
@@ -30,6 +32,12 @@ class FakeCoordinator:
 
     def models(self) -> set[str]:
         return self.ready
+
+    def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
+        """One replica of each model, half used; the drafter's has not told yet."""
+        report = Report(active=2, waiting=1, slots=4, request_ids=[], drafting=True)
+        target, drafter = (ReplicaAddress(f"{name}-0", name, "tcp://127.0.0.1:1") for name in ("target", "drafter"))
+        return [(target, report), (drafter, None)]
 
 
 def told(token: int, count: int) -> TokenLogprobs:

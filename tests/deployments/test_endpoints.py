@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.ngram import NgramOptions
@@ -37,14 +39,29 @@ def test_the_bundled_endpoint() -> None:
     assert request.prompt == endpoint.encoder.tokenizer("x").input_ids
 
 
-def test_a_drafter_with_another_vocabulary_is_refused(copy: Path) -> None:
+def test_a_drafter_with_another_vocabulary_drafts_through_text(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = json.loads((copy / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     names = sorted(vocabulary, key=vocabulary.get)[-2:]
     vocabulary[names[0]], vocabulary[names[1]] = vocabulary[names[1]], vocabulary[names[0]]
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"endpoints\.consort\.drafter: 'drafter' has another vocabulary.*2 tokens"):
-        load_endpoints(with_drafter(copy))
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    (copy / "config.json").write_text(json.dumps(config | {"vocab_size": 2050}), encoding="utf-8")
+    assert load_endpoints(with_drafter(copy))["consort"].vocabulary.size == 2048
+    (line,) = caplog.messages
+    assert line.startswith("endpoints.consort: drafter drafts for target through text: 2048 of 2048 token strings are")
+    assert "2046 with the same id" in line
+
+
+def test_a_drafter_whose_texts_the_target_cannot_write_is_refused(copy: Path) -> None:
+    config = load_config()
+    digits = Tokenizer(WordLevel({"[UNK]": 0} | {str(i): 1 + i for i in range(10)}, unk_token="[UNK]"))
+    digits.save(str(copy / "tokenizer.json"))
+    config.models["target"].path = str(copy)
+    with pytest.raises(
+        ConfigError, match=r"endpoints\.consort\.drafter: 'drafter' can't draft for 'target': .* can write only"
+    ):
+        load_endpoints(config)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(copy: Path) -> None:

@@ -11,6 +11,8 @@ def samples(client: TestClient) -> dict[str, float]:
     values = {}
     for family in text_string_to_metric_families(client.get("/metrics").text):
         for sample in family.samples:
+            if not sample.name.startswith("vllm:"):
+                continue
             assert sample.labels["model_name"] == "consort"
             others = [value for name, value in sample.labels.items() if name not in ("model_name", "engine")]
             values[":".join([sample.name, *others])] = sample.value
@@ -39,4 +41,14 @@ def test_an_answer_is_counted(fake: TestClient) -> None:
 
 def test_nothing_is_counted_before_the_first_request(fake: TestClient) -> None:
     seen = samples(fake)
-    assert seen == {"vllm:num_requests_running": 0, "vllm:num_requests_waiting": 0}
+    idle = {"vllm:num_requests_running": 0, "vllm:num_requests_waiting": 0}
+    assert seen == {**idle, "vllm:kv_cache_usage_perc": 0.5}  # of other coordinators' requests
+
+
+def test_replicas_and_the_process_are_shown(fake: TestClient) -> None:
+    lines = fake.get("/metrics").text.splitlines()
+    assert 'consort:replica_rows{model="target",replica="target-0",role="target"} 2.0' in lines
+    assert 'consort:replica_slots{model="target",replica="target-0",role="target"} 4.0' in lines
+    assert 'consort:replica_drafting{model="target",replica="target-0",role="target"} 1.0' in lines
+    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+    assert any(line.startswith("consort:event_loop_tasks ") for line in lines)

@@ -47,7 +47,7 @@ def locked() -> Iterator[Fake]:
         yield fake
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def context(browser: "Browser") -> "Iterator[BrowserContext]":
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     context.set_default_timeout(PATIENCE_MS)
@@ -66,4 +66,5 @@ def page(context: "BrowserContext", fake: Fake) -> "Iterator[Page]":
     page.goto(fake.url)
     page.get_by_text("target target").wait_for()
     yield page
+    page.close()
     assert [problem for problem in problems if "the server responded with a status of 4" not in problem] == []

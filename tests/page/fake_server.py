@@ -28,6 +28,11 @@ STEPS: list[Step] = [
 ]
 TEXT = "".join(text for step in STEPS for text, _ in step)
 SPECULATION = {"steps": 6, "drafted": 12, "accepted": 7, "acceptance_rate": 0.5833, "acceptance_length": 2.1667}
+MEMBERS = [
+    {"model": "qwen", "answered": True, "weight": 0.75, "tokens": 13, "agreement": 0.9, "latency_ms": 0.0},
+    {"model": "llama", "answered": False, "weight": 0.25, "tokens": 5, "agreement": None, "latency_ms": 2.5},
+]
+CACHED_SEED = 99
 KEY = "open sesame"
 
 
@@ -42,7 +47,7 @@ class Fake:
 
 
 def make_fake(fake: Fake) -> FastAPI:
-    """Prompts say what happens: `endless`, `differ`, `break`; a temperature above 2 is refused."""
+    """Prompts say what happens: `endless`, `differ`, `break`, `ensemble`; a temperature above 2 is refused."""
     api = FastAPI()
     add_page(api)
 
@@ -60,7 +65,8 @@ def make_fake(fake: Fake) -> FastAPI:
         if body.get("temperature", 0) > 2:
             return refusal(400, "temperature: should be at most 2", "temperature")
         chunks = chat_chunks if kind == "chat/completions" else completion_chunks
-        return StreamingResponse(_events(fake, body, chunks(body)), media_type="text/event-stream")
+        headers = {"X-Consort-Cache": "hit" if body.get("seed") == CACHED_SEED else "miss"}
+        return StreamingResponse(_events(fake, body, chunks(body)), media_type="text/event-stream", headers=headers)
 
     return api
 
@@ -109,10 +115,10 @@ def completion_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 async def _events(fake: Fake, body: dict[str, Any], choices: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
     speculation = {**SPECULATION, "drafted": 0, "accepted": 0} if body.get("speculate") is False else SPECULATION
-    breaks = "break" in json.dumps(body.get("messages") or body.get("prompt"))
+    prompt = json.dumps(body.get("messages") or body.get("prompt"))
     try:
         for count, choice in enumerate(choices):
-            if breaks and count == 2:
+            if "break" in prompt and count == 2:
                 yield 'event: error\ndata: {"error": {"message": "no target is left", "param": null}}\n\n'
                 return
             yield _event({"choices": [{"index": 0, "finish_reason": None, **choice}]})
@@ -121,6 +127,8 @@ async def _events(fake: Fake, body: dict[str, Any], choices: Iterator[dict[str, 
         fake.hung_up.set()
         raise
     last = {"index": 0, "finish_reason": "stop", "text": "", "delta": {"content": ""}, "token_details": []}
+    if "ensemble" in prompt:
+        last["ensemble"] = {"blend": "mixture", "members": MEMBERS}
     yield _event({"choices": [last], "speculation": speculation, "seed": body.get("seed", 7)})
     yield "data: [DONE]\n\n"
 

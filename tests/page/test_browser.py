@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.page.fake_server import KEY, STEPS, TEXT, Fake
+from tests.page.fake_server import CACHED_SEED, KEY, STEPS, TEXT, Fake
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Locator, Page
@@ -120,6 +120,14 @@ def test_members_of_an_ensemble_have_colours_of_their_own(page: "Page") -> None:
     assert classes == ["accepted", "member-0", "member-1", "member-0", "unknown"]
 
 
+def test_members_of_an_ensemble_and_what_they_contributed(page: "Page") -> None:
+    assert page.get_by_text("Members", exact=True).is_hidden()
+    send(page, "ensemble")
+    wait_until_done(page)
+    cells = page.locator("#members td").all_inner_texts()
+    assert cells == ["qwen", "75 %", "90 %", "llama (gone)", "25 %", "–"]
+
+
 def test_a_conversation_goes_on_and_the_last_answer_can_be_had_again(page: "Page", fake: Fake) -> None:
     for count, text in enumerate(["One.", "Two."], 1):
         send(page, text)
@@ -141,6 +149,15 @@ def test_comparing_shows_both_answers_and_whether_they_are_the_same(page: "Page"
     drafted, plain = fake.bodies
     assert (drafted["speculate"], plain["speculate"]) == (True, False)
     assert drafted["seed"] == plain["seed"]
+
+
+def test_speeds_are_not_compared_where_an_answer_was_cached(page: "Page") -> None:
+    page.get_by_role("switch", name="Compare").click()
+    page.get_by_label("Seed", exact=True).fill(str(CACHED_SEED))
+    send(page, "Add two numbers.")
+    wait_until_done(page, 2)
+    assert "cache" in page.locator(".verdict").inner_text()
+    assert page.locator(".card .speed").all_inner_texts() == ["cached", "cached"]
 
 
 @pytest.mark.parametrize("order", ["in turn", "at once"])
@@ -294,6 +311,7 @@ def test_the_key_is_asked_for_and_stays_in_the_tab(context: "BrowserContext", lo
     page.get_by_text("target target").wait_for()
     assert page.evaluate("Object.keys(localStorage)") == []
     assert context.cookies() == []
+    page.close()
 
 
 def test_the_request_as_a_command_does_not_tell_the_key(page: "Page") -> None:
@@ -301,6 +319,7 @@ def test_the_request_as_a_command_does_not_tell_the_key(page: "Page") -> None:
     page.get_by_text("API key", exact=True).click()
     page.get_by_label("Key", exact=True).fill(KEY)
     page.get_by_text("This request as a command").click()
+    page.get_by_text("curl -N").wait_for()
     command = page.locator("#curl").inner_text()
     assert command.startswith("curl -N http://127.0.0.1:")
     assert "It'\\''s here." in command

@@ -1,0 +1,122 @@
+"""What a coordinator costs: its processor time per batch, per message and per 1,000 committed tokens.
+
+A real coordinator over real links. The ends of replicas are driven by hand, in the same thread, while its clock rests.
+"""
+
+import cProfile
+import pstats
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actors.addresses import ReplicaAddress
+from actors.coordinator import Coordinator
+from actors.messages import Admit, Commit, Message, Offer
+from actors.request import Delta, Endpoint, Request
+from actors.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from decoding.params import SamplingParams
+from deployments.config import load_config
+from deployments.endpoints import load_endpoints
+
+_DELIVERY_S = 0.003
+_COMMITTED = 3  # tokens per verdict
+_NODES = 6  # per offer: a chain's next token, the path to it, what may come in its place
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorCost:
+    """Of one coordinator, in seconds of a core. tokens: 1,000 committed ones, in the mix of messages that was sent."""
+
+    rows: int
+    offers_per_verdict: int
+    thread_s_per_1000_tokens: float
+    network_s_per_1000_tokens: float  # in ZeroMQ's own thread, which encrypts
+    thread_s_per_round: float
+
+
+class _Bench:
+    def __init__(self) -> None:
+        self._ends = [ReplicaZmqLink(name, name, "127.0.0.1") for name in ("target", "drafter")]
+        link = ConnectingZmqLink("bench")
+        self.coordinator = Coordinator(link, max_requests=1000)
+        self.coordinator.set_replicas(end.address for end in self._ends)
+        self._all = [*self._ends, link]
+        self.thread_s = 0.0
+        self.turn()
+
+    @property
+    def addresses(self) -> list[ReplicaAddress]:
+        return [end.address for end in self._ends]
+
+    def turn(self) -> None:
+        """One turn of the coordinator, with its clock running."""
+        time.sleep(_DELIVERY_S)
+        began_s = time.thread_time()
+        self.coordinator.turn()
+        self.thread_s += time.thread_time() - began_s
+
+    def say(self, end: int, messages: Sequence[Message]) -> None:
+        self._ends[end].send("bench", messages)
+
+    def heard(self, end: int) -> list[Message]:
+        return [message for _, message in self._ends[end].receive(0.05)]
+
+    def close(self) -> None:
+        for link in self._all:
+            link.close()
+
+
+def measure(
+    *, rows: int, offers_per_verdict: int, rounds: int, profile: cProfile.Profile | None = None
+) -> CoordinatorCost:
+    """Rounds of one batch of verdicts, and of batches of offers between them; one message of each row in a batch."""
+    endpoint = load_endpoints(load_config())["consort"].endpoint
+    endpoint = Endpoint("bench", "target", "drafter", 4, endpoint.decode)
+    bench = _Bench()
+    try:
+        for row in range(rows):
+            params = SamplingParams(max_tokens=_COMMITTED * (rounds + 2), temperature=0)
+            bench.coordinator.submit(Request(endpoint, list(range(10, 110)), params, request_id=row), _ignore)
+        bench.turn()
+        admitted = 0
+        while admitted < rows:
+            admitted += sum(isinstance(message, Admit) for message in bench.heard(0))
+        bench.heard(1)
+        bench.thread_s, began_s, own_s = 0.0, time.process_time(), time.thread_time()
+        if profile is not None:
+            profile.enable()
+        for done in range(rounds):
+            _round(bench, rows, 100 + _COMMITTED * done, offers_per_verdict)
+        if profile is not None:
+            profile.disable()
+        network_s = (time.process_time() - began_s - (time.thread_time() - own_s)) / 2  # of both ends of every link
+        per_1000 = 1000 / (rounds * rows * _COMMITTED)
+        return CoordinatorCost(
+            rows, offers_per_verdict, bench.thread_s * per_1000, network_s * per_1000, bench.thread_s / rounds
+        )
+    finally:
+        bench.close()
+
+
+def _round(bench: _Bench, rows: int, base: int, offers_per_verdict: int) -> None:
+    for _ in range(offers_per_verdict):
+        parents = [-1, *range(_NODES - 1)]
+        offers = [Offer(row, base, [11] * _NODES, parents, [0.5] * _NODES) for row in range(rows)]
+        bench.say(1, offers)
+        bench.turn()
+    bench.say(0, [Commit(row, base, [300, 301, 302], 4, 2, None, 4, rejected=True) for row in range(rows)])
+    bench.turn()
+    bench.heard(0)
+    bench.heard(1)
+
+
+def _ignore(delta: Delta) -> None:
+    assert delta.error is None, delta.error
+
+
+def where_it_goes(*, rows: int, offers_per_verdict: int, rounds: int) -> str:
+    """The functions that take most of the time, as `pstats` shows them."""
+    profile = cProfile.Profile(time.thread_time)
+    measure(rows=rows, offers_per_verdict=offers_per_verdict, rounds=rounds, profile=profile)
+    pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+    return ""

@@ -1,0 +1,108 @@
+"""Scaling as it is configured, asked for over HTTP and put to Serve; a cluster that does it is in tests/http."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from ray.serve._private.deploy_utils import get_app_code_version
+from ray.serve.schema import ServeApplicationSchema
+
+from decoding.errors import ConfigError
+from deployments.app import BuildArgs, build
+from deployments.config import ROOT, parse_config
+from deployments.errors import install_error_handlers
+from deployments.scaling import with_fixed_count
+from deployments.scaling_config import ScalingConfig
+from deployments.scaling_routes import add_scaling_route
+
+MODELS = {
+    "large": {"path": "org/large", "scaling": {"max": 4}},
+    "small": {"path": "org/small", "replicas": 2, "scaling": {"min": 0, "max": 3, "down_delay_s": 60}},
+}
+CONFIG = {"models": MODELS, "endpoints": {"both": {"target": "large", "drafter": "small"}}}
+
+
+def test_models_that_scale_are_serves_to_scale() -> None:
+    ingress: Any = build(BuildArgs(config=CONFIG))._bound_deployment  # Serve keeps the application's parts private
+    handles = ingress.init_args[1]
+    large, small = (handles[name]._bound_deployment._deployment_config.autoscaling_config for name in MODELS)
+    assert (large.min_replicas, large.initial_replicas, large.max_replicas) == (1, 1, 4)
+    assert (small.min_replicas, small.initial_replicas, small.max_replicas) == (0, 2, 3)
+    assert small.downscale_delay_s == 60
+    assert small.policy.policy_kwargs["targets"] == ["Target-large"]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"min": 3, "max": 2}, r"models\.small\.scaling\.min: .*at most max"),
+        ({"max": 2, "use": 0.5}, r"models\.small\.scaling\.least_use: .*at most use"),
+        ({"max": 2, "look_back_s": 5}, r"look_back_s"),
+        ({"min": 1}, r"max"),
+    ],
+)
+def test_bounds_that_cannot_work(scaling: dict[str, float], message: str) -> None:
+    models = MODELS | {"small": {"path": "org/small", "scaling": scaling}}
+    with pytest.raises(ConfigError, match=message):
+        parse_config(CONFIG | {"models": models}, folder=Path.cwd())
+
+
+def test_a_target_does_not_scale_to_zero() -> None:
+    models = MODELS | {"large": {"path": "org/large", "scaling": {"min": 0, "max": 2}}}
+    with pytest.raises(ConfigError, match=r"models\.large\.scaling\.min: is 0, but a target needs 1 or more"):
+        parse_config(CONFIG | {"models": models}, folder=Path.cwd())
+
+
+def test_scaling_by_hand_restarts_nothing() -> None:
+    """Serve restarts everything when the version of the code changes, into which it counts policies and arguments."""
+    application = ServeApplicationSchema.model_validate(
+        {
+            "name": "consort",
+            "import_path": "deployments.app:build",
+            "args": {"config": CONFIG},
+            "autoscaling_policy": {"policy_function": "deployments.autoscaling:scale"},
+            "external_scaler_enabled": True,
+            "deployments": [{"name": "Target-large", "ray_actor_options": {"num_cpus": 1}}],
+        }
+    )
+    changed = with_fixed_count(with_fixed_count(application, "Target-large", 3), "Drafter-small", 0)
+    assert get_app_code_version(changed) == get_app_code_version(application)
+    large, small = changed.deployments
+    assert (large.num_replicas, large.autoscaling_config) == (3, None)
+    assert large.ray_actor_options == application.deployments[0].ray_actor_options
+    assert (small.name, small.num_replicas) == ("Drafter-small", 1)
+    assert "num_replicas" not in application.deployments[0].model_fields_set
+
+
+def test_the_route() -> None:
+    asked: list[tuple[str, int]] = []
+
+    async def set_replicas(model: str, count: int) -> None:
+        asked.append((model, count))
+
+    api = FastAPI()
+    install_error_handlers(api)
+    add_scaling_route(api, {"large": "target", "small": "drafter"}, set_replicas)
+    client = TestClient(api)
+    reply = client.post("/scale", json={"model": "small", "replicas": 0})
+    assert (reply.status_code, reply.json()) == (200, {"model": "small", "replicas": 0})
+    assert asked == [("small", 0)]
+    for body, field in (
+        ({"model": "smal", "replicas": 1}, "model"),
+        ({"model": "large", "replicas": 0}, "replicas"),
+        ({"model": "large", "replicas": -1}, "replicas"),
+        ({"model": "large", "replicas": 1, "replica": 1}, "replica"),
+    ):
+        reply = client.post("/scale", json=body)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == field
+    assert len(asked) == 1
+
+
+def test_every_key_is_documented() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    for name, field in ScalingConfig.model_fields.items():
+        default = "required" if field.is_required() else f"`{field.default}`"
+        assert f"| `{name}` | {default} | {field.description} |" in page
