@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from urllib.request import urlopen
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -105,8 +106,6 @@ class ServeProcess:
         return bool(status.get("status") == "ready" and len(status["replicas"]) > 1)
 
     def _metrics(self) -> dict[str, float]:
-        from urllib.request import urlopen
-
         with urlopen(f"{self.url}/metrics", timeout=10) as response:
             text = response.read().decode()
         families = text_string_to_metric_families(text)

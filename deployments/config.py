@@ -158,8 +158,10 @@ class HttpConfig(StrictModel):
 
     host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address to listen on.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="Port to listen on.")
-    max_requests: Count = Field(
-        256, description="Requests in progress or waiting at once; those beyond are refused with 429."
+    max_requests: Count | None = Field(
+        None,
+        description="Requests in progress or waiting at once; those beyond are refused with 429. null: twice as many "
+        "as all targets have slots, but at least 256.",
     )
     max_tokens: Count | None = Field(
         None, description="Tokens of their prompts and answers together, as far as they may get; null: any."

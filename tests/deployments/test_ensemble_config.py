@@ -3,16 +3,22 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+import yaml
+from click.testing import CliRunner
+from pydantic import BaseModel, ValidationError
 
 from decoding.blend_params import BlendParams
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import InvalidRequestError
-from deployments.config import EndpointConfig
+from deployments import cli
+from deployments.config import ROOT, EndpointConfig, load_config, parse_config
+from deployments.ensemble_config import BlendConfig, StrategyConfig
 from deployments.ensemble_fields import EnsembleFields
 from deployments.strategies.loading import load_strategy
 from deployments.strict import problem_of
+from tests.deployments.test_docs import config_row
 
+DOCS = (ROOT / "docs" / "ensembles.md").read_text(encoding="utf-8")
 PAIR = {"members": ["a", "b"]}
 VOTE = {"kind": "majority", "regex": r"(\d+)"}
 
@@ -123,3 +129,21 @@ def test_requests_that_ask_for_what_is_not_there(fields: dict[str, Any], more: d
     with pytest.raises(InvalidRequestError) as caught:
         over({"weights": [1] * more["count"], **fields} if more.get("count", 0) > 2 else fields, **more)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("model", [BlendConfig, StrategyConfig])
+def test_every_key_is_documented(model: type[BaseModel]) -> None:
+    rows = [config_row(name, field) for name, field in model.model_fields.items()]
+    assert "\n".join(rows) in DOCS, "\n".join(rows)
+
+
+def test_the_help_of_the_comparison_is_documented() -> None:
+    result = CliRunner().invoke(cli.main, ["compare", "--help"], prog_name="consort", terminal_width=100)
+    assert f"```text\n{result.output}```" in DOCS, result.output
+
+
+def test_the_examples_are_valid_configurations() -> None:
+    block = DOCS.split("```yaml\n")[1].split("```")[0]
+    kinds = {name: one.kind for name, one in parse_config(yaml.safe_load(block), folder=ROOT).endpoints.items()}
+    assert kinds == {"ensemble": "ensemble", "contrastive": "contrastive", "vote": "ensemble"}
+    assert load_config(ROOT / "deployments" / "ensemble.yaml").roles()["amateur"] == "target"
