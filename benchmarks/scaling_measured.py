@@ -35,6 +35,8 @@ class Pair:
             "acceptance": self.acceptance,
             "target_turn_s": self.target,
             "drafter_turn_s": self.drafter,
+            "target_jitter": self.target.jitter,
+            "drafter_jitter": self.drafter.jitter,
             "link_s": LOCAL_LINK_S,
             "coordinator_batch_s": coordinator.batch_s,
             "coordinator_offer_s": coordinator.offer_s,
@@ -87,6 +89,7 @@ def measure_pair(name: str, coordinator: CoordinatorTimes, report: Callable[[str
     return {
         "target_turn_s": of_target.seconds,
         "drafter_turn_s": of_drafter.seconds,
+        "jitter": [of_target.jitter, of_drafter.jitter],
         "acceptance": acceptance,
         "runs": runs,
     }
@@ -147,7 +150,11 @@ def _compared(done: list[Measured], pair: Pair, coordinator: CoordinatorTimes) -
 def read_pair(name: str, measured: dict[str, Any]) -> Pair:
     """A pair as it was measured, from JSON, whose keys are texts."""
     tables = [
-        TurnCosts({int(rows): {int(count): s for count, s in of_rows.items()} for rows, of_rows in table.items()})
-        for table in (measured["target_turn_s"], measured["drafter_turn_s"])
+        TurnCosts(
+            {int(rows): {int(count): s for count, s in of_rows.items()} for rows, of_rows in table.items()}, jitter
+        )
+        for table, jitter in zip(
+            (measured["target_turn_s"], measured["drafter_turn_s"]), measured["jitter"], strict=True
+        )
     ]
     return Pair(name, tables[0], tables[1], measured["acceptance"])

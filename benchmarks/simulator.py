@@ -7,7 +7,7 @@ more of the drafter's are right. Drafts are chains; alternatives, which hide a p
 
 import math
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,8 @@ class Scenario:
     target_turn_s: Costs
     drafter_turn_s: Costs
     link_s: float = 0.0001  # one way, between any two processes
+    target_jitter: Sequence[float] = (1.0,)  # what turns take, as shares of the above; one is drawn for each
+    drafter_jitter: Sequence[float] = (1.0,)
     coordinators: int = 1  # each with its share of the requests
     coordinator_batch_s: float = 0.0  # of a core, per batch of messages that arrives …
     coordinator_offer_s: float = 0.0  # … per offer in it …
@@ -187,6 +189,7 @@ class _Target:
                 self._note_latency(row)
             row.expects = row.expects and drafted > 0
         cost_s = world.scenario.target_turn_s(len(rows), len(rows) + sum(drafts))
+        cost_s *= world.draw(world.scenario.target_jitter)
         self.busy_s += cost_s
         self._mean_turn_s += _SMOOTHING * (cost_s - self._mean_turn_s)
         yield world.env.timeout(cost_s)
@@ -266,6 +269,7 @@ class _Drafter:
                 yield self.inbox.arrival()
                 continue
             cost_s = self._world.scenario.drafter_turn_s(len(wanting), len(wanting))
+            cost_s *= self._world.draw(self._world.scenario.drafter_jitter)
             self.busy_s += cost_s
             yield self._world.env.timeout(cost_s)
             parcels: dict[_Inbox, list[Any]] = {}
@@ -304,6 +308,10 @@ class World:
         self.drafters = [_Drafter(self) for _ in range(scenario.drafters)]
         for stream in range(scenario.targets * scenario.streams):
             self._begin(self.coordinators[stream % scenario.coordinators])
+
+    def draw(self, shares: Sequence[float]) -> float:
+        """One of them."""
+        return shares[0] if len(shares) == 1 else self._random.choice(shares)
 
     def draw_good(self) -> int:
         """How many tokens a chain of the drafter's is right for."""

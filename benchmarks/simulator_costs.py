@@ -27,7 +27,20 @@ _PARAMS = SamplingParams(max_tokens=400, temperature=0)
 class TurnCosts:
     """Seconds of a turn, by rows and tokens per row; between what was measured, straight lines."""
 
-    seconds: Mapping[int, Mapping[int, float]]  # by rows, by tokens of each row
+    seconds: Mapping[int, Mapping[int, float]]  # by rows, by tokens of each row; medians
+    jitter: Sequence[float] = (1.0,)  # single turns, as shares of their median
+
+    @classmethod
+    def of(cls, turns_s: Mapping[int, Mapping[int, Sequence[float]]]) -> "TurnCosts":
+        """From single turns."""
+        medians = {rows: {count: median(turns) for count, turns in table.items()} for rows, table in turns_s.items()}
+        jitter = [
+            one / medians[rows][count]
+            for rows, table in turns_s.items()
+            for count, turns in table.items()
+            for one in turns
+        ]
+        return cls(medians, jitter)
 
     def __call__(self, rows: int, tokens: int) -> float:
         """Of so many rows with so many tokens in all."""
@@ -94,44 +107,43 @@ def target_costs(runner: Runner, rows: Sequence[int], draft_lengths: Sequence[in
     """Of a target that verifies drafts of each length in turn, all of them present when the turn begins."""
     with _linked("target") as (link, peer):
         target = Target(runner, link, adaptive=False)
-        return TurnCosts(
-            {
-                count: {1 + length: _target_turn_s(target, peer, count, length, rounds) for length in draft_lengths}
-                for count in rows
-            }
-        )
+        seconds = {
+            count: {1 + length: _target_turns_s(target, peer, count, length, rounds) for length in draft_lengths}
+            for count in rows
+        }
+        return TurnCosts.of(seconds)
 
 
-def _target_turn_s(target: Target, peer: _Peer, rows: int, draft_length: int, rounds: int) -> float:
+def _target_turns_s(target: Target, peer: _Peer, rows: int, draft_length: int, rounds: int) -> list[float]:
     peer.say(_admits(rows, draft_length))
     ends: dict[int, int] = {}
     while len(ends) < rows:
         target.turn()
         ends |= {one.request_id: one.base + len(one.tokens) for one in peer.commits(0)}
-    seconds: list[float] = []
-    while len(seconds) < rounds + 1:
-        if draft_length:
+    seconds = []
+    for _ in range(rounds + 1):
+        if draft_length:  # a target that waited for drafts, slept; one that decodes plainly does not
             peer.say([Offer(row, end, [11] * draft_length) for row, end in ends.items()])
         began_s = time.perf_counter()
         target.turn()
-        took_s = time.perf_counter() - began_s
-        commits = peer.commits(rows)
-        if all(one.drafted == draft_length for one in commits):  # else a message was late
-            seconds.append(took_s)
-        ends |= {one.request_id: one.base + len(one.tokens) for one in commits}
+        seconds.append(time.perf_counter() - began_s)
+        if draft_length:
+            ends |= {one.request_id: one.base + len(one.tokens) for one in peer.commits(rows)}
     peer.say([Cancel(row) for row in range(rows)])
     target.turn()
-    return median(seconds[1:])
+    peer.commits(0)
+    return seconds[1:]
 
 
 def drafter_costs(runner: Runner, rows: Sequence[int], *, rounds: int) -> TurnCosts:
     """Of a drafter that extends each row's chain by one token."""
     with _linked("drafter") as (link, peer):
         drafter = Drafter(runner, link, alternatives=0)
-        return TurnCosts({count: {1: _drafter_turn_s(drafter, link, peer, count, rounds)} for count in rows})
+        seconds = {count: {1: _drafter_turns_s(drafter, link, peer, count, rounds)} for count in rows}
+        return TurnCosts.of(seconds)
 
 
-def _drafter_turn_s(drafter: Drafter, link: ReplicaZmqLink, peer: _Peer, rows: int, rounds: int) -> float:
+def _drafter_turns_s(drafter: Drafter, link: ReplicaZmqLink, peer: _Peer, rows: int, rounds: int) -> list[float]:
     peer.say(_admits(rows, _DRAFT_LENGTH))
     seconds: list[float] = []
     for end in range(_PROMPT_TOKENS, _PROMPT_TOKENS + rounds):
@@ -140,7 +152,7 @@ def _drafter_turn_s(drafter: Drafter, link: ReplicaZmqLink, peer: _Peer, rows: i
         peer.say([Commit(row, end, [12], 1, 0, None, _DRAFT_LENGTH, rejected=True) for row in range(rows)])
     peer.say([Cancel(row) for row in range(rows)])
     _step_s(drafter, link)
-    return median(seconds)
+    return seconds[1:]  # the first is the prompt's
 
 
 def _step_s(drafter: Drafter, link: ReplicaZmqLink) -> float | None:

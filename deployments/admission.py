@@ -15,12 +15,13 @@ from typing import Protocol
 
 from actors.request import Delta, Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, OverloadedError
-from deployments.config import ServerConfig
+from deployments.config import ModelConfig, ServerConfig
 from deployments.keys import ANYBODY, ApiKey
 from deployments.load import Load
 
 _MOST_SLOTS = 64  # of a replica whose slots are `auto`
-_READY = 2
+_READY = 2  # requests beyond the slots, so that none stays empty while the next one is fetched
+_LEAST_BOUND = 256  # of requests at hand, where nothing is configured
 
 Sink = Callable[[Delta], None]
 
@@ -39,17 +40,24 @@ class Limits:
 
     max_requests: int = 256  # in progress or waiting
     max_tokens: int | None = None  # of their prompts and answers together
-    running: Mapping[str, int] = field(default_factory=dict)  # by target, how many may be in progress; else: any
+    # By target, how many may be in progress, or more if its replicas have more slots; else: any.
+    running: Mapping[str, int] = field(default_factory=dict)
 
 
 def limits_of(config: ServerConfig) -> Limits:
     """As many requests in progress as the targets have slots, and a few that are ready when one gets free."""
     targets = {name: config.models[name] for endpoint in config.endpoints.values() for name in endpoint.models}
-    running = {
-        name: (_MOST_SLOTS if model.slots == "auto" else model.slots) * model.replicas + _READY
-        for name, model in targets.items()
-    }
-    return Limits(config.http.max_requests, config.http.max_tokens, running)
+    running = {name: _slots(model) * model.replicas + _READY for name, model in targets.items()}
+    most = sum(_slots(model) * _most_replicas(model) for model in targets.values())
+    return Limits(config.http.max_requests or max(_LEAST_BOUND, 2 * most), config.http.max_tokens, running)
+
+
+def _slots(model: ModelConfig) -> int:
+    return _MOST_SLOTS if model.slots == "auto" else model.slots
+
+
+def _most_replicas(model: ModelConfig) -> int:
+    return max(model.replicas, 0 if model.scaling is None else model.scaling.max)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,10 +85,17 @@ class Admission:
     """The queue in front of the coordinator."""
 
     def __init__(
-        self, backend: Backend, limits: Limits, began: Callable[[Request, float], None] = lambda request, waited_s: None
+        self,
+        backend: Backend,
+        limits: Limits,
+        began: Callable[[Request, float], None] = lambda request, waited_s: None,
+        slots: Callable[[str], int] = lambda target: 0,
     ) -> None:
-        """began: is told of each request that begins, and how many seconds it waited."""
-        self._backend, self._limits, self._began = backend, limits, began
+        """
+        began: is told of each request that begins, and how many seconds it waited.
+        slots: how many the live replicas of a target have together, as far as is known.
+        """
+        self._backend, self._limits, self._began, self._slots = backend, limits, began, slots
         self._tickets: dict[int, Ticket] = {}
         self._queues: dict[str, dict[ApiKey, list[tuple[int, int, Ticket]]]] = {}  # by target
         self._served: dict[ApiKey, float] = {}  # tokens by weight: virtual time
@@ -146,7 +161,8 @@ class Admission:
 
     def _begin_next(self, target: str) -> None:
         """Begin what the target has room for: of the key that was served least, what is most urgent."""
-        limit = self._limits.running.get(target, math.inf)
+        slots = self._slots(target)
+        limit = max(self._limits.running.get(target, math.inf), slots + _READY if slots else 0)
         queues = self._queues.get(target, {})
         while self._running.get(target, 0) < limit and (waiting := [key for key, queue in queues.items() if queue]):
             key = min(waiting, key=lambda key: self._served[key])

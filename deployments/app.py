@@ -55,6 +55,7 @@ class ModelReplica:
         """targets: what a drafter drafts for, by name."""
         from actors.replica import Replica
         from deployments.load_meter import LoadMeter
+        from deployments.replica_metrics import ReplicaMetrics
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._meter = LoadMeter()
@@ -63,6 +64,7 @@ class ModelReplica:
             rank, self._followers = start_gang(spec, host, _actor_options(config))
         specs = [target.spec(name) for name, target in targets.items()]
         self._replica = Replica(role, spec, host, targets=specs, rank=rank)
+        self._metrics = ReplicaMetrics(name, role)
 
     def address(self) -> "ReplicaAddress":
         """Where coordinators reach it; raises UnavailableError while its loop is stuck."""
@@ -80,6 +82,7 @@ class ModelReplica:
     def check_health(self) -> None:
         """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
         self._replica.check()
+        self._metrics.tell(self._replica.report(), self._replica.times)  # as often as that: every two seconds
 
 
 class CoordinatorIngress:
@@ -98,11 +101,10 @@ class CoordinatorIngress:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         endpoints = load_endpoints(config)
         link = ConnectingZmqLink(f"coordinator-{secrets.token_hex(4)}")
-        coordinator = Coordinator(link, max_requests=config.http.max_requests)
+        limits = limits_of(config)
+        coordinator = Coordinator(link, max_requests=limits.max_requests)
         self._http, self._roles = config.http, config.roles()
-        self._service = Service(
-            endpoints, coordinator, limits=limits_of(config), cached_tokens=config.http.cached_tokens
-        )
+        self._service = Service(endpoints, coordinator, limits=limits, cached_tokens=config.http.cached_tokens)
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
         ask = {model: partial(_addresses, handle) for model, handle in handles.items()}

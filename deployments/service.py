@@ -41,7 +41,7 @@ class Service:
         self._limits = limits or Limits()
         self._cache = ResponseCache(cached_tokens)
         self._seen: set[str] = set()  # models that have been up
-        self.admission = Admission(coordinator, self._limits, self.metrics.began)
+        self.admission = Admission(coordinator, self._limits, self.metrics.began, self._slots)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
     def ready_models(self) -> set[str]:
@@ -51,6 +51,10 @@ class Service:
     def replicas(self) -> list[tuple[ReplicaAddress, Report | None]]:
         """The live replicas, and what each told last."""
         return self._coordinator.reports()
+
+    def _slots(self, model: str) -> int:
+        """Of the model's live replicas together."""
+        return sum(report.slots for address, report in self.replicas() if report is not None and address.model == model)
 
     @property
     def max_requests(self) -> int:

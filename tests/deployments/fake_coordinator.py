@@ -21,6 +21,7 @@ class FakeCoordinator:
         self.requests: list[Request] = []
         self.cancelled: list[int] = []
         self.ready = {"target", "drafter"}
+        self.slots = 4  # of the target
 
     def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
         self.requests.append(request)
@@ -35,7 +36,7 @@ class FakeCoordinator:
 
     def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
         """One replica of each model, half used; the drafter's has not told yet."""
-        report = Report(active=2, waiting=1, slots=4, request_ids=[], drafting=True)
+        report = Report(active=2, waiting=1, slots=self.slots, request_ids=[], drafting=True)
         target, drafter = (ReplicaAddress(f"{name}-0", name, "tcp://127.0.0.1:1") for name in ("target", "drafter"))
         return [(target, report), (drafter, None)]
 

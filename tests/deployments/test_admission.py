@@ -9,9 +9,11 @@ import pytest
 from actors.request import Delta, Endpoint, Request, Statistics
 from decoding.errors import DeadlineError, OverloadedError
 from decoding.params import SamplingParams
-from deployments.admission import Admission, Limits, Sink
+from deployments.admission import Admission, Limits, limits_of
+from deployments.config import load_config
 from deployments.keys import ApiKey
 from deployments.load import Load
+from deployments.scaling_config import ScalingConfig
 
 ENDPOINT = Endpoint("e", "target", None, 0, lambda ids: "")
 ALICE, BOB = ApiKey("alice"), ApiKey("bob")
@@ -212,3 +214,28 @@ def test_when_to_come_back_follows_from_how_fast_requests_end() -> None:
     assert load.retry_after_s(9, 20) == 10
     assert load.retry_after_s(9, 1) == 1
     assert load.retry_after_s(9, 10_000) == 60
+
+
+def test_replicas_that_came_later_are_used_too() -> None:
+    async def run() -> None:
+        backend, slots = Backend(), {"target": 1}
+        admission = Admission(backend, Limits(running={"target": 1}), slots=slots.__getitem__)
+        for number in range(8):
+            admission.submit(request(number), nothing)
+        assert backend.ids == [0, 1, 2]
+        slots["target"] = 4
+        admission.finished(0)
+        assert backend.ids == [0, 1, 2, 3, 4, 5, 6]
+
+    in_loop(run())
+
+
+def test_the_bound_follows_the_slots_that_there_may_be() -> None:
+    config = load_config()
+    assert limits_of(config).max_requests == 256
+    config.models["target"].replicas = 10
+    assert limits_of(config).max_requests == 320
+    config.models["target"].scaling = ScalingConfig(max=20)
+    assert limits_of(config).max_requests == 640
+    config.http.max_requests = 24
+    assert limits_of(config).max_requests == 24

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from decoding.errors import ConfigError
 from deployments.app import BuildArgs, build
 from deployments.config import load_config
 
@@ -58,3 +59,16 @@ def test_a_path_is_read_and_content_is_parsed(tmp_path: Path) -> None:
     file.write_text("models: {m: {path: org/m}}\nendpoints: {e: {target: m}}\n", encoding="utf-8")
     assert BuildArgs(config=str(file)).load().roles() == {"m": "target"}
     assert BuildArgs().load() == load_config()
+
+
+def test_a_model_over_several_devices_gets_room_for_each() -> None:
+    model = {"path": "org/large", "tensor_parallel": 2, "num_gpus": 1, "num_cpus": 2, "resources": {"target": 1}}
+    config = {"models": {"large": model}, "endpoints": {"e": {"target": "large"}}}
+    large = deployments_of(BuildArgs(config=config))["Target-large"]
+    assert large._replica_config.placement_group_bundles == [{"CPU": 2, "GPU": 1, "target": 1}] * 2
+
+
+def test_devices_that_are_not_said_can_be_shared_by_nobody() -> None:
+    model = {"path": "org/large", "tensor_parallel": 2}
+    with pytest.raises(ConfigError, match=r"models\.large\.tensor_parallel: say in num_cpus or num_gpus"):
+        BuildArgs(config={"models": {"large": model}, "endpoints": {"e": {"target": "large"}}}).load()

@@ -1,6 +1,8 @@
 """Endpoints with members over HTTP: blends and choices, whole and streamed, changed by requests, with members gone."""
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,19 @@ if TYPE_CHECKING:
 MODELS = ["target", "member", "amateur"]
 STRATEGIES = ["rerank", "majority", "mbr", "best-of"]
 BODY: dict[str, Any] = {"prompt": "import os", "max_tokens": 8, "temperature": 0.8, "seed": 5}
+
+
+def slow_runner(seed: int) -> "Runner":
+    """So slow that a member can be lost in mid-stream."""
+    runner = tiny_runner(seed)
+    logits = runner.logits
+
+    def slowly(*args: Any, **more: Any) -> Any:
+        time.sleep(0.015)
+        return logits(*args, **more)
+
+    runner.logits = slowly  # type: ignore[method-assign]
+    return runner
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +208,26 @@ def test_requests_carry_what_they_change(served: dict[str, ServedEndpoint]) -> N
     assert list(request.ensemble_options.blend.weights) == [3, 1]
     assert request.ensemble_options.member_timeout_s == 0.02
     assert request.ensemble_options.on_member_failure == "drop"
+
+
+@pytest.mark.parametrize("policy", ["drop", "fail"])
+def test_a_member_is_gone_in_mid_stream(served: dict[str, ServedEndpoint], policy: str) -> None:
+    from actors.engine import Engine
+
+    replicas: dict[str, tuple[Role, Runner]] = {name: ("target", slow_runner(i)) for i, name in enumerate(MODELS)}
+    body = {**BODY, "model": "ensemble", "max_tokens": 60, "stream": True, "on_member_failure": policy}
+    with Engine(replicas) as engine:
+        wait_until(lambda: len(engine.coordinator.models()) == 3, "replicas")
+        death = threading.Timer(1.0, engine.lose, ["member"])
+        with TestClient(make_api(Service(served, engine.coordinator))) as api:
+            death.start()
+            lines = api.post("/v1/completions", json={**body, "ignore_eos": True}).text.strip().split("\n\n")
+        death.join()
+    if policy == "fail":
+        assert lines[-1].startswith("event: error\n")
+        assert "member 'member' of the ensemble is gone" in lines[-1]
+        return
+    members = json.loads(lines[-2].removeprefix("data: "))["choices"][0]["ensemble"]["members"]
+    assert [member["answered"] for member in members] == [True, False]
+    assert [member["weight"] for member in members] == [1, 0]
+    assert 0 < members[1]["tokens"] < members[0]["tokens"] == 60

@@ -205,6 +205,7 @@ def test_overload_says_when_to_come_back(endpoints: dict[str, ServedEndpoint], c
 def test_a_deadline_that_has_passed_is_told(
     endpoints: dict[str, ServedEndpoint], coordinator: FakeCoordinator, stream: bool
 ) -> None:
+    coordinator.slots = 0
     client = limited(endpoints, coordinator, Limits(running={"target": 0}))
     reply = client.post("/v1/completions", json={**BODY, "timeout_s": 0.02, "stream": stream})
     assert reply.status_code == 408
