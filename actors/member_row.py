@@ -25,8 +25,10 @@ class MemberRow(Row):
 
     def follow(self, ask: Ask) -> str | None:
         """Take in the question and what is new of the text. Returns what is wrong with it, if it is."""
-        if ask.base > len(self.tokens) or len(ask.parents) != len(ask.tokens):
+        if ask.base > len(self.tokens):
             return "a question was lost on the way to a member"
+        if len(ask.parents) != len(ask.tokens) or not all(-1 <= at < place for place, at in enumerate(ask.parents)):
+            return "a member was asked about a draft that is no tree"
         known = self._runner.knows([*ask.text, *ask.tokens, self.tokens[0]])
         if not known or ask.base + len(ask.text) >= self._runner.max_length:
             return "a member has no room for the text, or not its tokens"

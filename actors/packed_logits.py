@@ -52,9 +52,9 @@ def unpack(packed: PackedLogits, device: torch.device | str = "cpu") -> Tensor:
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if packed.dtype not in dtypes or packed.positions < 1 or not packed.values:
         raise ValueError(f"logits of {packed.positions} positions in {packed.dtype}")
-    values = _from_bytes(packed.values, dtypes[packed.dtype]).float().reshape(packed.positions, -1)
+    values = _from_bytes(packed.values, dtypes[packed.dtype], packed.positions).float()
     if packed.tokens is not None:
-        tokens = _from_bytes(packed.tokens, torch.int32).long().reshape(packed.positions, -1)
+        tokens = _from_bytes(packed.tokens, torch.int32, packed.positions).long()
         if tokens.shape != values.shape or not 0 <= int(tokens.min()) <= int(tokens.max()) < packed.vocab_size:
             raise ValueError("tokens that don't belong to the logits")
         values = torch.full((packed.positions, packed.vocab_size), -math.inf).scatter_(-1, tokens, values)
@@ -67,5 +67,8 @@ def _to_bytes(values: Tensor) -> bytes:
     return values.contiguous().cpu().view(torch.uint8).numpy().tobytes()
 
 
-def _from_bytes(data: bytes, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=dtype)
+def _from_bytes(data: bytes, dtype: torch.dtype, rows: int) -> Tensor:
+    """[rows, …]"""
+    if not data or len(data) % (rows * dtype.itemsize):
+        raise ValueError(f"{len(data)} bytes for {rows} rows of {dtype}")
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(rows, -1)

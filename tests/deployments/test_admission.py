@@ -9,7 +9,7 @@ import pytest
 from actors.request import Delta, Endpoint, Request, Statistics
 from decoding.errors import DeadlineError, OverloadedError
 from decoding.params import SamplingParams
-from deployments.admission import Admission, Limits, limits_of
+from deployments.admission import Admission, Limits, Sink, limits_of
 from deployments.config import load_config
 from deployments.keys import ApiKey
 from deployments.load import Load
