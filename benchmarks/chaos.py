@@ -1,12 +1,12 @@
 """`make chaos`: replicas are killed, hung and cut off under load, and every answer must be what it always is.
 
-Without Ray, because processes that only load a small model come back in a second: see docs/failures.md. What is wrong
-with a lost answer is printed; the exit status says whether all was well.
+Without Ray, because processes that only load a small model come back in a second or two: see docs/failures.md. What is
+wrong with an answer is printed; the exit status says whether all was well.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -112,7 +112,7 @@ def _ask(fleet: Fleet, case: Case) -> Answer:
     return collect(client.stream(fleet.coordinator, case.fresh(), fleet.check))
 
 
-def _undisturbed(ask: Any, cases: Sequence[Case], streams: int) -> dict[int, Answer]:
+def _undisturbed(ask: Callable[[Case], Answer], cases: Sequence[Case], streams: int) -> dict[int, Answer]:
     """What each case gets when nothing is wrong, by the case's id. Asked twice: some may hang on rounding errors."""
     answers: dict[int, Answer] = {}
     unsteady: set[int] = set()

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from actors.loading import load_tokenizer
-from actors.request import Endpoint, Request
+from actors.request import Delta, Endpoint, Request
 from decoding.blend_params import BlendParams
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import ConsortError
@@ -74,12 +74,6 @@ class Answer:
             for ours, theirs in ((self.logprobs, other.logprobs), (self.prompt_logprobs, other.prompt_logprobs))
             for a, b in zip(ours, theirs, strict=True)
         )
-
-
-class Asks(Protocol):
-    """Who answers: one call per request, from any thread."""
-
-    def __call__(self, case: Any) -> Answer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +158,7 @@ class Streams:
                 self.answers.append((case, answer))
 
 
-def collect(deltas: Iterable[Any]) -> Answer:
+def collect(deltas: Iterable[Delta]) -> Answer:
     """The answer that arrives in deltas, and its gaps; an error ends it."""
     answer = Answer()
     heard_s = time.monotonic()

@@ -102,13 +102,16 @@ class Clients:
 @click.option("--hangs", default=1, show_default=True, help="Of each role.")
 @click.option("--coordinator-kills", default=1, show_default=True)
 @click.option("--streams", default=6, show_default=True)
+@click.option("--prompts", default=20, show_default=True)
 @click.option("--new-tokens", default=200, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=Path(".bench/chaos-serve.json"))
-def main(kills: int, hangs: int, coordinator_kills: int, streams: int, new_tokens: int, output: Path) -> None:
+def main(
+    kills: int, hangs: int, coordinator_kills: int, streams: int, prompts: int, new_tokens: int, output: Path
+) -> None:
     """Serve, ask, kill, compare, print, and write JSON."""
     bodies = [
         {"model": "consort", "prompt": text, "max_tokens": new_tokens, "seed": seed, **_BODIES[seed % len(_BODIES)]}
-        for seed, text in enumerate(read_prompts(PROMPTS)[:20])
+        for seed, text in enumerate(read_prompts(PROMPTS)[:prompts])
     ]
     config = _config()
     kinds: list[Kind] = [*(["kill target", "kill drafter"] * kills), *(["hang target", "hang drafter"] * hangs)]  # type: ignore[list-item]

@@ -1,4 +1,4 @@
-"""`make http-load`: clients that hang up, and more clients than can be answered, on a real `consort serve`.
+"""`python -m benchmarks.http_load`: clients that hang up and clients that are too many, on a real server.
 
 See docs/operation.md for what was found.
 """
@@ -81,11 +81,12 @@ def _config(max_requests: int | None, slots: int) -> ServerConfig:
 
 def _overload_text(load: Overload, capacity_p99_s: float) -> str:
     admitted = load.admitted
-    return (
-        f"overload: {load.offered_per_s:.0f} requests/s offered, {admitted.per_s:.1f}/s answered, "
-        f"{load.refused} refused ({load.without_retry_after} without Retry-After, p99 {load.refusal_p99_s:.2f} s), {load.failed} failed\n"
-        f"admitted requests' p99 {admitted.p99_s:.2f} s, {admitted.p99_s / capacity_p99_s:.2f} times that at capacity"
+    lines = (
+        f"overload: {load.offered_per_s:.0f} requests/s offered, {admitted.per_s:.1f}/s answered, {load.failed} failed",
+        f"{load.refused} refused, p99 {load.refusal_p99_s:.2f} s, {load.without_retry_after} without Retry-After",
+        f"admitted requests' p99 {admitted.p99_s:.2f} s, {admitted.p99_s / capacity_p99_s:.2f} times that at capacity",
     )
+    return "\n".join(lines)
 
 
 def _disconnects_text(left: Disconnects) -> str:

@@ -17,7 +17,7 @@ from benchmarks.scaling_measured import CoordinatorTimes, Pair, measure_coordina
 from benchmarks.simulator import simulate
 from decoding.draft_length import choose_draft_lengths
 
-_MOST_DRAFTED = 8
+_MOST_DRAFTED = 4
 _RATIOS = (0.125, 0.25, 0.5, 1.0, 2.0)  # drafters per target
 _LINKS_MS = (
     0.05,
@@ -29,8 +29,8 @@ _LINKS_MS = (
     50.0,
 )  # one way: a host, a rack, a zone, a region, two near and two far ones
 _TARGETS = (1, 2, 4, 10, 100, 1000)
-_COORDINATORS = (1, 2, 5, 10, 20, 50, 100)
-_STREAMS = (1, 4, 16)  # per target
+_COORDINATORS = (1, 2, 5, 10, 20, 50)
+_STREAMS = (1, 4, 8)  # per target
 
 Point = dict[str, Any]
 
@@ -76,7 +76,7 @@ class Study:
 
     def _point(self, **given: Any) -> Point:
         targets = given.get("targets", 1)
-        seconds = 10.0 if targets < 10 else 3.0 if targets <= 100 else 1.0
+        seconds = 10.0 if targets < 10 else 2.0 if targets <= 100 else 0.5
         seconds *= max(1.0, self._pair.target(1, 1) / 0.02)
         scenario = self._pair.scenario(
             self._coordinator, draft_length=self.draft_length if given.get("drafters", 1) else lambda _: 0, **given

@@ -1,9 +1,10 @@
 """What the simulator is given, and real runs of the same: measured here, kept as JSON."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from statistics import linear_regression, mean, median
+from statistics import linear_regression, mean
 from typing import Any
 
 from actors.loading import ModelSpec, load_tokenizer
@@ -11,13 +12,16 @@ from benchmarks import coordinator_cost
 from benchmarks.inflated import inflated_target
 from benchmarks.simulator import Scenario, simulate
 from benchmarks.simulator_costs import TurnCosts
-from benchmarks.simulator_validation import Measured, Stage, measure_costs, running
+from benchmarks.simulator_validation import Measured, Stage, running
 from training.heldout import read_prompts
 
 LOCAL_LINK_S = 0.00006  # one way over TCP on one host: half of a round trip of ZeroMQ with CURVE
 _STREAMS, _DRAFT_LENGTHS = (1, 4, 8), (0, 2, 4)
 _SEEDS = 3
 _PROMPT_TOKENS = 100
+_BESIDE_DRAFTING_S = 0.00025  # what a drafter's turn takes beside its step
+
+Run = dict[str, Any]  # a `Measured`, as JSON has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,6 @@ class Pair:
             "acceptance": self.acceptance,
             "target_turn_s": self.target,
             "drafter_turn_s": self.drafter,
-            "target_jitter": self.target.jitter,
-            "drafter_jitter": self.drafter.jitter,
             "link_s": LOCAL_LINK_S,
             "coordinator_batch_s": coordinator.batch_s,
             "coordinator_offer_s": coordinator.offer_s,
@@ -69,7 +71,7 @@ def measure_coordinator() -> tuple[list[coordinator_cost.CoordinatorCost], Coord
 
 
 def measure_pair(name: str, coordinator: CoordinatorTimes, report: Callable[[str], None]) -> dict[str, Any]:
-    """Costs of "small", the bundled pair, or "large", its target inflated to about 300 M parameters; then real runs."""
+    """Real runs of "small", the bundled pair, or "large", its target inflated to about 300 M parameters."""
     large = name == "large"
     target = ModelSpec(
         name="target",
@@ -79,82 +81,97 @@ def measure_pair(name: str, coordinator: CoordinatorTimes, report: Callable[[str
         threads=1,
     )
     drafter = ModelSpec(name="drafter", path="models/drafter", dtype="float32", device="cpu", threads=1)
-    report(f"{name}: timing turns")
-    of_target, of_drafter = measure_costs(target, drafter, rounds=2 if large else 8)
-    pair = Pair(name, of_target, of_drafter, acceptance=0.0)
-    report(f"{name}: real runs")
     with running(target, drafter) as stage:
-        runs = _runs(stage, pair, coordinator, new_tokens=64 if large else 160, report=report)
-    acceptance = mean(run["measured"]["acceptance"] for run in runs if run["measured"]["draft_length"] == 4)
+        runs = _runs(stage, new_tokens=64 if large else 160, repetitions=1 if large else 3, report=report)
+    return compared(name, [[asdict(one) for one in repetitions] for repetitions in runs], coordinator, report)
+
+
+def compared(
+    name: str, runs: Sequence[Sequence[Run]], coordinator: CoordinatorTimes, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """What turns cost in the runs, and what the simulator makes of that. runs: of each setting, its repetitions."""
+    middle = [sorted(one, key=lambda run: float(run["tokens_per_s"]))[len(one) // 2] for one in runs]
+    pair = Pair(name, _target_costs(middle), _drafter_costs(middle), mean(_acceptances(middle)))
+    for run in middle:
+        run["simulated"] = _simulated(pair, coordinator, run)
+        report(
+            f"{name}: {run['streams']} stream(s), γ = {run['draft_length']}: {run['tokens_per_s']:.1f} tokens/s, "
+            f"simulated {run['simulated']:.1f}, {run['simulated'] / run['tokens_per_s'] - 1:+.1%}"
+        )
     return {
-        "target_turn_s": of_target.seconds,
-        "drafter_turn_s": of_drafter.seconds,
-        "jitter": [of_target.jitter, of_drafter.jitter],
-        "acceptance": acceptance,
-        "runs": runs,
+        "target_turn_s": pair.target.seconds,
+        "drafter_turn_s": pair.drafter.seconds,
+        "acceptance": pair.acceptance,
+        "runs": middle,
+        "tokens_per_s_of_repetitions": [[run["tokens_per_s"] for run in one] for one in runs],
     }
 
 
-def _runs(
-    stage: Stage, pair: Pair, coordinator: CoordinatorTimes, *, new_tokens: int, report: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def _target_costs(runs: Sequence[Run]) -> TurnCosts:
+    """Of a turn: the step as the loop timed it, and what plain turns take beside."""
+    beside = {
+        run["streams"]: run["streams"] / run["tokens_per_s"] - _step_s(run["target"])
+        for run in runs
+        if not run["draft_length"]
+    }
+    seconds: dict[int, dict[int, float]] = {}
+    for run in runs:
+        of_rows = seconds.setdefault(run["streams"], {})
+        of_rows[1 + run["draft_length"]] = max(_step_s(run["target"]) + beside[run["streams"]], *of_rows.values(), 0.0)
+    return TurnCosts(seconds)
+
+
+def _drafter_costs(runs: Sequence[Run]) -> TurnCosts:
+    drafting = [run for run in runs if run["draft_length"]]
+    by_rows: dict[int, list[float]] = {run["streams"]: [] for run in drafting}
+    for run in drafting:
+        by_rows[run["streams"]].append(_step_s(run["drafter"]) + _BESIDE_DRAFTING_S)
+    return TurnCosts({rows: {1: mean(seconds)} for rows, seconds in by_rows.items()})
+
+
+def _step_s(times: dict[str, float]) -> float:
+    return times["step_s"] / times["steps"]
+
+
+def _acceptances(runs: Sequence[Run]) -> list[float]:
+    return [run["acceptance"] for run in runs if run["draft_length"] == max(_DRAFT_LENGTHS)]
+
+
+def _runs(stage: Stage, *, new_tokens: int, repetitions: int, report: Callable[[str], None]) -> list[list[Measured]]:
     tokenizer = load_tokenizer("models/target")
     texts = [tokenizer(text)["input_ids"][:_PROMPT_TOKENS] for text in read_prompts(Path("models/heldout.jsonl"))]
     for γ in (0, 4):
         stage.run(texts[:4], draft_length=γ, new_tokens=24)  # warms up
     runs = []
-    for streams in _STREAMS:
-        for γ in _DRAFT_LENGTHS:
-            repetitions = 1 if pair.target(1, 1) > 0.02 else 3
-            done = [
-                stage.run(texts[at * streams :][:streams], draft_length=γ, new_tokens=new_tokens)
-                for at in range(repetitions)
-            ]
-            runs.append(_compared(done, pair, coordinator))
-            run = runs[-1]
-            report(
-                f"{streams} stream(s), γ = {γ}: {run['tokens_per_s']:.1f} tokens/s, "
-                f"simulated {run['simulated']:.1f}, {run['simulated'] / run['tokens_per_s'] - 1:+.1%}"
-            )
+    for streams, γ in product(_STREAMS, _DRAFT_LENGTHS):
+        report(f"{streams} stream(s), γ = {γ}")
+        chosen = [texts[at * streams :][:streams] for at in range(repetitions)]
+        runs.append([stage.run(prompts, draft_length=γ, new_tokens=new_tokens) for prompts in chosen])
     return runs
 
 
-def _compared(done: list[Measured], pair: Pair, coordinator: CoordinatorTimes) -> dict[str, Any]:
-    """The repetition in the middle, and what the simulator says of it."""
-    streams, γ = done[0].streams, done[0].draft_length
-    acceptance = mean(one.acceptance for one in done)
-    simulated = mean(
-        simulate(
-            pair.scenario(
-                coordinator,
-                drafters=1 if γ else 0,
-                streams=streams,
-                answer_tokens=10**6,
-                draft_length=lambda _: γ,
-                acceptance=acceptance,
-                seed=seed,
-            ),
-            seconds=20,
-            warm_up_s=1,
-        ).tokens_per_s
+def _simulated(pair: Pair, coordinator: CoordinatorTimes, run: Run) -> float:
+    """Tokens per second, with the acceptance of the run."""
+    γ = run["draft_length"]
+    scenarios = [
+        pair.scenario(
+            coordinator,
+            drafters=1 if γ else 0,
+            streams=run["streams"],
+            answer_tokens=10**6,
+            draft_length=lambda _: γ,
+            acceptance=run["acceptance"],
+            seed=seed,
+        )
         for seed in range(_SEEDS)
-    )
-    return {
-        "tokens_per_s": median(one.tokens_per_s for one in done),
-        "simulated": simulated,
-        "all_tokens_per_s": [one.tokens_per_s for one in done],
-        "measured": asdict(sorted(done, key=lambda one: one.tokens_per_s)[len(done) // 2]),
-    }
+    ]
+    return mean(simulate(scenario, seconds=20, warm_up_s=1).tokens_per_s for scenario in scenarios)
 
 
 def read_pair(name: str, measured: dict[str, Any]) -> Pair:
     """A pair as it was measured, from JSON, whose keys are texts."""
     tables = [
-        TurnCosts(
-            {int(rows): {int(count): s for count, s in of_rows.items()} for rows, of_rows in table.items()}, jitter
-        )
-        for table, jitter in zip(
-            (measured["target_turn_s"], measured["drafter_turn_s"]), measured["jitter"], strict=True
-        )
+        TurnCosts({int(rows): {int(count): s for count, s in of_rows.items()} for rows, of_rows in table.items()})
+        for table in (measured["target_turn_s"], measured["drafter_turn_s"])
     ]
     return Pair(name, tables[0], tables[1], measured["acceptance"])

@@ -7,8 +7,8 @@ more of the drafter's are right. Drafts are chains; alternatives, which hide a p
 
 import math
 import random
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -31,8 +31,6 @@ class Scenario:
     target_turn_s: Costs
     drafter_turn_s: Costs
     link_s: float = 0.0001  # one way, between any two processes
-    target_jitter: Sequence[float] = (1.0,)  # what turns take, as shares of the above; one is drawn for each
-    drafter_jitter: Sequence[float] = (1.0,)
     coordinators: int = 1  # each with its share of the requests
     coordinator_batch_s: float = 0.0  # of a core, per batch of messages that arrives …
     coordinator_offer_s: float = 0.0  # … per offer in it …
@@ -189,7 +187,6 @@ class _Target:
                 self._note_latency(row)
             row.expects = row.expects and drafted > 0
         cost_s = world.scenario.target_turn_s(len(rows), len(rows) + sum(drafts))
-        cost_s *= world.draw(world.scenario.target_jitter)
         self.busy_s += cost_s
         self._mean_turn_s += _SMOOTHING * (cost_s - self._mean_turn_s)
         yield world.env.timeout(cost_s)
@@ -269,7 +266,6 @@ class _Drafter:
                 yield self.inbox.arrival()
                 continue
             cost_s = self._world.scenario.drafter_turn_s(len(wanting), len(wanting))
-            cost_s *= self._world.draw(self._world.scenario.drafter_jitter)
             self.busy_s += cost_s
             yield self._world.env.timeout(cost_s)
             parcels: dict[_Inbox, list[Any]] = {}
@@ -309,10 +305,6 @@ class World:
         for stream in range(scenario.targets * scenario.streams):
             self._begin(self.coordinators[stream % scenario.coordinators])
 
-    def draw(self, shares: Sequence[float]) -> float:
-        """One of them."""
-        return shares[0] if len(shares) == 1 else self._random.choice(shares)
-
     def draw_good(self) -> int:
         """How many tokens a chain of the drafter's is right for."""
         chance = self.scenario.acceptance
@@ -351,7 +343,6 @@ class Outcome:
     target_use: float  # the share of the time that targets computed
     drafter_use: float
     coordinator_use: float
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def simulate(scenario: Scenario, *, seconds: float, warm_up_s: float) -> Outcome:

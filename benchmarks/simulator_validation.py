@@ -24,13 +24,10 @@ from actors.request import Delta, Endpoint, Request
 from actors.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from benchmarks.hosts import Child
 from benchmarks.replica import MeasuredReplica, Role
-from benchmarks.simulator_costs import TurnCosts, drafter_costs, target_costs
 from decoding.calibration import RankCalibration
 from decoding.params import SamplingParams
 
 _Seen = tuple[float, int, Delta]  # when, of which stream, what
-_ROWS = (1, 2, 4, 8, 16)
-_DRAFT_LENGTHS = (0, 1, 2, 4, 8)
 
 
 class _FirstOnly(RankCalibration):
@@ -56,6 +53,7 @@ class Measured:
     draft_length: int
     tokens_per_s: float
     acceptance: float  # the chance of a draft token to be accepted, if those before it are
+    drafted: float  # draft tokens per row and turn
     coordinator_cpu_per_1000_tokens_s: float  # of its thread
     target: LoopTimes
     drafter: LoopTimes
@@ -105,6 +103,7 @@ class Stage:
             draft_length,
             _rate(seen, len(prompts)),
             accepted / max(1, accepted + missed),
+            sum(one.drafted for one in last) / (sum(one.steps for one in last) - len(last)),
             1e3 * cpu_s / sum(one.committed for one in last),
             target,
             drafting,
@@ -142,20 +141,6 @@ def running(target: ModelSpec, drafter: ModelSpec) -> Iterator[Stage]:
         stack.callback(thread.stop)
         timed.coordinator.set_replicas(addresses)
         yield Stage(timed, *children)
-
-
-def measure_costs(target: ModelSpec, drafter: ModelSpec, *, rounds: int) -> tuple[TurnCosts, TurnCosts]:
-    """What turns of both cost, in a process of its own with one thread."""
-    with Child(partial(_Costs, target, drafter, rounds), threads=1) as child:
-        costs: tuple[TurnCosts, TurnCosts] = child.call(attrgetter("costs"))
-        return costs
-
-
-class _Costs:
-    def __init__(self, target: ModelSpec, drafter: ModelSpec, rounds: int) -> None:
-        logging.disable_progress_bar()
-        of_target = target_costs(load_runner(target), _ROWS, _DRAFT_LENGTHS, rounds=rounds)
-        self.costs = of_target, drafter_costs(load_runner(drafter), _ROWS, rounds=rounds)
 
 
 def _roles(target: ModelSpec, drafter: ModelSpec) -> list[tuple[Role, ModelSpec]]:

@@ -141,6 +141,8 @@ class ServedEndpoint:
             )
         if wanted is None:
             return min(body.default_max_tokens or room, room)
+        if wanted > room and body.takes_less:
+            return room
         if wanted > room:
             raise InvalidRequestError(
                 f"{field} and max_tokens: {len(prompt)} + {wanted} tokens don't fit into the context of "

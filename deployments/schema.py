@@ -117,6 +117,11 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         return self.max_tokens
 
     @property
+    def takes_less(self) -> bool:
+        """Whether that limit is a bound that the context may lower, and not a wish."""
+        return False
+
+    @property
     def prompt_count(self) -> int:
         """How many prompts the request brings."""
         return 1
@@ -260,7 +265,9 @@ class ChatRequest(GenerationRequest, ChatCompatibilityFields):
     default_max_tokens = None
 
     messages: Annotated[list[Message], Field(min_length=1, description="The conversation so far, oldest turn first.")]
-    max_completion_tokens: Limit | None = Field(None, description="OpenAI's newer name for `max_tokens`.")
+    max_completion_tokens: Limit | None = Field(
+        None, description="OpenAI's newer name for `max_tokens`; no error where the context has less room."
+    )
     logprobs: bool | None = Field(None, description="true: answers have log-probabilities.")
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_CHAT_LOGPROBS)] | None = Field(
         None, description="Of so many most probable tokens in each place; needs `logprobs`."
@@ -287,6 +294,10 @@ class ChatRequest(GenerationRequest, ChatCompatibilityFields):
     @property
     def wanted_max_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def takes_less(self) -> bool:
+        return self.max_completion_tokens is not None
 
     @property
     def logprob_count(self) -> int | None:

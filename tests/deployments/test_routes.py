@@ -265,3 +265,11 @@ def test_a_body_that_is_not_announced_as_json_says_what_is_missing(fake: TestCli
     answer = fake.post("/v1/completions", content=b'{"model": "e", "prompt": "x"}')
     assert answer.status_code == 400
     assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+def test_an_upper_bound_beyond_the_context_is_lowered_and_a_wish_is_refused(fake: TestClient) -> None:
+    body = {"model": "consort", "messages": [{"role": "user", "content": "x"}]}
+    bounded = fake.post("/v1/chat/completions", json={**body, "max_completion_tokens": 5000})
+    assert bounded.json()["usage"]["total_tokens"] == 1024
+    wished = fake.post("/v1/chat/completions", json={**body, "max_tokens": 5000})
+    assert wished.status_code == 400

@@ -1,0 +1,25 @@
+"""What replicas tell through Ray's metrics, as Prometheus would scrape it from the node."""
+
+import urllib.request
+
+import pytest
+import ray
+
+from deployments.replica_metrics import COUNTERS, GAUGES
+from tests.http.conftest import Server
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+def test_replicas_tell_through_rays_metrics(server: Server) -> None:
+    server.client.post("/v1/completions", {"model": "consort", "prompt": "import os\n", "max_tokens": 50})
+    port = ray.nodes()[0]["MetricsExportPort"]
+
+    def exported() -> set[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        return {line.partition("{")[0] for line in lines if 'model_name="target"' in line}
+
+    wanted = {f"ray_{name}" for name in (*GAUGES, *(name for name, _ in COUNTERS.values()))}
+    wait_until(lambda: wanted <= exported(), f"all of {sorted(wanted)} are exported", timeout_s=60)
