@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 matplotlib.use("Agg")
 
@@ -28,6 +29,7 @@ def draw(answers: Mapping[str, Sequence[Point]], path: Path) -> None:
         _coordinators(row[3], of_pair["coordinators"])
         for axes in row:
             axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)

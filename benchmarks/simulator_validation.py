@@ -84,18 +84,19 @@ class Stage:
         endpoint = Endpoint("bench", "target", drafter, draft_length, lambda tokens: "")
         params = SamplingParams(max_tokens=new_tokens, temperature=0)
         deltas: queue.SimpleQueue[_Seen] = queue.SimpleQueue()
-        self._times()
         cpu_s = self._timed.cpu_s
         for at, prompt in enumerate(prompts):
             self._timed.coordinator.submit(Request(endpoint, prompt, params), partial(_note, deltas, at))
         seen: list[_Seen] = []
+        while len({at for _, at, _ in seen}) < len(prompts):
+            seen.append(_next(deltas))
+        self._times()
+        while all(delta.finish is None for _, _, delta in seen):
+            seen.append(_next(deltas))
+        target, drafting = self._times()  # while all streams ran
         while sum(delta.finish is not None for _, _, delta in seen) < len(prompts):
-            seen.append(deltas.get(timeout=120))
-            if seen[-1][2].error is not None:
-                raise seen[-1][2].error
+            seen.append(_next(deltas))
         cpu_s = self._timed.cpu_s - cpu_s
-        time.sleep(0.05)  # until replicas have heard of the end
-        target, drafting = self._times()
         last = [delta.statistics for _, _, delta in seen if delta.finish is not None]
         accepted, missed = sum(one.accepted for one in last), sum(one.missed for one in last)
         return Measured(
@@ -116,6 +117,13 @@ class Stage:
 
 def _note(deltas: "queue.SimpleQueue[_Seen]", stream: int, delta: Delta) -> None:
     deltas.put((time.perf_counter(), stream, delta))
+
+
+def _next(deltas: "queue.SimpleQueue[_Seen]") -> _Seen:
+    seen = deltas.get(timeout=120)
+    if seen[2].error is not None:
+        raise seen[2].error
+    return seen
 
 
 def _rate(seen: Sequence[_Seen], streams: int) -> float:

@@ -37,6 +37,7 @@ COORDINATOR = "Coordinator"
 
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
 _ASK_TIMEOUT_S = 3.0
+_DRAIN_S = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,12 @@ class ModelReplica:
     def check_health(self) -> None:
         """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
         self._replica.check()
+
+    def __del__(self) -> None:
+        """Serve calls it when it withdraws the replica: what is in hand is handed over first."""
+        replica = self.__dict__.pop("_replica", None)  # there is none if the constructor failed
+        if replica is not None:
+            replica.drain(_DRAIN_S)
         self._metrics.tell(self._replica.report(), self._replica.times)  # as often as that: every two seconds
 
 
@@ -213,10 +220,10 @@ def _options() -> dict[str, Any]:
     return {
         "max_ongoing_requests": 10_000,
         "health_check_period_s": 2,
-        "health_check_timeout_s": 30,
+        "health_check_timeout_s": 10,
         "max_constructor_retry_count": 2,  # what fails at start is nearly always the configuration
         "graceful_shutdown_wait_loop_s": 1,
-        "graceful_shutdown_timeout_s": 10,
+        "graceful_shutdown_timeout_s": 30,
         "logging_config": LoggingConfig(enable_access_log=False),
     }
 

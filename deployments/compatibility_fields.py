@@ -7,7 +7,7 @@ from pydantic import Field
 from deployments.fields import only
 from deployments.strict import StrictModel
 
-_NO_TOOLS = "calls of tools are not supported"
+_NEWER = "send tools and tool_choice"
 
 
 class CompatibilityFields(StrictModel):
@@ -30,13 +30,12 @@ class CompatibilityFields(StrictModel):
 class ChatCompatibilityFields(StrictModel):
     """Of chat alone."""
 
-    tools: Annotated[list[Any], only([], why=_NO_TOOLS)] | None = Field(None, description="Only an empty list.")
-    functions: Annotated[list[Any], only([], why=_NO_TOOLS)] | None = Field(None, description="Only an empty list.")
-    tool_choice: Annotated[Any, only("none", "auto", why=_NO_TOOLS)] = Field(
-        None, description="Only `none` or `auto`, which are the same without tools."
+    functions: Annotated[list[Any], only([], why=_NEWER)] | None = Field(
+        None, description="Only an empty list; `tools` has replaced it."
     )
-    function_call: Annotated[Any, only("none", "auto", why=_NO_TOOLS)] = Field(None, description="The same.")
-    parallel_tool_calls: bool | None = Field(None, description="Changes nothing without tools.")
+    function_call: Annotated[Any, only("none", "auto", why=_NEWER)] = Field(
+        None, description="Only `none` or `auto`; `tool_choice` has replaced it."
+    )
     reasoning_effort: Annotated[Any, only("none", why="see chat_template_kwargs")] = Field(
         None, description="Only `none`; a model's own switches go into `chat_template_kwargs`."
     )

@@ -11,6 +11,8 @@ from decoding.errors import InvalidRequestError
 from deployments.fields import Prompt
 from deployments.schema import Message
 from deployments.token_requests import TokenizeRequest
+from deployments.tool_fields import Tool
+from deployments.tool_format import tool_format
 
 _TEMPLATE_OPTIONS = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
@@ -46,6 +48,7 @@ class Encoder:
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        tools: Sequence[Tool] = (),
     ) -> list[int]:
         """The conversation, by default up to where the assistant begins to speak.
 
@@ -53,7 +56,8 @@ class Encoder:
             variables: for the chat template; the other options are transformers', as clients set them.
 
         Raises:
-            InvalidRequestError: the model has no chat template, the template refuses, or the text is far too long.
+            InvalidRequestError: the model has no chat template, or one without tools where there are some; the template
+                refuses, or the text is far too long.
         """
         if not self.tokenizer.chat_template:
             raise InvalidRequestError(f"messages: the model {self._model!r} has no chat template.", field="messages")
@@ -62,11 +66,16 @@ class Encoder:
         if reserved:
             reason = f"chat_template_kwargs: {reserved[0]!r} is no variable of chat templates."
             raise InvalidRequestError(reason, field="chat_template_kwargs")
+        if tools and tool_format(self.tokenizer.chat_template) is None:
+            raise InvalidRequestError(
+                f"tools: the chat template of {self._model!r} has no place for them.", field="tools"
+            )
         turns = [message.turn for message in messages]
         options: dict[str, Any] = {
             **variables,
             "add_generation_prompt": add_generation_prompt is not False,
             "continue_final_message": bool(continue_final_message),
+            "tools": [tool.model_dump(exclude_none=True) for tool in tools] or None,
         }
         try:
             text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, **options))

@@ -77,6 +77,7 @@ class ServedEndpoint:
                         body.chat_template_kwargs,
                         add_generation_prompt=body.add_generation_prompt,
                         continue_final_message=body.continue_final_message,
+                        tools=body.offered_tools,
                     )
                 ]
             case ResponsesRequest():

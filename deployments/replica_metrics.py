@@ -41,7 +41,7 @@ class ReplicaMetrics:
             field: Counter(name, description=text, tag_keys=keys) for field, (name, text) in COUNTERS.items()
         }
         for metric in (*self._gauges.values(), *self._counters.values()):
-            metric.set_default_tags(labels)
+            metric.set_default_tags(dict(labels))  # Serve writes into what it is given
         self._told = LoopTimes()
 
     def tell(self, report: Report, times: LoopTimes) -> None:

@@ -46,7 +46,7 @@ class AnyChoice(BaseModel):
     """What choices have in common. Fields that are not set are not sent."""
 
     index: int
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
     stop_reason: str | int | None = None
     score: float | None = None  # of a beam search
     token_details: list[TokenDetail] | None = None
@@ -61,11 +61,28 @@ class CompletionChoice(AnyChoice):
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class FunctionCall(BaseModel):
+    """What the model wants called."""
+
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(BaseModel):
+    """A call, as one event of a stream has it too. Fields that are not set are not sent."""
+
+    index: int | None = None  # among the choice's calls; in streams only
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class ChatMessage(BaseModel):
     """The assistant's turn."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatPiece(BaseModel):
@@ -73,6 +90,7 @@ class ChatPiece(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(AnyChoice):

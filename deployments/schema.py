@@ -15,6 +15,7 @@ from deployments.fields import Limit, Prompts, only
 from deployments.sampling_fields import SamplingFields
 from deployments.strict import StrictModel, Text, wrong_field
 from deployments.structure_fields import ResponseFormat, StructuredOutputs
+from deployments.tool_fields import PastCall, ToolFields
 
 _MAX_CHOICES = 128
 _MAX_DRAFT_LENGTH = 32
@@ -242,23 +243,39 @@ class TextPart(StrictModel):
 class Message(StrictModel):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_as_parts)] = Field(description="A text, or text parts.")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = Field(
+        None, description="A text, or text parts."
+    )
     name: Text | None = Field(None, description="Of the speaker, for chat templates that show it.")
+    tool_calls: list[PastCall] | None = Field(None, description="What the assistant called.")
+    tool_call_id: Text | None = Field(None, description="Which call the content of a tool answers.")
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> "Message":
+        if self.content is None and not self.tool_calls:
+            raise wrong_field("content", "is required")
+        if self.tool_calls and self.role != "assistant":
+            raise wrong_field("tool_calls", f"has no place in the role {self.role!r}")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise wrong_field("tool_call_id", "goes with the role tool, and with no other")
+        return self
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content or ())
 
     @property
-    def turn(self) -> dict[str, str]:
+    def turn(self) -> dict[str, Any]:
         """As chat templates take it."""
+        more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
+        if self.tool_calls:
+            more["tool_calls"] = [call.turn for call in self.tool_calls]
         role = "system" if self.role == "developer" else self.role
-        name = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": self.text, **name}
+        return {"role": role, "content": self.text} | {name: value for name, value in more.items() if value is not None}
 
 
-class ChatRequest(GenerationRequest, ChatCompatibilityFields):
+class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
     """POST /v1/chat/completions."""
 
     prompt_field = "messages"
@@ -289,7 +306,13 @@ class ChatRequest(GenerationRequest, ChatCompatibilityFields):
                 "needs add_generation_prompt: false",
             ),
             (not self.top_logprobs or bool(self.logprobs), "top_logprobs", "needs logprobs: true"),
+            *self.tool_conditions(),
+            (not self.must_call or super().structure is None, "tool_choice", "gives the answer another structure"),
         ]
+
+    @property
+    def structure(self) -> Structure | None:
+        return self.forced_structure() or super().structure
 
     @property
     def wanted_max_tokens(self) -> int | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from transformers import PreTrainedTokenizerBase
 
 from decoding.detokenizer import Detokenizer
+from deployments.tool_format import tool_format
 
 _SPACE = "▁"  # how SentencePiece writes it
 
@@ -20,6 +21,7 @@ class Vocabulary:
         self.size = size
         self._tokenizer = copy.deepcopy(tokenizer)
         self._special = set(tokenizer.all_special_ids)
+        self.tool_format = tool_format(tokenizer.chat_template)  # how texts have calls of tools
 
     def bytes_of(self, token: int) -> bytes:
         """What the token stands for; of a special token its name."""

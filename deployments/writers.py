@@ -33,6 +33,7 @@ from deployments.token_shapes import (
     prompt_logprobs,
     token_details,
 )
+from deployments.tool_caller import ToolCaller
 from deployments.vocabulary import Vocabulary
 from deployments.writer import Writer
 
@@ -210,13 +211,27 @@ class ChatWriter(AnswerWriter):
     id_prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     _body: ChatRequest
 
+    def __init__(self, body: ChatRequest, requests: Sequence[Request], vocabulary: Vocabulary, *, seed: int) -> None:
+        super().__init__(body, requests, vocabulary, seed=seed)
+        self._callers = [ToolCaller(body, vocabulary.tool_format) for _ in requests]
+
     def _choice(self, index: int, part: Part) -> ChatChoice:
-        message = ChatMessage(role="assistant", content=part.text)
-        return ChatChoice(message=message, logprobs=self._logprobs(part), **self._common(index, part))
+        caller = ToolCaller(self._body, self._vocabulary.tool_format)  # choices may come in another order
+        content, calls = caller.add(part, in_stream=False)
+        message = ChatMessage(role="assistant", content=None if calls and not content else content)
+        if calls:
+            message.tool_calls = calls
+        common = caller.told(self._common(index, part))
+        return ChatChoice(message=message, logprobs=self._logprobs(part), **common)
 
     def _chunk_choice(self, index: int, part: Part, *, first: bool) -> ChatChunkChoice:
-        piece = ChatPiece(role="assistant", content=part.text) if first else ChatPiece(content=part.text)
-        return ChatChunkChoice(delta=piece, logprobs=self._logprobs(part), **self._common(index, part))
+        caller = self._callers[index]
+        content, calls = caller.add(part, in_stream=True)
+        piece = ChatPiece(role="assistant", content=content) if first else ChatPiece(content=content)
+        if calls:
+            piece.tool_calls = calls
+        common = caller.told(self._common(index, part))
+        return ChatChunkChoice(delta=piece, logprobs=self._logprobs(part), **common)
 
     def _logprobs(self, part: Part) -> ChatLogprobs | None:
         count = self._body.logprob_count

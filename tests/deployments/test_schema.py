@@ -140,9 +140,9 @@ def test_an_echoed_prompt_needs_logprobs_too() -> None:
     assert completion(echo=True).prompt_logprob_count is None
 
 
-def test_a_tool_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValidationError, match=r"should be \[\]; calls of tools are not supported"):
-        chat(tools=[{"type": "function"}])
+def test_an_older_form_of_tools_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValidationError, match=r"should be \[\]; send tools and tool_choice"):
+        chat(functions=[{"name": "f"}])
 
 
 def test_one_stop_string_needs_no_list() -> None:
