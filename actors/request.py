@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from actors.answer import Answer, Criterion
@@ -77,7 +77,14 @@ class Statistics:
     hits: int = 0  # of these, those after which a draft of that other way was there already
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        return Statistics(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Statistics(
+            steps=self.steps + other.steps,
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
+            committed=self.committed + other.committed,
+            missed=self.missed + other.missed,
+            hits=self.hits + other.hits,
+        )
 
     @property
     def acceptance_rate(self) -> float:

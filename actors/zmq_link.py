@@ -100,11 +100,11 @@ class ConnectingZmqLink:
             return  # the replica is gone or stuck; its silence will be noticed
 
     def receive(self, timeout_s: float) -> list[Envelope]:
-        self._poller.poll(math.ceil(timeout_s * 1e3))
+        ready = {socket for socket, _ in self._poller.poll(math.ceil(timeout_s * 1e3))}
         self._wakeup.clear()
         envelopes: list[Envelope] = []
         for peer, socket in list(self._sockets.items()):
-            for _ in range(MAX_RECEIVED):
+            for _ in range(MAX_RECEIVED if socket in ready else 0):
                 if not socket.poll(0):
                     break
                 envelopes += _decode([peer.encode(), *socket.recv_multipart()])

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
 from actors.messages import Admit, Commit, Message, Offer
 from actors.request import Delta, Endpoint, Request
@@ -43,10 +42,6 @@ class _Bench:
         self._all = [*self._ends, link]
         self.thread_s = 0.0
         self.turn()
-
-    @property
-    def addresses(self) -> list[ReplicaAddress]:
-        return [end.address for end in self._ends]
 
     def turn(self) -> None:
         """One turn of the coordinator, with its clock running."""
@@ -114,9 +109,12 @@ def _ignore(delta: Delta) -> None:
     assert delta.error is None, delta.error
 
 
-def where_it_goes(*, rows: int, offers_per_verdict: int, rounds: int) -> str:
-    """The functions that take most of the time, as `pstats` shows them."""
+def print_profile(*, rows: int, offers_per_verdict: int, rounds: int) -> None:
+    """The functions that take most of the time."""
     profile = cProfile.Profile(time.thread_time)
     measure(rows=rows, offers_per_verdict=offers_per_verdict, rounds=rounds, profile=profile)
     pstats.Stats(profile).sort_stats("tottime").print_stats(25)
-    return ""
+
+
+if __name__ == "__main__":
+    print_profile(rows=8, offers_per_verdict=5, rounds=100)

@@ -110,6 +110,16 @@ class Admission:
             (running if ticket.running else waiting)[ticket.request.endpoint.name] += 1
         return waiting, running
 
+    def check_room(self, key: ApiKey = ANYBODY) -> None:
+        """Raises OverloadedError if the server, or the key, has as many requests as it may have."""
+        own = sum(ticket.key == key for ticket in self._tickets.values()) if key.max_requests is not None else 0
+        for taken, most, whose in (
+            (len(self._tickets), self._limits.max_requests, "in progress"),
+            (own, key.max_requests, "of this API key in progress"),
+        ):
+            if most is not None and taken >= most:
+                self._refuse(f"{most} requests are {whose} already.")
+
     def submit(self, request: Request, sink: Sink, *, key: ApiKey = ANYBODY, priority: int = 0) -> None:
         """Begin a request now or later. `sink` gets its deltas, from any thread, and must not block.
 
@@ -145,13 +155,12 @@ class Admission:
         self._forget(request_id)
 
     def _check_limits(self, ticket: Ticket) -> None:
+        self.check_room(ticket.key)
         own = [other for other in self._tickets.values() if other.key == ticket.key]
-        for tickets, requests, tokens, whose in (
-            (list(self._tickets.values()), self._limits.max_requests, self._limits.max_tokens, "in progress"),
-            (own, ticket.key.max_requests, ticket.key.max_tokens, "of this API key in progress"),
+        for tickets, tokens, whose in (
+            (list(self._tickets.values()), self._limits.max_tokens, "in progress"),
+            (own, ticket.key.max_tokens, "of this API key in progress"),
         ):
-            if requests is not None and len(tickets) >= requests:
-                self._refuse(f"{requests} requests are {whose} already.")
             if tokens is not None and sum(other.tokens for other in tickets) + ticket.tokens > tokens:
                 self._refuse(f"with {ticket.tokens} more, the tokens {whose} would exceed {tokens}.")
 

@@ -168,7 +168,7 @@ class HttpConfig(StrictModel):
     )
     cached_tokens: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="Keep answers of that many tokens, prompts included, for greedy and seeded requests that come again.",
+        description="Keep answers of so many tokens, prompts included, for greedy and seeded requests that come again.",
     )
     max_body_bytes: Count = Field(16 * 2**20, description="The largest body of a request; larger ones get 413.")
     access_log: bool = Field(False, description="Log a line of JSON for every request, without its content.")

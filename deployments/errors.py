@@ -78,6 +78,11 @@ def error_response(status: int, message: str, code: str, headers: dict[str, str]
     return JSONResponse(_body(message, "invalid_request_error", code=code).model_dump(), status, headers)
 
 
+def error_answer(error: Exception) -> JSONResponse:
+    """What a client gets that ran into the error."""
+    return JSONResponse(body_of(error).model_dump(), status_of(error), _headers(error))
+
+
 def install_error_handlers(api: FastAPI) -> None:
     """Give every error of the application the shape above."""
     api.add_exception_handler(ConsortError, _on_error)
@@ -90,7 +95,7 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
     status = status_of(error)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse(body_of(error).model_dump(), status, _headers(error))
+    return error_answer(error)
 
 
 def _headers(error: Exception) -> dict[str, str] | None:

@@ -21,6 +21,11 @@ class ResponseCache:
     def __len__(self) -> int:
         return len(self._answers)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether any answer is kept."""
+        return self._max_tokens > 0
+
     def may_hold(self, request: Request) -> bool:
         """Whether the request's answer is determined."""
         params = request.params

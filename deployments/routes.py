@@ -25,6 +25,7 @@ from deployments.service import Service
 from deployments.status_routes import add_status_routes
 from deployments.strategies.progress import Outcome, Progress
 from deployments.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
+from deployments.turnstile import Turnstile
 from deployments.vocabulary import Vocabulary
 from deployments.writer import Writer
 from deployments.writers import ChatWriter, CompletionWriter
@@ -53,7 +54,8 @@ def make_api(service: Service, *, keys: KeyRing | None = None, max_body_bytes: i
     """The application. keys: None: anybody may ask."""
     api = FastAPI(title="Consort", description="Language models that play together.")
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
-    api.add_middleware(BaseUrls, names=base_names(kinds))  # what is added last comes first
+    api.add_middleware(Turnstile, check=service.check_room)  # what is added last comes first
+    api.add_middleware(BaseUrls, names=base_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes)
     install_error_handlers(api)
     add_status_routes(api, service)

@@ -61,6 +61,11 @@ class Service:
         """How many may be in progress or waiting at once."""
         return self._limits.max_requests
 
+    def check_room(self, key: ApiKey) -> None:
+        """Raises OverloadedError if no request of the key can be taken on; answers that are kept need no room."""
+        if not self._cache.keeps:
+            self.admission.check_room(key)
+
     def endpoint(self, name: str) -> ServedEndpoint:
         """The endpoint that clients call so; raises UnknownModelError if there is none."""
         if name not in self.endpoints:

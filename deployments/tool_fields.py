@@ -118,7 +118,7 @@ class ToolFields(StrictModel):
         if self.tool_choice is None or not self.must_call:
             return None
         functions = {tool.function.name: tool.function for tool in self.tools or ()}
-        if self.tool_choice.name is not None:
+        if self.tool_choice.name is not None and self.tool_choice.name in functions:
             return Structure(kind="json", definition=json.dumps(functions[self.tool_choice.name].schema_or_any))
         calls = [_call_schema(function) for function in functions.values()]
         most = {"maxItems": 1} if self.parallel_tool_calls is False else {}

@@ -1,0 +1,150 @@
+"""Calls of tools over HTTP: offered by the chat template, read from answers, forced by structure."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from actors.engine import Engine
+from actors.request import Delta, Request, Statistics
+from deployments.config import load_config
+from deployments.endpoints import ServedEndpoint, load_endpoints
+from deployments.routes import make_api
+from deployments.service import Service
+from tests.deployments.fake_coordinator import FakeCoordinator
+
+TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{# <tool_call> #}{% for message in messages %}
+{{ message.role }}: {{ message.content }}{% for call in message.tool_calls or [] %}
+<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>{% endfor %}{% endfor %}"""
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Bern", "Ulm"]}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "time"}},
+]
+QUESTION = {"role": "user", "content": "What is the weather in Bern?"}
+BODY: dict[str, Any] = {"model": "consort", "messages": [QUESTION], "tools": TOOLS}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+
+
+class Scripted(FakeCoordinator):
+    """Answers a text, four characters at a step."""
+
+    text = f"I look.\n{CALL}"
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        self.requests.append(request)
+        for at in range(0, len(self.text), 4):
+            last = at + 4 >= len(self.text)
+            statistics = Statistics(steps=at // 4 + 1, committed=at // 4 + 1)
+            sink(Delta(self.text[at : at + 4], [9], statistics, ["plain"], finish="stop" if last else None))
+
+
+@pytest.fixture
+def with_tools() -> dict[str, ServedEndpoint]:
+    endpoints = load_endpoints(load_config())
+    endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
+    endpoints["consort"].vocabulary.tool_format = "hermes"
+    return endpoints
+
+
+@pytest.fixture
+def scripted(with_tools: dict[str, ServedEndpoint]) -> Iterator[tuple[TestClient, Scripted]]:
+    coordinator: Any = Scripted()
+    with TestClient(make_api(Service(with_tools, coordinator))) as client:
+        yield client, coordinator
+
+
+def ask(client: TestClient, **fields: object) -> dict[str, Any]:
+    reply = client.post("/v1/chat/completions", json={**BODY, **fields})
+    assert reply.status_code == 200, reply.json()
+    choice: dict[str, Any] = reply.json()["choices"][0]
+    return choice
+
+
+def test_a_call_is_told_apart_from_the_text(scripted: tuple[TestClient, Scripted]) -> None:
+    choice = ask(scripted[0])
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "I look."
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["type"], call["function"]["name"]) == ("function", "weather")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Bern"}
+
+
+def test_a_stream_brings_the_call_in_one_event(scripted: tuple[TestClient, Scripted]) -> None:
+    reply = scripted[0].post("/v1/chat/completions", json={**BODY, "stream": True})
+    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(delta["content"] for delta in deltas).rstrip() == "I look."
+    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "weather")]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_without_tools_or_with_none_the_text_stays_as_it_is(scripted: tuple[TestClient, Scripted]) -> None:
+    for fields in ({"tools": None}, {"tool_choice": "none"}):
+        choice = ask(scripted[0], **fields)
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"] == {"role": "assistant", "content": Scripted.text}
+
+
+def test_the_template_gets_tools_calls_and_results(
+    scripted: tuple[TestClient, Scripted], with_tools: dict[str, ServedEndpoint]
+) -> None:
+    client, coordinator = scripted
+    called = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+    turns = [
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+    ]
+    ask(client, messages=turns)
+    prompt = with_tools["consort"].vocabulary.decode(list(coordinator.requests[-1].prompt))
+    assert '"Of a city."' in prompt
+    assert '<tool_call>weather {"city": "Bern"}</tool_call>' in prompt
+    assert prompt.endswith("tool: sunny")
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"weather", "time"}), ({"type": "function", "function": {"name": "weather"}}, {"weather"})],
+)
+def test_a_forced_call_follows_the_schema(
+    engine: Engine, with_tools: dict[str, ServedEndpoint], choice: object, names: set[str]
+) -> None:
+    with TestClient(make_api(Service(with_tools, engine.coordinator))) as client:
+        for seed in range(3):
+            limits = {"max_tokens": 300, "seed": seed, "parallel_tool_calls": False}
+            answer = ask(client, tool_choice=choice, **limits)
+            if answer["finish_reason"] == "length":  # the models are random
+                continue
+            (call,) = answer["message"]["tool_calls"]
+            assert call["function"]["name"] in names
+            arguments = json.loads(call["function"]["arguments"])
+            assert call["function"]["name"] == "time" or arguments["city"] in ("Bern", "Ulm")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tools": [TOOLS[1], TOOLS[1]]}, "tools"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    scripted: tuple[TestClient, Scripted], fields: dict[str, Any], param: str
+) -> None:
+    reply = scripted[0].post("/v1/chat/completions", json={**BODY, **fields})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+def test_a_template_without_tools_is_named(fake: TestClient) -> None:
+    reply = fake.post("/v1/chat/completions", json=BODY)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "tools"
+    assert "has no place for them" in reply.json()["error"]["message"]
