@@ -65,7 +65,8 @@ class Alternation:
     def _prefill(self, rows: list[_Row]) -> None:
         """The prompts, and each answer's first token."""
         began_s = time.perf_counter()
-        tokens = self._next_tokens(self._target, rows, [RowInput(row.slot, 0, row.tokens) for row in rows])
+        prompts = [RowInput(row.slot, 0, row.tokens) for row in rows]
+        tokens = self._next_tokens(self._target, prompts, [Position(row.history) for row in rows])
         for row, token in zip(rows, tokens, strict=True):
             row.in_target = len(row.tokens)
             row.tokens.append(token)
@@ -84,7 +85,8 @@ class Alternation:
                 text = [*rows[i].tokens, *drafts[i]]
                 inputs.append(RowInput(rows[i].slot, rows[i].in_drafter, text[rows[i].in_drafter :]))
                 rows[i].in_drafter = len(text)
-            tokens = self._next_tokens(self._drafter, [rows[i] for i in wanting], inputs)
+            ends = [Position(rows[i].history, tuple(drafts[i])) for i in wanting]
+            tokens = self._next_tokens(self._drafter, inputs, ends)
             for i, token in zip(wanting, tokens, strict=True):
                 drafts[i].append(token)
         spent = LoopTimes(steps=max(limits), step_s=time.perf_counter() - began_s)
@@ -123,14 +125,10 @@ class Alternation:
         )
 
     @staticmethod
-    def _next_tokens(runner: Runner, rows: list[_Row], inputs: list[RowInput]) -> list[int]:
-        """The token that follows each row's inputs."""
+    def _next_tokens(runner: Runner, inputs: list[RowInput], ends: list[Position]) -> list[int]:
+        """The token that follows each row's inputs, which end at these positions."""
         logits = runner.logits(inputs, last_only=True)  # [B, V]
-        positions = [
-            Position(row.history, one.tokens[len(row.tokens) - one.start :])
-            for row, one in zip(rows, inputs, strict=True)
-        ]
-        tokens: list[int] = sample(logits, SamplingBatch.build(positions, logits.shape[-1], logits.device)).tolist()
+        tokens: list[int] = sample(logits, SamplingBatch.build(ends, logits.shape[-1], logits.device)).tolist()
         return tokens
 
 

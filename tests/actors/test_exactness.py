@@ -30,7 +30,7 @@ from tests.support.faulty_link import FaultyLink
 from tests.support.waiting import wait_until
 
 MODELS = Path("models")
-pytestmark = pytest.mark.timeout(60)  # a loop that has died leaves its requests waiting
+pytestmark = pytest.mark.timeout(180)  # a loop that has died leaves its requests waiting
 EOS = 2
 FEW, MANY = 24, 200  # prompts
 

@@ -29,7 +29,7 @@ from tests.support import reference
 from tests.support.adversary import AdversarialDrafter
 from tests.support.structures import unpacked
 
-pytestmark = pytest.mark.timeout(60)  # a loop that has died leaves its requests waiting
+pytestmark = pytest.mark.timeout(180)  # a loop that has died leaves its requests waiting
 MODELS = Path("models")
 EOS = 2
 TOKENIZER = AutoTokenizer.from_pretrained(MODELS / "target")

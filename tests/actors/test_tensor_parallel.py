@@ -51,7 +51,7 @@ def take_part(rank: int, port: int, result: Connection | None) -> None:
         gang.close()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_two_processes_write_what_one_writes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

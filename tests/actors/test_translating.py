@@ -29,7 +29,7 @@ from tests.support.models import tiny_model
 from tests.support.permuted import permutation, permuted_model, permuted_tokenizer
 from tests.support.tokenizers import sentencepiece_tokenizer
 
-pytestmark = pytest.mark.timeout(60)  # a loop that has died leaves its requests waiting
+pytestmark = pytest.mark.timeout(180)  # a loop that has died leaves its requests waiting
 COUNT = 8  # prompts
 
 
