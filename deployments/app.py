@@ -83,13 +83,13 @@ class ModelReplica:
     def check_health(self) -> None:
         """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
         self._replica.check()
+        self._metrics.tell(self._replica.report(), self._replica.times)  # as often as that: every two seconds
 
     def __del__(self) -> None:
         """Serve calls it when it withdraws the replica: what is in hand is handed over first."""
         replica = self.__dict__.pop("_replica", None)  # there is none if the constructor failed
         if replica is not None:
             replica.drain(_DRAIN_S)
-        self._metrics.tell(self._replica.report(), self._replica.times)  # as often as that: every two seconds
 
 
 class CoordinatorIngress:

@@ -15,7 +15,7 @@ PATIENCE_MS = 5000
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> "Iterator[Browser]":
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     executable = next(filter(None, map(shutil.which, CHROMIUMS)), None)
@@ -27,7 +27,7 @@ def browser() -> "Iterator[Browser]":
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def one_server() -> Iterator[Fake]:
     with serving(Fake()) as fake:
         yield fake
@@ -47,7 +47,7 @@ def locked() -> Iterator[Fake]:
         yield fake
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def context(browser: "Browser") -> "Iterator[BrowserContext]":
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     context.set_default_timeout(PATIENCE_MS)
