@@ -120,7 +120,7 @@ def test_a_useless_drafter_changes_nothing(bundle: Bundle, bundled: Speller) -> 
     with running(bundle, runner(model), Translator.build(bundled, speller)) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
-    assert drafted(answers) > COUNT
+    assert drafted(answers) > 0
 
 
 def test_lost_late_and_repeated_messages_change_nothing(bundle: Bundle, bundled: Speller) -> None:
