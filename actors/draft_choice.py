@@ -5,6 +5,8 @@ Knows nothing of messages or caches.
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -85,9 +87,9 @@ def _draw(rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor
 
 def _batch(rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor) -> SamplingBatch:
     paths = [[above.token for above in node.path()] for node in nodes]
-    masks = [
-        None if row.structure is None else row.structure.masks_after([path])[0]
-        for row, path in zip(rows, paths, strict=True)
-    ]
+    masks: list[Tensor | None] = []
+    for row, pairs in groupby(zip(rows, paths, strict=True), key=itemgetter(0)):  # a row's nodes come one after another
+        of_row = [path for _, path in pairs]
+        masks += [None] * len(of_row) if row.structure is None else row.structure.masks_after(of_row)
     positions = [Position(row.history, path, mask) for row, path, mask in zip(rows, paths, masks, strict=True)]
     return SamplingBatch.build(positions, logits.shape[-1], logits.device)

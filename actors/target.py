@@ -289,12 +289,7 @@ class Target:
         """How long to wait for messages: not at all while there is something to compute."""
         if not len(self._rows):
             return REPORT_PERIOD_S
-        if (
-            self._prefilling()
-            or self._asked()
-            or self._searching()
-            or any(row.ensemble and row.ensemble.complete for row in self._own_rows())
-        ):
+        if self._prefilling() or self._asked() or self._searching() or self._complete():
             return 0.0
         running = self._running()
         if running:

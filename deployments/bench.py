@@ -47,7 +47,7 @@ def run_bench(
 
     disable_progress_bar()
     progress = Console(stderr=True, highlight=False) if as_json else console
-    with _reporting(progress) as report:
+    with reporting(progress) as report:
         profile = measure_profile(
             config, endpoint, prompts, new_tokens=new_tokens, temperature=temperature, report=report
         )
@@ -113,7 +113,7 @@ def _model_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _reporting(console: Console) -> Iterator[Callable[[str], None]]:
+def reporting(console: Console) -> Iterator[Callable[[str], None]]:
     """A function that is told what begins, and shows what is done and how long it took."""
     with ProgressDisplay(console) as display:
         yield lambda step: display.watch([Progress(step, "loading")])

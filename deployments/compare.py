@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from decoding.errors import ConfigError
-from deployments.bench import _reporting as reporting
+from deployments.bench import reporting
 from deployments.compare_findings import Difference, Judgement, judge_measure, judge_speed
 from deployments.config import ServerConfig, load_config
 
