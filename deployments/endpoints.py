@@ -18,9 +18,9 @@ from decoding.noise import choice_seed
 from decoding.params import SamplingParams
 from decoding.vocabulary import Vocabulary as Tokens
 from deployments.config import EndpointConfig, ModelConfig, ServerConfig, locate
-from deployments.criteria import load_criterion
 from deployments.drafting import shares_vocabulary
 from deployments.encoding import Encoder
+from deployments.entry_point import load_callable
 from deployments.feasibility import check_feasible
 from deployments.responses_request import ResponsesRequest
 from deployments.sampling_fields import SamplingFields
@@ -206,7 +206,7 @@ def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]],
         ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
         members=endpoint.others if endpoint.strategy is None else (),
         ensemble=endpoint.ensemble_options(),
-        criteria=tuple(load_criterion(path, key=key) for path in endpoint.stopping),
+        criteria=tuple(load_callable(path, key=key) for path in endpoint.stopping),
     )
 
 

@@ -1,9 +1,9 @@
 """A strategy as it is configured, with its pattern compiled and its utility imported."""
 
 from deployments.ensemble_config import StrategyConfig
+from deployments.entry_point import load_callable
 from deployments.strategies.extraction import Extract, by_json_field, by_regex, whole_text
 from deployments.strategies.options import StrategyOptions
-from deployments.strategies.utility import load_utility
 
 
 def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
@@ -22,5 +22,5 @@ def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
         candidates=config.candidates,
         judge=config.judge,
         extract=extract,
-        utility=load_utility(config.utility, key=f"{key}.utility"),
+        utility=load_callable(config.utility, key=f"{key}.utility"),
     )

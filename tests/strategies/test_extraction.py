@@ -5,8 +5,8 @@ import time
 import pytest
 
 from decoding.errors import ConfigError
+from deployments.entry_point import load_callable
 from deployments.strategies.extraction import by_json_field, by_regex, whole_text
-from deployments.strategies.utility import load_utility
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_whole_texts_differ_by_more_than_white_space() -> None:
 
 
 def test_utilities_are_loaded_by_name() -> None:
-    assert load_utility("difflib:get_close_matches", key="k") is not None
+    assert load_callable("difflib:get_close_matches", key="k") is not None
     with pytest.raises(ConfigError, match="k: can't load 'nowhere:f'"):
-        load_utility("nowhere:f", key="k")
+        load_callable("nowhere:f", key="k")
     with pytest.raises(ConfigError, match="k: 'math:pi' is a float"):
-        load_utility("math:pi", key="k")
+        load_callable("math:pi", key="k")

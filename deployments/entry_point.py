@@ -1,12 +1,13 @@
-"""Loads the stopping criteria that a configuration names, which are the user's own Python functions."""
+"""Loads what a configuration names in Python: the user's own functions."""
 
 import importlib
+from collections.abc import Callable
+from typing import Any
 
-from actors.answer import Criterion
 from decoding.errors import ConfigError
 
 
-def load_criterion(path: str, *, key: str) -> Criterion:
+def load_callable(path: str, *, key: str) -> Callable[..., Any]:
     """The callable at `module:name`. key: where the configuration names it.
 
     Raises:
@@ -14,10 +15,10 @@ def load_criterion(path: str, *, key: str) -> Criterion:
     """
     module, _, name = path.partition(":")
     try:
-        criterion = getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"{key}: can't load {path!r}: {type(error).__name__}: {error}") from error
-    if not callable(criterion):
-        raise ConfigError(f"{key}: {path!r} is a {type(criterion).__name__}, but should be callable")
-    rule: Criterion = criterion
-    return rule
+    if not callable(found):
+        raise ConfigError(f"{key}: {path!r} is a {type(found).__name__}, but should be callable")
+    loaded: Callable[..., Any] = found
+    return loaded
