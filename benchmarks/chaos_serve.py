@@ -24,9 +24,9 @@ from benchmarks.chaos_load import PROMPTS, Gap
 from benchmarks.report import write
 from benchmarks.serve_servers import free_port
 from decoding.errors import ConsortError
-from deployments.client import Client
 from deployments.cluster import serving
-from deployments.config import ServerConfig, load_config
+from deployments.commands.client import Client
+from deployments.configuration.config import ServerConfig, load_config
 from training.heldout import read_prompts
 
 Kind = Literal["kill target", "kill drafter", "hang target", "hang drafter", "kill coordinator"]

@@ -14,8 +14,8 @@ from actors.messages import Admit, Commit, Message, Offer
 from actors.request import Delta, Endpoint, Request
 from actors.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.params import SamplingParams
-from deployments.config import load_config
-from deployments.endpoints import load_endpoints
+from deployments.configuration.config import load_config
+from deployments.endpoints.endpoint import load_endpoints
 
 _DELIVERY_S = 0.003
 _COMMITTED = 3  # tokens per verdict

@@ -13,7 +13,7 @@ from benchmarks.http_server import ServeProcess
 from benchmarks.overload import Asking, Overload, at_capacity, overloaded
 from benchmarks.report import write
 from benchmarks.serve import PROMPTS
-from deployments.config import ServerConfig, load_config
+from deployments.configuration.config import ServerConfig, load_config
 
 _MODEL = "consort"
 

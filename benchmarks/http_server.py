@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serve_servers import free_port
 from decoding.errors import ConsortError
-from deployments.client import Client
-from deployments.config import ServerConfig
+from deployments.commands.client import Client
+from deployments.configuration.config import ServerConfig
 
 _START_S = 120.0
 _GRACE_S = 60.0

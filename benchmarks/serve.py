@@ -20,7 +20,7 @@ from benchmarks.serve_findings import OFF, ON, VLLM, Comparison, as_text
 from benchmarks.serve_load import Load, LoadGenerator, Measured
 from benchmarks.serve_overhead import Overhead, measure_overhead
 from benchmarks.serve_servers import MODEL, VllmServer, make_config, our_server
-from deployments.config import ServerConfig
+from deployments.configuration.config import ServerConfig
 from training.heldout import read_prompts
 
 PROMPTS = Path("models/heldout.jsonl")

@@ -20,9 +20,9 @@ from actors.coordinator import Coordinator
 from actors.loop import LoopThread
 from actors.zmq_link import ConnectingZmqLink
 from benchmarks.serve_servers import MODEL, replica_addresses
-from deployments.config import ServerConfig
-from deployments.endpoints import ServedEndpoint, load_endpoints
-from deployments.schema import CompletionRequest
+from deployments.configuration.config import ServerConfig
+from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.requests.schema import CompletionRequest
 
 _SWITCH_INTERVAL_S = 0.0005  # as in the server: the coordinator's thread and the client's share the interpreter
 

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 from actors.addresses import ReplicaAddress
 from deployments.cluster import serving
-from deployments.config import ServerConfig, parse_config
+from deployments.configuration.config import ServerConfig, parse_config
 
 MODEL = "bench"  # what every server calls the model
 _POLL_S = 0.2

@@ -22,10 +22,10 @@ from ray.serve.schema import LoggingConfig
 
 from actors.environment import compute_environment
 from decoding.errors import UnavailableError
-from deployments.config import ModelConfig, ServerConfig, load_config, parse_config
+from deployments.configuration.config import ModelConfig, ServerConfig, load_config, parse_config
+from deployments.configuration.strict import StrictModel
 from deployments.gang import start_gang
-from deployments.scaling import autoscaling_config, set_replicas
-from deployments.strict import StrictModel
+from deployments.scaling.scaler import autoscaling_config, set_replicas
 
 if TYPE_CHECKING:
     from actors.addresses import ReplicaAddress
@@ -55,8 +55,8 @@ class ModelReplica:
     def __init__(self, name: str, role: "Role", config: ModelConfig, targets: dict[str, ModelConfig]) -> None:
         """targets: what a drafter drafts for, by name."""
         from actors.replica import Replica
-        from deployments.load_meter import LoadMeter
-        from deployments.replica_metrics import ReplicaMetrics
+        from deployments.monitoring.replica_metrics import ReplicaMetrics
+        from deployments.scaling.load_meter import LoadMeter
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._meter = LoadMeter()
@@ -100,10 +100,10 @@ class CoordinatorIngress:
         from actors.coordinator import Coordinator
         from actors.loop import LoopThread
         from actors.zmq_link import ConnectingZmqLink
-        from deployments.admission import limits_of
         from deployments.discovery import Discovery
-        from deployments.endpoints import load_endpoints
-        from deployments.service import Service
+        from deployments.endpoints.endpoint import load_endpoints
+        from deployments.endpoints.service import Service
+        from deployments.http.admission import limits_of
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         endpoints = load_endpoints(config)
@@ -118,9 +118,9 @@ class CoordinatorIngress:
         self._discovering = asyncio.create_task(Discovery(ask, coordinator.set_replicas).run())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        from deployments.gate import log_requests
-        from deployments.routes import make_api
-        from deployments.scaling_routes import add_scaling_route
+        from deployments.http.gate import log_requests
+        from deployments.http.routes import make_api
+        from deployments.http.scaling_routes import add_scaling_route
 
         if self._http.access_log:
             log_requests()

@@ -19,16 +19,16 @@ from rich.table import Table
 
 from actors.environment import compute_environment
 from decoding.errors import ConsortError, UnavailableError
-from deployments.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench
-from deployments.catalogue import catalogue
-from deployments.client import Client
 from deployments.cluster import serving
-from deployments.compare_command import compare
-from deployments.config import DEFAULT_CONFIG, ServerConfig, load_config
+from deployments.commands.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench
+from deployments.commands.client import Client
+from deployments.commands.compare import compare
+from deployments.commands.demo import run_demo
+from deployments.commands.progress import ProgressDisplay
+from deployments.configuration.catalogue import catalogue
+from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config
+from deployments.configuration.keys import ENVIRONMENT_KEY
 from deployments.console.commands import chat, complete, status
-from deployments.demo import run_demo
-from deployments.key_config import ENVIRONMENT_KEY
-from deployments.progress import ProgressDisplay
 
 _console = Console(highlight=False)
 _config_argument = click.argument(
@@ -229,7 +229,7 @@ def _add_key(config: ServerConfig, secret: str) -> None:
 
 
 def _check(config: ServerConfig) -> None:
-    from deployments.endpoints import load_endpoints  # imports transformers, which takes seconds
+    from deployments.endpoints.endpoint import load_endpoints  # imports transformers, which takes seconds
 
     load_endpoints(config)
     _console.print(_configured_table(config))

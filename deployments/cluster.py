@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from decoding.errors import ConfigError, UnavailableError
-from deployments.client import Client
-from deployments.config import ROOT, HttpConfig, ServerConfig
+from deployments.commands.client import Client
+from deployments.configuration.config import ROOT, HttpConfig, ServerConfig
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview

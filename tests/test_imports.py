@@ -76,7 +76,7 @@ PLANTED = [
     ("decoding/planted.py", "def late():\n    from actors.target import Target", "actors.target"),
     ("decoding/planted.py", "if TYPE_CHECKING:\n    import zmq", "zmq"),
     ("decoding/deeper/planted.py", "import deployments", "deployments"),
-    ("actors/planted.py", "from deployments.config import Config", "deployments.config"),
+    ("actors/planted.py", "from deployments.configuration.config import Config", "deployments.configuration.config"),
     ("actors/planted.py", "import ray", "ray"),
 ]
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from decoding.errors import ConsortError, InvalidRequestError
-from deployments.client import Client
+from deployments.commands.client import Client
 from deployments.console.comparison import compare
 from deployments.console.conversation import Conversation, choose_model
 from deployments.console.generation import CHAT, Generator

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from deployments.client import Client
+from deployments.commands.client import Client
 from deployments.console.conversation import Conversation, choose_model
 
 _INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
@@ -132,7 +132,7 @@ def status(url: str, api_key: str | None, watching: bool, interval: float, as_js
 def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) -> dict[str, object]:
     """Request parameters from --set, and from the options that stand for one."""
     from deployments.console.parameters import Parameters
-    from deployments.schema import CompletionRequest
+    from deployments.requests.schema import CompletionRequest
 
     parameters = Parameters(CompletionRequest)
     for name, value in shorthands.items():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from deployments.client import Client
+from deployments.commands.client import Client
 from deployments.console.attribution import Piece
 from deployments.console.comparison import compare
 from deployments.console.generation import COMPLETIONS, Generation, Generator

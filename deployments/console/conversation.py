@@ -6,7 +6,7 @@ from typing import Any
 from decoding.errors import UnavailableError, UnknownModelError
 from deployments.console.parameters import Parameters
 from deployments.console.suggestion import suggestion
-from deployments.schema import ChatRequest
+from deployments.requests.schema import ChatRequest
 
 Turn = dict[str, str]
 

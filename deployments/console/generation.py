@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from decoding.errors import InvalidRequestError
-from deployments.client import Client
+from deployments.commands.client import Client
 from deployments.console.attribution import Attribution, Piece
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from decoding.errors import InvalidRequestError
 from decoding.params import SamplingParams
+from deployments.configuration.strict import problem_of
 from deployments.console.suggestion import suggestion
-from deployments.schema import GenerationRequest
-from deployments.strict import problem_of
+from deployments.requests.schema import GenerationRequest
 
 _SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 _MANY_TOKENS = 2**31 - 1

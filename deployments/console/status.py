@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from decoding.errors import UnavailableError
-from deployments.client import Client
+from deployments.commands.client import Client
 
 Document = Mapping[str, Any]
 

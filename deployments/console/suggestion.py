@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from deployments.strict import nearest
+from deployments.configuration.strict import nearest
 
 
 def suggestion(name: str, known: Collection[str]) -> str:

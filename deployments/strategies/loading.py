@@ -1,7 +1,7 @@
 """A strategy as it is configured, with its pattern compiled and its utility imported."""
 
-from deployments.ensemble_config import StrategyConfig
-from deployments.entry_point import load_callable
+from deployments.configuration.ensembles import StrategyConfig
+from deployments.configuration.entry_point import load_callable
 from deployments.strategies.extraction import Extract, by_json_field, by_regex, whole_text
 from deployments.strategies.options import StrategyOptions
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from deployments.config import ROOT
+from deployments.configuration.config import ROOT
 from tests.cluster.fleet import ADDRESSES, SERVERS, Fleet
 
 URL = f"http://{ADDRESSES['head']}:8000"

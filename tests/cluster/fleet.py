@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deployments.config import ROOT
+from deployments.configuration.config import ROOT
 
 ADDRESSES = {
     "head": "10.77.0.10",

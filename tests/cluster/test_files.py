@@ -14,7 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster.pools import PoolProvider
 from deployments.app import COORDINATOR, BuildArgs, build_application, deployment_name
-from deployments.config import ROOT, ServerConfig, load_config
+from deployments.configuration.config import ROOT, ServerConfig, load_config
 
 LAUNCHED = ["cluster.yaml", "cluster-local.yaml", "cluster-pools.yaml"]
 WITH_TYPES = ["cluster.yaml", "cluster-pools.yaml"]

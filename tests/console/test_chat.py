@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
-from deployments.client import Client
+from deployments.commands.client import Client
 from deployments.console.chat import Chat
 from deployments.console.conversation import Conversation, choose_model
 from tests.console.conftest import shown

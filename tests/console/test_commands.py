@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from deployments import cli
-from deployments.client import Client
-from deployments.config import ROOT
+from deployments.commands.client import Client
+from deployments.configuration.config import ROOT
 from deployments.console.complete import complete
 from deployments.console.dashboard import render, watch
 from deployments.console.status import StatusReader

@@ -4,7 +4,7 @@ import pytest
 
 from decoding.errors import InvalidRequestError
 from deployments.console.parameters import Parameters, as_written
-from deployments.schema import ChatRequest, CompletionRequest
+from deployments.requests.schema import ChatRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from deployments.admission import Limits
-from deployments.config import ROOT, load_config
-from deployments.endpoints import ServedEndpoint, load_endpoints
-from deployments.routes import make_api
-from deployments.service import Service
+from deployments.configuration.config import ROOT, load_config
+from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.service import Service
+from deployments.http.admission import Limits
+from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 if TYPE_CHECKING:

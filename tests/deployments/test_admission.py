@@ -9,11 +9,11 @@ import pytest
 from actors.request import Delta, Endpoint, Request, Statistics
 from decoding.errors import DeadlineError, OverloadedError
 from decoding.params import SamplingParams
-from deployments.admission import Admission, Limits, Sink, limits_of
-from deployments.config import load_config
-from deployments.keys import ApiKey
-from deployments.load import Load
-from deployments.scaling_config import ScalingConfig
+from deployments.configuration.config import load_config
+from deployments.configuration.scaling import ScalingConfig
+from deployments.http.admission import Admission, Limits, Sink, limits_of
+from deployments.http.keys import ApiKey
+from deployments.http.load import Load
 
 ENDPOINT = Endpoint("e", "target", None, 0, lambda ids: "")
 ALICE, BOB = ApiKey("alice"), ApiKey("bob")

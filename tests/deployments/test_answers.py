@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from decoding.noise import choice_seed
-from deployments.endpoints import ServedEndpoint
+from deployments.endpoints.endpoint import ServedEndpoint
 from tests.deployments.fake_coordinator import FakeCoordinator, told
 
 BODY: dict[str, Any] = {"model": "consort", "prompt": "import os", "max_tokens": 12, "seed": 1}

@@ -7,7 +7,7 @@ import pytest
 
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs, build
-from deployments.config import load_config
+from deployments.configuration.config import load_config
 
 CONFIG = {
     "models": {

@@ -10,9 +10,9 @@ from ray import cloudpickle
 
 from actors.loop import LoopTimes
 from actors.messages import Report
-from deployments import autoscaling
-from deployments.autoscaling import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale
-from deployments.load_meter import LoadMeter
+from deployments.scaling import policy as autoscaling
+from deployments.scaling.load_meter import LoadMeter
+from deployments.scaling.policy import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale
 
 TARGET = ScalingRules("target", use=0.75, least_use=0.6, most_lag=0.15, least_lag=0.03, probe_period_s=600)
 DRAFTER = replace(TARGET, role="drafter", targets=["Target-t"])

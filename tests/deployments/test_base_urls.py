@@ -4,8 +4,8 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from deployments.base_urls import BaseUrls, base_names, named_model
-from deployments.errors import install_error_handlers
+from deployments.http.base_urls import BaseUrls, base_names, named_model
+from deployments.http.errors import install_error_handlers
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ import torch
 from click.testing import CliRunner, Result
 
 from decoding.errors import ConfigError
-from deployments import cli, profiling
-from deployments.advice import advise, as_json
-from deployments.bench import configured_pair, pair_config, read_prompts
-from deployments.config import DEFAULT_CONFIG, ROOT, load_config
-from deployments.profiling import DRAFT_LENGTHS, STREAMS, Profile
+from deployments import cli
+from deployments.commands import profiling
+from deployments.commands.advice import advise, as_json
+from deployments.commands.bench import configured_pair, pair_config, read_prompts
+from deployments.commands.profiling import DRAFT_LENGTHS, STREAMS, Profile
+from deployments.configuration.config import DEFAULT_CONFIG, ROOT, load_config
 
 SHORT = ("--count", "2", "--new-tokens", "20")
 

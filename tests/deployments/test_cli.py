@@ -8,11 +8,11 @@ from rich.console import Console
 
 from decoding.errors import ConfigError
 from deployments import cli
-from deployments.catalogue import catalogue, parameter_count
-from deployments.client import Client, Reply
 from deployments.cluster import Progress
-from deployments.config import ROOT, load_config
-from deployments.progress import ProgressDisplay
+from deployments.commands.client import Client, Reply
+from deployments.commands.progress import ProgressDisplay
+from deployments.configuration.catalogue import catalogue, parameter_count
+from deployments.configuration.config import ROOT, load_config
 
 
 def invoke(*arguments: str) -> Result:

@@ -8,7 +8,7 @@ import pytest
 
 from decoding.errors import ConfigError
 from deployments.cluster import _all_resources, _check_demand, _check_deployments, _check_port, failure
-from deployments.config import EndpointConfig, HttpConfig, ModelConfig, ServerConfig
+from deployments.configuration.config import EndpointConfig, HttpConfig, ModelConfig, ServerConfig
 
 TRACE = """The deployment failed to start 2 times in a row. Error:
 ray::ServeReplica:consort:Target-target.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.compare_findings import Difference, judge_measure, judge_speed
+from deployments.commands.compare_findings import Difference, judge_measure, judge_speed
 
 
 @pytest.mark.parametrize(

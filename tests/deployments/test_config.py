@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs
-from deployments.config import (
+from deployments.configuration.config import (
     ROOT,
     EndpointConfig,
     HttpConfig,

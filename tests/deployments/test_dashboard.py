@@ -6,8 +6,8 @@ import re
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.config import ROOT
-from deployments.replica_metrics import COUNTERS, GAUGES
+from deployments.configuration.config import ROOT
+from deployments.monitoring.replica_metrics import COUNTERS, GAUGES
 
 DASHBOARD = json.loads((ROOT / "dashboards" / "consort.json").read_text(encoding="utf-8"))
 _NAME = re.compile(r"\b(?:vllm:|consort:|ray_|process_)\w+")

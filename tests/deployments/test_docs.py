@@ -9,11 +9,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from deployments import cli
-from deployments.config import ROOT, EndpointConfig, HttpConfig, ModelConfig, NgramConfig, parse_config
-from deployments.key_config import ApiKeyConfig
-from deployments.responses_request import ResponsesRequest
-from deployments.schema import ChatRequest, CompletionRequest, GenerationRequest
-from deployments.token_requests import TokenizeRequest
+from deployments.configuration.config import ROOT, EndpointConfig, HttpConfig, ModelConfig, NgramConfig, parse_config
+from deployments.configuration.keys import ApiKeyConfig
+from deployments.requests.responses_request import ResponsesRequest
+from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.requests.token_requests import TokenizeRequest
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")

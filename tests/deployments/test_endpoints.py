@@ -11,9 +11,9 @@ from tokenizers.models import WordLevel
 
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.ngram import NgramOptions
-from deployments.config import ROOT, EndpointConfig, ServerConfig, load_config
-from deployments.endpoints import ServedEndpoint, load_endpoints
-from deployments.schema import ChatRequest, CompletionRequest
+from deployments.configuration.config import ROOT, EndpointConfig, ServerConfig, load_config
+from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.requests.schema import ChatRequest, CompletionRequest
 
 BUNDLED = ROOT / "models" / "drafter"
 

@@ -11,11 +11,11 @@ from decoding.blend_params import BlendParams
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import InvalidRequestError
 from deployments import cli
-from deployments.config import ROOT, EndpointConfig, load_config, parse_config
-from deployments.ensemble_config import BlendConfig, StrategyConfig
-from deployments.ensemble_fields import EnsembleFields
+from deployments.configuration.config import ROOT, EndpointConfig, load_config, parse_config
+from deployments.configuration.ensembles import BlendConfig, StrategyConfig
+from deployments.configuration.strict import problem_of
+from deployments.requests.ensemble_fields import EnsembleFields
 from deployments.strategies.loading import load_strategy
-from deployments.strict import problem_of
 from tests.deployments.test_docs import config_row
 
 DOCS = (ROOT / "docs" / "ensembles.md").read_text(encoding="utf-8")

@@ -12,11 +12,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from decoding.errors import ConfigError
-from deployments.admission import Limits
-from deployments.config import ROOT, load_config, parse_config
-from deployments.endpoints import ServedEndpoint, load_endpoints
-from deployments.routes import make_api
-from deployments.service import Service
+from deployments.configuration.config import ROOT, load_config, parse_config
+from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.service import Service
+from deployments.http.admission import Limits
+from deployments.http.routes import make_api
 from tests.deployments.conftest import tiny_runner
 from tests.support.waiting import wait_until
 
@@ -202,7 +202,7 @@ def test_members_with_other_tokens_are_refused(tmp_path: Path) -> None:
 
 
 def test_requests_carry_what_they_change(served: dict[str, ServedEndpoint]) -> None:
-    from deployments.schema import CompletionRequest
+    from deployments.requests.schema import CompletionRequest
 
     body = CompletionRequest(model="ensemble", prompt=["a"], weights=[3, 1], member_timeout_ms=20)
     (request,) = served["ensemble"].prepare(body, seed=0)

@@ -10,12 +10,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from decoding.errors import ConfigError
-from deployments.admission import Limits
-from deployments.config import ServerConfig, parse_config
-from deployments.endpoints import ServedEndpoint
-from deployments.keys import ApiKey, KeyRing, digest_of
-from deployments.routes import make_api
-from deployments.service import Service
+from deployments.configuration.config import ServerConfig, parse_config
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.service import Service
+from deployments.http.admission import Limits
+from deployments.http.keys import ApiKey, KeyRing, digest_of
+from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 BODY = {"model": "consort", "prompt": "secret prompt", "max_tokens": 4}

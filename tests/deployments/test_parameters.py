@@ -7,7 +7,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.endpoints import ServedEndpoint
+from deployments.endpoints.endpoint import ServedEndpoint
 
 BODY: dict[str, Any] = {"model": "consort", "prompt": "import os\nimport os", "max_tokens": 24, "seed": 3}
 SCHEMA = {

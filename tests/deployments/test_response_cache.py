@@ -9,10 +9,10 @@ from actors.messages import MemberShare
 from actors.request import Delta, Endpoint, Request, Statistics
 from decoding.errors import UnavailableError
 from decoding.params import SamplingParams
-from deployments.endpoints import ServedEndpoint
-from deployments.response_cache import ResponseCache
-from deployments.routes import make_api
-from deployments.service import Service
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.response_cache import ResponseCache
+from deployments.endpoints.service import Service
+from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 ENDPOINT = Endpoint("e", "target", None, 0, decode=str)

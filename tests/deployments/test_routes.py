@@ -9,12 +9,12 @@ from fastapi.testclient import TestClient
 from actors.coordinator import Coordinator
 from actors.link import LocalExchange
 from decoding.errors import UnavailableError
-from deployments.admission import Limits
-from deployments.config import load_config
-from deployments.endpoints import ServedEndpoint, load_endpoints
-from deployments.routes import make_api
-from deployments.schema import CompletionRequest
-from deployments.service import Service
+from deployments.configuration.config import load_config
+from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.service import Service
+from deployments.http.admission import Limits
+from deployments.http.routes import make_api
+from deployments.requests.schema import CompletionRequest
 from tests.deployments.bad_input import CASES, NO_OBJECTS
 from tests.deployments.conftest import MAX_REQUESTS
 from tests.deployments.fake_coordinator import FakeCoordinator

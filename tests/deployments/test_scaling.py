@@ -11,11 +11,11 @@ from ray.serve.schema import ServeApplicationSchema
 
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs, build
-from deployments.config import ROOT, parse_config
-from deployments.errors import install_error_handlers
-from deployments.scaling import with_fixed_count
-from deployments.scaling_config import ScalingConfig
-from deployments.scaling_routes import add_scaling_route
+from deployments.configuration.config import ROOT, parse_config
+from deployments.configuration.scaling import ScalingConfig
+from deployments.http.errors import install_error_handlers
+from deployments.http.scaling_routes import add_scaling_route
+from deployments.scaling.scaler import with_fixed_count
 
 MODELS = {
     "large": {"path": "org/large", "scaling": {"max": 4}},
@@ -62,7 +62,7 @@ def test_scaling_by_hand_restarts_nothing() -> None:
             "name": "consort",
             "import_path": "deployments.app:build",
             "args": {"config": CONFIG},
-            "autoscaling_policy": {"policy_function": "deployments.autoscaling:scale"},
+            "autoscaling_policy": {"policy_function": "deployments.scaling.policy:scale"},
             "external_scaler_enabled": True,
             "deployments": [{"name": "Target-large", "ray_actor_options": {"num_cpus": 1}}],
         }

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from decoding.params import Structure
-from deployments.sampling_fields import SamplingFields
-from deployments.schema import ChatRequest, CompletionRequest
+from deployments.requests.sampling_fields import SamplingFields
+from deployments.requests.schema import ChatRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(

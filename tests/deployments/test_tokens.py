@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.endpoints import ServedEndpoint
-from deployments.vocabulary import Vocabulary
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.vocabulary import Vocabulary
 from tests.support.byte_level import byte_level_tokenizer
 
 TEXT = "def naïve(x):\n    return '漢字'"

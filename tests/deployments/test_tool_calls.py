@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 
 from actors.engine import Engine
 from actors.request import Delta, Request, Statistics
-from deployments.config import load_config
-from deployments.endpoints import ServedEndpoint, load_endpoints
-from deployments.routes import make_api
-from deployments.service import Service
+from deployments.configuration.config import load_config
+from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.service import Service
+from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{# <tool_call> #}{% for message in messages %}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from deployments.tool_format import ToolFormat, tool_format
-from deployments.tool_parser import ToolParser
+from deployments.answers.tool_format import ToolFormat, tool_format
+from deployments.answers.tool_parser import ToolParser
 
 CALL = '{"name": "weather", "arguments": {"city": "Zürich"}}'
 OTHER = '{"name": "time", "parameters": {}}'

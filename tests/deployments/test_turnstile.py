@@ -2,11 +2,11 @@
 
 from fastapi.testclient import TestClient
 
-from deployments.admission import Limits
-from deployments.endpoints import ServedEndpoint
-from deployments.keys import ApiKey, KeyRing, digest_of
-from deployments.routes import make_api
-from deployments.service import Service
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.service import Service
+from deployments.http.admission import Limits
+from deployments.http.keys import ApiKey, KeyRing, digest_of
+from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 

@@ -9,9 +9,9 @@ import pytest
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.app import APP_NAME, ReplicaStatus
-from deployments.client import Client
 from deployments.cluster import Progress, serving
-from deployments.config import load_config
+from deployments.commands.client import Client
+from deployments.configuration.config import load_config
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.client import Client
-from deployments.config import ROOT
+from deployments.commands.client import Client
+from deployments.configuration.config import ROOT
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

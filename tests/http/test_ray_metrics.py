@@ -5,7 +5,7 @@ import urllib.request
 import pytest
 import ray
 
-from deployments.replica_metrics import COUNTERS, GAUGES
+from deployments.monitoring.replica_metrics import COUNTERS, GAUGES
 from tests.http.conftest import Server
 from tests.support.waiting import wait_until
 

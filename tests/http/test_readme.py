@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.config import ROOT, parse_config
+from deployments.configuration.config import ROOT, parse_config
 from tests.http.conftest import Server
 
 pytestmark = pytest.mark.cluster

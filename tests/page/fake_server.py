@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from deployments.page import add_page
+from deployments.http.page import add_page
 
 Step = list[tuple[str, str]]  # text and source of each token
 

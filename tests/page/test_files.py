@@ -9,8 +9,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from deployments.page import add_page, is_page
-from deployments.schema import ChatRequest
+from deployments.http.page import add_page, is_page
+from deployments.requests.schema import ChatRequest
 
 FOLDER = Path(__file__).parents[2] / "deployments" / "page"
 FILES = sorted(path.name for path in FOLDER.iterdir())

@@ -17,7 +17,7 @@ from decoding.blend_params import BlendParams
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, UnavailableError
 from decoding.params import SamplingParams
-from deployments.service import Service
+from deployments.endpoints.service import Service
 from deployments.strategies.deliberation import Deliberation
 from deployments.strategies.extraction import by_regex
 from deployments.strategies.options import StrategyOptions

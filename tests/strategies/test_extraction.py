@@ -5,7 +5,7 @@ import time
 import pytest
 
 from decoding.errors import ConfigError
-from deployments.entry_point import load_callable
+from deployments.configuration.entry_point import load_callable
 from deployments.strategies.extraction import by_json_field, by_regex, whole_text
 
 

@@ -1,0 +1,142 @@
+"""An answer as its deltas come in: each is a part, and all parts together are the whole. Knows no JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from actors.request import Delta, Request, Statistics, TokenSource
+from decoding.logprobs import TokenLogprobs
+from decoding.params import SamplingParams
+from decoding.stopping import FinishReason
+from deployments.endpoints.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of an answer, an echoed prompt, or several joined. What nobody asked for is empty."""
+
+    text: str = ""
+    tokens: Sequence[int] = ()
+    pieces: Sequence[str] = ()  # what each token adds to the text; a character comes with its last token
+    offsets: Sequence[int] = ()  # where in the text each token begins, in characters
+    sources: Sequence[TokenSource] = ()
+    logprobs: Sequence[TokenLogprobs | None] = ()  # of each token; None: there is nothing before it
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None  # from the prompt's second token on
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    score: float | None = None  # of an answer that was searched for
+
+    def __add__(self, later: "Part") -> "Part":
+        return Part(
+            self.text + later.text,
+            [*self.tokens, *later.tokens],
+            [*self.pieces, *later.pieces],
+            [*self.offsets, *later.offsets],
+            [*self.sources, *later.sources],
+            [*self.logprobs, *later.logprobs],
+            self.prompt_logprobs if later.prompt_logprobs is None else later.prompt_logprobs,
+            later.finish,
+            later.stop_reason,
+            later.score,
+        )
+
+
+class Choice:
+    """One answer."""
+
+    def __init__(
+        self, request: Request, vocabulary: Vocabulary, *, by_token: bool, echo: str | None = None, prompt_only: bool
+    ) -> None:
+        """
+        by_token: whether texts and offsets of single tokens are wanted.
+        echo: the prompt's text, which begins the answer; None: it does not.
+        prompt_only: leave out what the model answers.
+        """
+        self._params, self._vocabulary = request.params, vocabulary
+        self._splitter = _Splitter(vocabulary, request.prompt, request.params) if by_token else None
+        self._echo, self._prompt, self._prompt_only = echo, request.prompt, prompt_only
+        self._length = 0  # of the text, as far as tokens made it
+        self._parts: list[Part] = []
+        self._logprobs: list[float] = []
+        self.statistics = Statistics()
+
+    @property
+    def finish(self) -> FinishReason | None:
+        return self._parts[-1].finish if self._parts else None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per token of the answer; of an answer without tokens, minus infinity."""
+        return sum(self._logprobs) / len(self._logprobs) if self._logprobs else float("-inf")
+
+    def add(self, delta: Delta) -> tuple[Part, bool]:
+        """The part that a delta adds, and whether it is the first."""
+        if self._prompt_only:
+            delta = _without_answer(delta)
+        first = not self._parts
+        part = self._part(delta)
+        if first and self._echo is not None:
+            part = self._echoed(self._echo, delta) + part
+        self._parts.append(part)
+        self._logprobs += [one.logprob for one in delta.logprobs or ()]
+        self.statistics = delta.statistics
+        return part, first
+
+    def whole(self) -> Part:
+        """All parts so far."""
+        return reduce(lambda one, next_: one + next_, self._parts, Part())
+
+    def _part(self, delta: Delta) -> Part:
+        pieces = self._splitter.split(delta) if self._splitter is not None else []
+        return Part(
+            delta.text,
+            delta.tokens,
+            pieces,
+            self._offsets(pieces),
+            delta.sources,
+            delta.logprobs or (),
+            delta.prompt_logprobs,
+            delta.finish,
+            delta.stop_reason,
+            delta.score,
+        )
+
+    def _echoed(self, text: str, first: Delta) -> Part:
+        logprobs = () if first.prompt_logprobs is None else (None, *first.prompt_logprobs)
+        if self._splitter is None:
+            return Part(text, self._prompt, logprobs=logprobs)
+        splitter = self._vocabulary.pieces(())
+        pieces = [splitter.add([token]) for token in self._prompt]
+        return Part(text, self._prompt, pieces, _begins(pieces), logprobs=logprobs)
+
+    def _offsets(self, pieces: Sequence[str]) -> list[int]:
+        offset = self._length + len(self._echo or "")
+        self._length += sum(map(len, pieces))
+        return [offset + begin for begin in _begins(pieces)]
+
+
+class _Splitter:
+    """Tells what each of an answer's tokens adds to its text."""
+
+    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._detokenizer = vocabulary.pieces(prompt)
+        self._hidden = params.eos_token_ids if params.include_stop_str_in_output else params.end_token_ids
+
+    def split(self, delta: Delta) -> list[str]:
+        pieces = ["" if token in self._hidden else self._detokenizer.add([token]) for token in delta.tokens]
+        if delta.finish is not None and pieces:
+            pieces[-1] += self._detokenizer.flush()
+        return pieces
+
+
+def _begins(pieces: Sequence[str]) -> list[int]:
+    begins, at = [], 0
+    for piece in pieces:
+        begins.append(at)
+        at += len(piece)
+    return begins
+
+
+def _without_answer(delta: Delta) -> Delta:
+    statistics = replace(delta.statistics, committed=0)
+    return replace(delta, text="", tokens=(), sources=(), logprobs=(), statistics=statistics, stop_reason=None)

@@ -1,0 +1,128 @@
+"""What clients get: OpenAI's completions and chat completions, whole or in chunks, with `speculation` and `seed`."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel
+
+from actors.request import Statistics
+from decoding.stopping import FinishReason
+from deployments.answers.ensemble_shapes import EnsembleDetail, ProgressDetail
+from deployments.answers.token_shapes import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TokenDetail
+
+
+class Usage(BaseModel):
+    """Tokens of all prompts, each once, and of all answers."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Speculation(BaseModel):
+    """How speculation went, summed over the answers."""
+
+    steps: int  # target steps
+    drafted: int
+    accepted: int
+    acceptance_rate: float  # accepted / drafted
+    acceptance_length: float  # tokens per target step
+    hit_rate: float  # of the steps that rejected a draft, how many found one for the other way
+
+
+def speculation_of(total: Statistics) -> Speculation:
+    """What clients are told of the statistics of all answers together."""
+    return Speculation(
+        steps=total.steps,
+        drafted=total.drafted,
+        accepted=total.accepted,
+        acceptance_rate=round(total.acceptance_rate, 4),
+        acceptance_length=round(total.acceptance_length, 4),
+        hit_rate=round(total.hit_rate, 4),
+    )
+
+
+class AnyChoice(BaseModel):
+    """What choices have in common. Fields that are not set are not sent."""
+
+    index: int
+    finish_reason: FinishReason | Literal["tool_calls"] | None
+    stop_reason: str | int | None = None
+    score: float | None = None  # of a beam search
+    token_details: list[TokenDetail] | None = None
+    ensemble: EnsembleDetail | None = None
+
+
+class CompletionChoice(AnyChoice):
+    """A text, or the next piece of it."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class FunctionCall(BaseModel):
+    """What the model wants called."""
+
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(BaseModel):
+    """A call, as one event of a stream has it too. Fields that are not set are not sent."""
+
+    index: int | None = None  # among the choice's calls; in streams only
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ChatMessage(BaseModel):
+    """The assistant's turn."""
+
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatPiece(BaseModel):
+    """The next piece of the assistant's turn. Only the first one names the role."""
+
+    role: Literal["assistant"] | None = None
+    content: str
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(AnyChoice):
+    """A whole answer."""
+
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatChunkChoice(AnyChoice):
+    """A piece of an answer."""
+
+    delta: ChatPiece
+    logprobs: ChatLogprobs | None
+
+
+AnswerChoice = CompletionChoice | ChatChoice | ChatChunkChoice
+
+
+class Answer(BaseModel):
+    """The body of an answer, or of one of its chunks. Fields that are not set are not sent."""
+
+    id: str
+    object: str
+    created: int  # seconds since 1970
+    model: str
+    choices: Sequence[AnswerChoice]
+    prompt_logprobs: PromptLogprobs | None = None  # of a chat
+    usage: Usage | None = None
+    speculation: Speculation | None = None
+    seed: int | None = None
+    progress: ProgressDetail | None = None  # of a stream, before the answer to a choice is there
+
+    def json_text(self) -> str:
+        return self.model_dump_json(exclude_unset=True)

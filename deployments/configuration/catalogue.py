@@ -1,0 +1,57 @@
+"""What a configuration offers, read from the checkpoints' headers. Loads no weights."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from decoding.errors import ConfigError
+from deployments.configuration.config import ModelConfig, ServerConfig, locate
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """An endpoint, and the models behind it in words."""
+
+    endpoint: str
+    target: str
+    drafter: str
+    draft_length: int
+    context_length: int
+
+
+def catalogue(config: ServerConfig) -> list[CatalogueEntry]:
+    """Every endpoint of the configuration; raises ConfigError if a checkpoint's header is damaged."""
+    return [
+        CatalogueEntry(
+            endpoint=name,
+            target=" + ".join(_in_words(model, config) for model in endpoint.models),
+            drafter=_in_words(endpoint.drafter, config) if endpoint.drafter is not None else "–",
+            draft_length=endpoint.draft_length if endpoint.drafter is not None else 0,
+            context_length=min(config.models[model].max_length for model in endpoint.models),
+        )
+        for name, endpoint in config.endpoints.items()
+    ]
+
+
+def parameter_count(folder: Path) -> int:
+    """How many parameters the checkpoint in the folder has; 0 if it has no safetensors files."""
+    return sum(_parameters_in(file) for file in folder.glob("*.safetensors"))
+
+
+def _in_words(name: str, config: ServerConfig) -> str:
+    model: ModelConfig = config.models[name]
+    count = parameter_count(Path(locate(model.path)))
+    size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+    return f"{name} ({size}, {model.path})" if count else f"{name} ({model.path})"
+
+
+def _parameters_in(file: Path) -> int:
+    """The header of a safetensors file is a JSON document after its length in 8 bytes."""
+    try:
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
+        raise ConfigError(f"{file} is no safetensors file: {error}") from error
+    return sum(math.prod(shape) for shape in shapes)

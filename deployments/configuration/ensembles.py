@@ -1,0 +1,203 @@
+"""What an endpoint's configuration says of its members: who they are, how they answer together, what if one fails.
+
+Imports no torch, and loads nothing.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from decoding.blend_params import BlendKind, BlendParams, ContrastiveForm
+from decoding.ensemble_options import EnsembleOptions
+from decoding.errors import InvalidRequestError
+from deployments.configuration.strict import StrictModel, nearest, wrong_field
+
+EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
+
+MAX_CANDIDATES = 128  # of all members together: `mbr` compares each with each
+_STEP_TIMEOUT_MS = 30_000.0
+_ANSWER_TIMEOUT_MS = 600_000.0
+
+
+class BlendConfig(StrictModel):
+    """How the members' distributions become one."""
+
+    kind: BlendKind | None = Field(
+        None,
+        description="mixture (weighted mean of probabilities; the default), product (of log-probabilities), vote, "
+        "gated, single, or contrastive.",
+    )
+    weights: list[float] = Field(
+        default_factory=list,
+        description="How much each member counts, in the order of the members; by default the same.",
+    )
+    threshold: float = Field(
+        0.5, description="gated: the others are asked where the leader's best token is less probable."
+    )
+    form: ContrastiveForm = Field(
+        "difference", description="contrastive: difference (arXiv 2210.15097) or scaled (arXiv 2309.09117)."
+    )
+    alpha: float = Field(
+        0.1, description="contrastive: tokens stay from this share of the expert's best probability on."
+    )
+    beta: float = Field(0.5, description="contrastive, scaled: how strongly the amateur is subtracted.")
+    amateur_temperature: float = Field(1.0, description="contrastive, difference: of the amateur's distribution.")
+
+    def params(self, kind: BlendKind) -> BlendParams:
+        """As the decoder takes them; raises InvalidRequestError where a value is out of range. kind: if none is set."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
+        return BlendParams(**{**fields, "kind": self.kind or kind, "weights": tuple(self.weights)})
+
+
+class StrategyConfig(StrictModel):
+    """How one of several whole answers is chosen."""
+
+    kind: Literal["rerank", "majority", "mbr", "best_of"] = Field(
+        description="rerank: what the members find most likely; majority: what most extracted answers say; "
+        "mbr: what is closest to the others (minimum Bayes risk); best_of: what its own member finds most likely."
+    )
+    candidates: Annotated[int, Field(ge=1, le=64)] = Field(4, description="Answers that each member proposes.")
+    judge: str | None = Field(
+        None, description="rerank: the member that scores all; null: all score, by their weights."
+    )
+    regex: str | None = Field(
+        None,
+        description="majority: an expression (RE2) whose last match is the answer, or the first group of it; "
+        "null: the whole text is.",
+    )
+    json_field: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        None, description="majority: the answer is this field, as `a.b`, of the last JSON object that has it."
+    )
+    utility: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = Field(
+        "deployments.strategies.utility:chrf",
+        description="mbr: a function, as `module:name`, of a candidate's text and a reference's: how good it would be.",
+    )
+
+    @model_validator(mode="after")
+    def _keys_fit_the_kind(self) -> Self:
+        of_kinds = {"judge": "rerank", "regex": "majority", "json_field": "majority", "utility": "mbr"}
+        for name, kind in of_kinds.items():
+            if name in self.model_fields_set and getattr(self, name) is not None and self.kind != kind:
+                raise wrong_field(name, f"is for {kind}, not for {self.kind}")
+        if self.regex is not None and self.json_field is not None:
+            raise wrong_field("json_field", "has no place beside regex; set one of them")
+        return self
+
+
+class EnsembleConfig(StrictModel):
+    """The part of an endpoint's configuration that is about its members. `target` leads them."""
+
+    kind: EndpointKind | None = Field(
+        None, description="plain, speculative, ensemble or contrastive; null: what the other keys make it."
+    )
+    target: str = Field("", description="The model whose text is served, where it has no members.")
+    members: list[str] = Field(
+        default_factory=list, description="ensemble: the models that answer together, the one that leads first."
+    )
+    expert: str | None = Field(None, description="contrastive: the model whose text is served.")
+    amateur: str | None = Field(None, description="contrastive: the weaker model, whose faults are to be avoided.")
+    blend: BlendConfig = Field(
+        default_factory=BlendConfig, description="How the members' distributions become one, token by token."
+    )
+    strategy: StrategyConfig | None = Field(
+        None, description="ensemble: choose among whole answers of the members; null: blend them token by token."
+    )
+    on_member_failure: Literal["fail", "drop"] = Field(
+        "fail", description="What happens when a member fails: the request does, or goes on with the others."
+    )
+    min_members: Annotated[int, Field(ge=1)] = Field(1, description="With fewer the request fails in any case.")
+    member_timeout_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="How long a member may take for a step, or for all its candidates; null: 30 s, or 600 s.",
+    )
+    member_dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Type in which the members' logits travel."
+    )
+    member_top_k: Annotated[int, Field(ge=0)] = Field(0, description="So many logits of each place travel; 0: all.")
+
+    @model_validator(mode="after")
+    def _members_fit_together(self) -> Self:
+        self.kind = self.kind or self._implied_kind()
+        for holds, field, problem in self._conditions():
+            if not holds:
+                raise wrong_field(field, problem)
+        if self.kind == "contrastive":
+            self.target = self.expert or ""
+        elif self.kind == "ensemble":
+            self.target = self.members[0]
+        try:
+            self.ensemble_options()
+        except InvalidRequestError as error:
+            raise wrong_field(f"blend.{error.field}", str(error)) from error
+        return self
+
+    def _implied_kind(self) -> EndpointKind:
+        if self.expert is not None or self.amateur is not None:
+            return "contrastive"
+        if self.members:
+            return "ensemble"
+        return "speculative" if self.drafts else "plain"
+
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        """Whether it holds, and else which key is wrong and why."""
+        ensemble, contrastive = self.kind == "ensemble", self.kind == "contrastive"
+        alone = not (ensemble or contrastive)
+        least = 1 if self.strategy else 2
+        total = len(self.members) * (self.strategy.candidates if self.strategy else 0)
+        judge = self.strategy.judge if self.strategy else None
+        others = nearest(judge or "", self.members)
+        return [
+            (not alone or bool(self.target), "target", "is required"),
+            (alone or not self.target, "target", f"has no place in an endpoint of the kind {self.kind}"),
+            (ensemble or not self.members, "members", f"has no place in an endpoint of the kind {self.kind}"),
+            (not ensemble or len(self.members) >= least, "members", f"should name at least {least}"),
+            (len(set(self.members)) == len(self.members), "members", "should all differ"),
+            (contrastive or self.expert is None, "expert", f"has no place in an endpoint of the kind {self.kind}"),
+            (contrastive or self.amateur is None, "amateur", f"has no place in an endpoint of the kind {self.kind}"),
+            (not contrastive or self.expert is not None, "expert", "is required"),
+            (not contrastive or self.amateur is not None, "amateur", "is required"),
+            (not contrastive or self.expert != self.amateur, "amateur", "should differ from the expert"),
+            (not contrastive or self.blend.kind in (None, "contrastive"), "blend.kind", "should be contrastive here"),
+            (ensemble or self.strategy is None, "strategy", f"has no place in an endpoint of the kind {self.kind}"),
+            (total <= MAX_CANDIDATES, "strategy.candidates", f"are {total} in all; at most {MAX_CANDIDATES} are taken"),
+            (judge is None or judge in self.members, "strategy.judge", f"is not among the members; {others}"),
+            (self.kind != "plain" or not self.drafts, "kind", "is plain, but the endpoint has drafts"),
+            (self.kind != "speculative" or self.drafts, "kind", "is speculative, but the endpoint has no drafts"),
+            (alone or self.min_members <= len(self.models), "min_members", "are more than there are members"),
+        ]
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything drafts for the endpoint."""
+        raise NotImplementedError
+
+    @property
+    def others(self) -> list[str]:
+        """The members beside the one that leads."""
+        return [self.amateur] if self.amateur is not None else self.members[1:]
+
+    @property
+    def models(self) -> list[str]:
+        """All members, the one that leads first; without members, the target."""
+        return [self.expert or "", *self.others] if self.expert is not None else self.members or [self.target]
+
+    def named_models(self) -> list[tuple[str, str]]:
+        """The keys that name models, and the models."""
+        if self.kind == "contrastive":
+            return [("expert", self.target), *(("amateur", model) for model in self.others)]
+        return [("members" if self.members else "target", model) for model in self.models]
+
+    def ensemble_options(self) -> EnsembleOptions:
+        """As the decoder takes them; raises InvalidRequestError where a value is out of range."""
+        blend = self.blend.params("contrastive" if self.kind == "contrastive" else "mixture")
+        if self.kind in ("ensemble", "contrastive"):
+            blend.require_members(len(self.models))
+        default_ms = _STEP_TIMEOUT_MS if self.strategy is None else _ANSWER_TIMEOUT_MS
+        return EnsembleOptions(
+            blend=blend,
+            on_member_failure=self.on_member_failure,
+            min_members=self.min_members,
+            member_timeout_s=(self.member_timeout_ms or default_ms) / 1e3,
+            member_dtype=self.member_dtype,
+            member_top_k=self.member_top_k,
+        )

@@ -1,0 +1,40 @@
+"""How an endpoint's requests are answered: by its models at once, or by a choice among whole answers."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+
+from actors.request import Delta, Request
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.service import Service
+from deployments.http.keys import ANYBODY, ApiKey
+from deployments.strategies.deliberation import Deliberation
+from deployments.strategies.merging import merged
+from deployments.strategies.options import StrategyOptions
+from deployments.strategies.progress import Outcome, Progress
+from deployments.strategies.proposals import Run
+
+EventBatch = Sequence[tuple[int, Delta | Progress | Outcome]]  # index of the request, its event
+
+
+def answers(
+    service: Service, served: ServedEndpoint, requests: Sequence[Request], *, key: ApiKey = ANYBODY, priority: int = 0
+) -> AsyncGenerator[EventBatch, None]:
+    """Deltas of all requests as they come, or progress and then an outcome of each. Leaving early cancels.
+
+    Raises:
+        ConsortError: a request was refused, or failed; the others are cancelled.
+    """
+    run: Run = partial(service.run, key=key, priority=priority)
+    if served.strategy is None:
+        return run(requests)
+    return _deliberated(service, served.config.models, served.strategy, requests, run)
+
+
+async def _deliberated(
+    service: Service, models: Sequence[str], strategy: StrategyOptions, requests: Sequence[Request], run: Run
+) -> AsyncGenerator[EventBatch, None]:
+    deliberations = [Deliberation(one, models, strategy, run, service.ready_models) for one in requests]
+    async with aclosing(merged([one.events() for one in deliberations])) as events:
+        async for index, event in events:
+            yield [(index, event)]

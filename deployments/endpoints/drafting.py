@@ -1,0 +1,40 @@
+"""Whether an endpoint's drafter can draft for its target: how their vocabularies fit together, in one line."""
+
+import logging
+
+from transformers import PreTrainedTokenizerBase
+
+from actors.vocabularies import vocabulary_of
+from decoding.alignment import compare
+from decoding.errors import ConfigError
+from deployments.configuration.config import EndpointConfig
+
+_logger = logging.getLogger(__name__)
+
+
+def shares_vocabulary(
+    name: str,
+    endpoint: EndpointConfig,
+    target: tuple[PreTrainedTokenizerBase, int],
+    drafter: tuple[PreTrainedTokenizerBase, int],
+) -> bool:
+    """Whether the drafter's tokens are the target's; otherwise drafts go through text, and the log says how well.
+
+    Args:
+        name: of the endpoint.
+        target: its tokenizer, and V.
+        drafter: likewise.
+
+    Raises:
+        ConfigError: no drafts can come through text.
+    """
+    if target[0].get_vocab() == drafter[0].get_vocab():
+        return True
+    found = compare(vocabulary_of(*target), vocabulary_of(*drafter))
+    obstacle = found.drafting_obstacle
+    if obstacle:
+        raise ConfigError(
+            f"endpoints.{name}.drafter: {endpoint.drafter!r} can't draft for {endpoint.target!r}: {obstacle}"
+        )
+    _logger.warning("endpoints.%s: %s drafts for %s through text: %s", name, endpoint.drafter, endpoint.target, found)
+    return False

@@ -1,0 +1,141 @@
+"""Prompts as token ids: texts, conversations in the model's chat template, and words to be avoided."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+
+from decoding.errors import InvalidRequestError
+from deployments.answers.tool_format import tool_format
+from deployments.requests.fields import Prompt
+from deployments.requests.schema import Message
+from deployments.requests.token_requests import TokenizeRequest
+from deployments.requests.tool_fields import Tool
+
+_TEMPLATE_OPTIONS = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
+
+
+class Encoder:
+    """A target's tokenizer, on the way in. One thread uses it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, model: str, vocab_size: int, context_length: int) -> None:
+        """model: as clients call it; context_length: tokens."""
+        self.tokenizer = tokenizer
+        self._model = model
+        self._vocab_size = vocab_size
+        self._most_characters = context_length * max(map(len, tokenizer.get_vocab()))
+        self._context_length = context_length
+
+    def prompt(self, prompt: Prompt) -> list[int]:
+        """A text as the tokenizer does by default, ids as they are.
+
+        Raises:
+            InvalidRequestError: the text is far too long, or an id is not the model's.
+        """
+        if isinstance(prompt, str):
+            return self.text(prompt, "prompt", add_special_tokens=True)
+        wrong = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequestError(self._no_token("prompt", wrong), field="prompt")
+        return prompt
+
+    def conversation(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        tools: Sequence[Tool] = (),
+    ) -> list[int]:
+        """The conversation, by default up to where the assistant begins to speak.
+
+        Args:
+            variables: for the chat template; the other options are transformers', as clients set them.
+
+        Raises:
+            InvalidRequestError: the model has no chat template, or one without tools where there are some; the template
+                refuses, or the text is far too long.
+        """
+        if not self.tokenizer.chat_template:
+            raise InvalidRequestError(f"messages: the model {self._model!r} has no chat template.", field="messages")
+        variables = variables or {}
+        reserved = sorted(variables.keys() & _TEMPLATE_OPTIONS)
+        if reserved:
+            reason = f"chat_template_kwargs: {reserved[0]!r} is no variable of chat templates."
+            raise InvalidRequestError(reason, field="chat_template_kwargs")
+        if tools and tool_format(self.tokenizer.chat_template) is None:
+            raise InvalidRequestError(
+                f"tools: the chat template of {self._model!r} has no place for them.", field="tools"
+            )
+        turns = [message.turn for message in messages]
+        options: dict[str, Any] = {
+            **variables,
+            "add_generation_prompt": add_generation_prompt is not False,
+            "continue_final_message": bool(continue_final_message),
+            "tools": [tool.model_dump(exclude_none=True) for tool in tools] or None,
+        }
+        try:
+            text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, **options))
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            reason = f"messages: the model's chat template refuses them: {error}"
+            raise InvalidRequestError(reason, field="messages") from error
+        return self.text(text, "messages", add_special_tokens=False)
+
+    def text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+        """A text's ids; raises InvalidRequestError naming the field if they can't fit into the context."""
+        if len(text) > self._most_characters:  # before it takes long to find out
+            reason = f"{field}: {len(text)} characters are more than {self._context_length} tokens can hold."
+            raise InvalidRequestError(reason, field=field)
+        return list(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+
+    def words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """How each word is spelt at a text's beginning and, where that differs by its first token only, after a space.
+
+        This is vLLM's definition of `bad_words`.
+        """
+        spellings = []
+        for word in words:
+            bare, spaced = self._spellings(word, "bad_words")
+            spellings.append(bare)
+            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+                spellings.append(spaced)
+        return spellings
+
+    def force_words(self, words: Sequence[Sequence[str]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """For each word, of which there may be alternatives, how these are spelt with and without a space before."""
+        return tuple(
+            tuple(dict.fromkeys(spelling for word in each for spelling in self._spellings(word, "force_words")))
+            for each in words
+        )
+
+    def _spellings(self, word: str, field: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """At a text's beginning, and after a space."""
+        bare = self.text(word.lstrip(" "), field, add_special_tokens=False)
+        spaced = self.text(" " + word.lstrip(" "), field, add_special_tokens=False)
+        if not bare:
+            raise InvalidRequestError(f"{field}: {word!r} has no tokens.", field=field)
+        return tuple(bare), tuple(spaced)
+
+    def tokenize(self, body: TokenizeRequest) -> list[int]:
+        """What /tokenize answers; raises as `text` and `conversation` do."""
+        if body.messages is None:
+            special = body.add_special_tokens is not False
+            return self.text(body.prompt or "", "prompt", add_special_tokens=special)
+        return self.conversation(
+            body.messages,
+            body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
+
+    def check_tokens(self, named: Sequence[tuple[str, int]]) -> None:
+        """named: fields and the ids in them. Raises InvalidRequestError for one that is not the model's."""
+        for field, token in named:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequestError(self._no_token(field, token), field=field)
+
+    def _no_token(self, field: str, token: int) -> str:
+        return f"{field}: {token} is no token id; the model's are 0 to {self._vocab_size - 1}."

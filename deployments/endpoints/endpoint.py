@@ -1,0 +1,256 @@
+"""The text side of an endpoint: tokenizer, limits, defaults. Turns prompts into requests; loads no weights."""
+
+import copy
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+
+from actors.loading import load_sampling_defaults, load_tokenizer
+from actors.request import Endpoint, Request
+from actors.vocabularies import vocabulary_of
+from decoding.alignment import compare
+from decoding.beam_options import BeamOptions
+from decoding.errors import ConfigError, InvalidRequestError
+from decoding.ngram import NgramOptions
+from decoding.noise import choice_seed
+from decoding.params import SamplingParams
+from decoding.vocabulary import Vocabulary as Tokens
+from deployments.configuration.config import EndpointConfig, ModelConfig, ServerConfig, locate
+from deployments.configuration.entry_point import load_callable
+from deployments.endpoints.drafting import shares_vocabulary
+from deployments.endpoints.encoding import Encoder
+from deployments.endpoints.feasibility import check_feasible
+from deployments.endpoints.structures import StructureChecker
+from deployments.endpoints.vocabulary import Vocabulary
+from deployments.requests.responses_request import ResponsesRequest
+from deployments.requests.sampling_fields import SamplingFields
+from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.strategies.loading import load_strategy
+from deployments.strategies.options import StrategyOptions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedEndpoint:
+    """An endpoint, and what it takes to prepare its requests and to tell about their tokens."""
+
+    endpoint: Endpoint
+    config: EndpointConfig
+    encoder: Encoder  # of one thread
+    vocabulary: Vocabulary  # of another
+    context_length: int  # tokens, prompt and answer together
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingFields
+    structures: StructureChecker
+    strategy: StrategyOptions | None = None  # choose among whole answers of the members; None: one answer is made
+
+    @property
+    def requests_per_answer(self) -> int:
+        """How many requests to models an answer takes at once."""
+        return 1 if self.strategy is None else self.strategy.candidates * len(self.config.models)
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.name
+
+    def is_ready(self, up: Collection[str]) -> bool:
+        """Whether those members are up that a request needs. up: models that have a live replica."""
+        present = [name in up for name in self.config.models]
+        leads = present[0] or self.strategy is not None
+        return leads and self.endpoint.ensemble.suffices(present)
+
+    def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
+        """For each prompt in the body, one request for each choice; of a beam search, that many times the same.
+
+        Raises:
+            InvalidRequestError: a prompt is empty, too long or has an unknown token id; a parameter is out of
+                range or suits no token; a conversation doesn't suit the model's chat template.
+        """
+        match body:
+            case CompletionRequest():
+                prompts = [self.encoder.prompt(prompt) for prompt in body.prompt]
+            case ChatRequest():
+                prompts = [
+                    self.encoder.conversation(
+                        body.messages,
+                        body.chat_template_kwargs,
+                        add_generation_prompt=body.add_generation_prompt,
+                        continue_final_message=body.continue_final_message,
+                        tools=body.offered_tools,
+                    )
+                ]
+            case ResponsesRequest():
+                prompts = [self.encoder.conversation(body.messages)]
+            case _:
+                raise TypeError(f"a {type(body).__name__} has no prompt")
+        bad_words_ids = self.encoder.words(body.over(self.defaults).bad_words or ())
+        if body.searches:
+            found = [self._request(prompt, body, bad_words_ids, seed) for prompt in prompts]
+            return [request for request in found for _ in range(body.choices)]
+        return [
+            self._request(prompt, body, bad_words_ids, choice_seed(seed, index))
+            for prompt in prompts
+            for index in range(body.choices)
+        ]
+
+    def _request(
+        self, prompt: list[int], body: GenerationRequest, bad_words_ids: list[tuple[int, ...]], seed: int
+    ) -> Request:
+        params = body.sampling(
+            max_tokens=self._max_tokens(prompt, body),
+            eos_token_ids=self.eos_token_ids,
+            seed=seed,
+            defaults=self.defaults,
+            bad_words_ids=bad_words_ids,
+            verification=self.config.verification,
+        )
+        self.encoder.check_tokens(list(params.named_tokens()))
+        check_feasible(params, self.vocabulary.size)
+        return Request(
+            self.endpoint,
+            prompt,
+            params,
+            speculate=body.speculate is not False,
+            draft_length=body.draft_length,
+            seeded=body.seed is not None,
+            ensemble=body.ensemble_over(
+                self.endpoint.ensemble,
+                model=self.name,
+                count=len(self.config.models) if self.config.kind in ("ensemble", "contrastive") else 0,
+                blends=self.strategy is None,
+            ),
+            timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
+            beams=self._beams(body, params) if body.searches else None,
+        )
+
+    def _beams(self, body: GenerationRequest, params: SamplingParams) -> BeamOptions:
+        words = self.encoder.force_words(body.force_words or ())
+        options = body.beams(choices=body.choices, best_of=body.best_of, force_words_ids=words)
+        options.check(max_tokens=params.max_tokens, end_token_ids=params.end_token_ids)
+        if self.endpoint.members:
+            raise InvalidRequestError("use_beam_search: ensembles don't search.", field="use_beam_search")
+        return options
+
+    def _max_tokens(self, prompt: list[int], body: GenerationRequest) -> int:
+        """What the client wants, or else the default as far as there is room."""
+        field, wanted = body.prompt_field, body.wanted_max_tokens
+        room = self.context_length - len(prompt)
+        if not prompt or room < 1:
+            raise InvalidRequestError(
+                f"{field}: has {len(prompt)} tokens, but should have 1 to {self.context_length - 1}.", field=field
+            )
+        if wanted is None:
+            return min(body.default_max_tokens or room, room)
+        if wanted > room and body.takes_less:
+            return room
+        if wanted > room:
+            raise InvalidRequestError(
+                f"{field} and max_tokens: {len(prompt)} + {wanted} tokens don't fit into the context of "
+                f"{self.context_length}; set max_tokens to {room} or less, or shorten {field}.",
+                field="max_tokens",
+            )
+        return 1 if body.prompt_only else wanted  # a prompt's log-probabilities come with the first token
+
+
+def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
+    """Every endpoint's text side, by name.
+
+    Raises:
+        ConfigError: a tokenizer or a stopping criterion can't be loaded, or a drafter can't draft for its target.
+    """
+    return {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
+
+
+def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
+    target = config.models[endpoint.target]
+    tokenizer = _tokenizer(endpoint.target, target)
+    vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
+    if endpoint.drafter is not None:
+        drafter = config.models[endpoint.drafter]
+        drafters = _tokenizer(endpoint.drafter, drafter), _vocab_size(drafter)
+        if shares_vocabulary(name, endpoint, (tokenizer, vocab_size), drafters):
+            vocab_size = min(vocab_size, drafters[1])
+    members = [config.models[model] for model in endpoint.others]
+    _check_members(name, endpoint, config)
+    vocab_size = min(vocab_size, *map(_vocab_size, members)) if members else vocab_size
+    context_length = min(model.max_length for model in (target, *members))
+    return ServedEndpoint(
+        _endpoint(name, endpoint, _decoder(tokenizer)),
+        endpoint,
+        Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=context_length),
+        Vocabulary(tokenizer, vocab_size),
+        context_length,
+        eos_token_ids,
+        endpoint.defaults.over(_recommended(target)) if endpoint.generation_config else endpoint.defaults,
+        StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
+        None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=f"endpoints.{name}.strategy"),
+    )
+
+
+def _recommended(model: ModelConfig) -> SamplingFields:
+    """What the checkpoint's authors say."""
+    given = load_sampling_defaults(locate(model.path), model.revision).given()
+    fields: dict[str, Any] = {name: value for name, value in given.items() if name in SamplingFields.model_fields}
+    return SamplingFields.model_construct(**fields)
+
+
+def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str]) -> Endpoint:
+    key, ngram = f"endpoints.{name}.stopping", endpoint.ngram
+    return Endpoint(
+        name,
+        endpoint.target,
+        endpoint.drafter,
+        endpoint.draft_length,
+        decode,
+        ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
+        members=endpoint.others if endpoint.strategy is None else (),
+        ensemble=endpoint.ensemble_options(),
+        criteria=tuple(load_callable(path, key=key) for path in endpoint.stopping),
+    )
+
+
+def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
+    try:
+        return load_tokenizer(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
+    except ConfigError as error:
+        raise ConfigError(f"models.{name}.path: {error}") from error
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
+    """Ids to text, with a tokenizer of its own: texts are encoded and decoded in different threads."""
+    own = copy.deepcopy(tokenizer)
+    return lambda ids: str(own.decode(ids, skip_special_tokens=True))
+
+
+def _vocab_size(model: ModelConfig) -> int:
+    path, trusted = locate(model.path), model.trust_remote_code
+    config = AutoConfig.from_pretrained(path, revision=model.revision, trust_remote_code=trusted)
+    return int(config.get_text_config().vocab_size)
+
+
+def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Where answers end: the generation configuration's EOS ids, and the tokenizer's."""
+    try:
+        revision = model.revision or "main"
+        configured = GenerationConfig.from_pretrained(locate(model.path), revision=revision).eos_token_id
+    except OSError:  # many checkpoints have none
+        configured = None
+    ids = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({int(eos) for eos in (*ids, tokenizer.eos_token_id) if eos is not None}))
+
+
+def _check_members(name: str, endpoint: EndpointConfig, config: ServerConfig) -> None:
+    """Raises ConfigError if a member has other tokens than the one that leads."""
+    leader = _vocabulary(endpoint.target, config)
+    for model in endpoint.others:
+        found = compare(leader, _vocabulary(model, config))
+        if not found.identical:
+            reason = found.blending_obstacle("shared") or f"its tokens are others: {found}"
+            key = "amateur" if endpoint.kind == "contrastive" else "members"
+            raise ConfigError(f"endpoints.{name}.{key}: {model!r} can't join {endpoint.target!r}: {reason}")
+
+
+def _vocabulary(name: str, config: ServerConfig) -> Tokens:
+    tokenizer = _tokenizer(name, config.models[name])
+    return vocabulary_of(tokenizer, len(tokenizer))

@@ -1,0 +1,180 @@
+"""Between HTTP and the coordinator: prepares requests off the event loop, hands out deltas as they are committed."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from actors.addresses import ReplicaAddress
+from actors.coordinator import Coordinator
+from actors.messages import Report
+from actors.request import Delta, Request
+from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
+from deployments.configuration.strict import nearest
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.response_cache import ResponseCache
+from deployments.http.admission import Admission, Limits
+from deployments.http.keys import ANYBODY, ApiKey
+from deployments.monitoring.metrics import Metrics
+from deployments.requests.schema import GenerationRequest
+from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
+
+DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
+
+
+class Service:
+    """What the HTTP routes call. One event loop uses it."""
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, ServedEndpoint],
+        coordinator: Coordinator,
+        *,
+        limits: Limits | None = None,
+        metrics: Metrics | None = None,
+        cached_tokens: int = 0,
+    ) -> None:
+        """cached_tokens: how much of what was answered is kept, in tokens of prompts and answers."""
+        self.endpoints = endpoints
+        self.metrics = metrics or Metrics()
+        self._coordinator = coordinator
+        self._limits = limits or Limits()
+        self._cache = ResponseCache(cached_tokens)
+        self._seen: set[str] = set()  # models that have been up
+        self.admission = Admission(coordinator, self._limits, self.metrics.began, self._slots)
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
+
+    def ready_models(self) -> set[str]:
+        """Configured models that have a live replica."""
+        return self._coordinator.models()
+
+    def replicas(self) -> list[tuple[ReplicaAddress, Report | None]]:
+        """The live replicas, and what each told last."""
+        return self._coordinator.reports()
+
+    def _slots(self, model: str) -> int:
+        """Of the model's live replicas together."""
+        return sum(report.slots for address, report in self.replicas() if report is not None and address.model == model)
+
+    @property
+    def max_requests(self) -> int:
+        """How many may be in progress or waiting at once."""
+        return self._limits.max_requests
+
+    def check_room(self, key: ApiKey) -> None:
+        """Raises OverloadedError if no request of the key can be taken on; answers that are kept need no room."""
+        if not self._cache.keeps:
+            self.admission.check_room(key)
+
+    def endpoint(self, name: str) -> ServedEndpoint:
+        """The endpoint that clients call so; raises UnknownModelError if there is none."""
+        if name not in self.endpoints:
+            suggestion = nearest(name, self.endpoints)
+            raise UnknownModelError(f"model: there is no model {name!r}; {suggestion}", field="model")
+        return self.endpoints[name]
+
+    async def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
+        """For each prompt, one request for each choice.
+
+        Raises:
+            InvalidRequestError: the body can't be served as it is.
+        """
+        endpoint = self.endpoint(body.model)
+        count = body.prompt_count * body.choices * endpoint.requests_per_answer
+        if count > self._limits.max_requests:
+            field, what = ("prompt", "prompts") if body.choices == 1 else ("n", "answers")
+            reason = f"{field}: {count} {what} are too many; at most {self._limits.max_requests} are taken at once."
+            raise InvalidRequestError(reason, field=field)
+        prepare = partial(endpoint.prepare, body, seed=seed)
+        requests = await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
+        if body.structure is not None:
+            field = "response_format" if body.structured_outputs is None else "structured_outputs"
+            await endpoint.structures.check(body.structure, field=field)
+        return requests
+
+    async def tokenize(self, body: TokenizeRequest) -> Tokenization:
+        """Raises InvalidRequestError if the text or conversation can't be tokenized."""
+        served = self.endpoint(body.model)
+        encode = partial(served.encoder.tokenize, body)
+        tokens = await asyncio.get_running_loop().run_in_executor(self._tokenizing, encode)
+        texts = [served.vocabulary.text_of(token) for token in tokens] if body.return_token_strs else None
+        return Tokenization(count=len(tokens), max_model_len=served.context_length, tokens=tokens, token_strs=texts)
+
+    def detokenize(self, body: DetokenizeRequest) -> Detokenization:
+        """Raises InvalidRequestError if an id is not the model's."""
+        served = self.endpoint(body.model)
+        served.encoder.check_tokens([("tokens", token) for token in body.tokens])
+        return Detokenization(prompt=served.vocabulary.spell(body.tokens))
+
+    async def run(
+        self, requests: Sequence[Request], *, key: ApiKey = ANYBODY, priority: int = 0
+    ) -> AsyncGenerator[DeltaBatch, None]:
+        """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.
+
+        A request that comes several times in a row is a search that has that many answers.
+
+        Raises:
+            ConsortError: a request was refused, or failed; the others are cancelled.
+        """
+        deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        repeated = [index > 0 and request is requests[index - 1] for index, request in enumerate(requests)]
+        running = {index: request for index, request in enumerate(requests) if not repeated[index]}
+        self._check_loaded(requests[0].endpoint.target)
+        kept: dict[int, list[Delta]] = {}  # of answers that are worth keeping
+        try:
+            for index, request in list(running.items()):
+                known = self._cache.get(request)
+                if known is not None:
+                    for delta in known:
+                        deltas.put_nowait((index, delta))
+                    continue
+                if self._cache.may_hold(request):
+                    kept[index] = []
+                self.admission.submit(request, self._sink(index, request, deltas), key=key, priority=priority)
+            while running:
+                batch = [await deltas.get()]
+                while not deltas.empty():
+                    batch.append(deltas.get_nowait())
+                for index, delta in batch:
+                    if delta.error is not None:
+                        raise delta.error
+                    if index in kept:
+                        kept[index].append(delta)
+                    if delta.finish is not None:
+                        del running[index]
+                        if index in kept:
+                            self._cache.put(requests[index], kept[index])
+                yield [(index + at, one) for index, delta in batch for at, one in enumerate((delta, *delta.others))]
+        finally:
+            for request in running.values():
+                self.admission.cancel(request.request_id)
+                self.metrics.cancelled(request)
+
+    def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
+        """Whether all answers are there already; nothing where none would be kept."""
+        if not any(self._cache.may_hold(request) for request in requests):
+            return {}
+        hit = all(self._cache.get(request) is not None for request in requests)
+        return {"X-Consort-Cache": "hit" if hit else "miss"}
+
+    def _check_loaded(self, model: str) -> None:
+        """Raises UnavailableError until the model was up once; if it goes away later, requests wait for it."""
+        if model not in self._seen:
+            self._seen |= self._coordinator.models()
+        if model not in self._seen:
+            raise UnavailableError(f"the model {model!r} is loading")
+
+    def _sink(self, index: int, request: Request, deltas: asyncio.Queue[tuple[int, Delta]]) -> Callable[[Delta], None]:
+        """What brings a request's deltas from any thread into the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def arrive(delta: Delta) -> None:
+            deltas.put_nowait((index, delta))
+            if delta.finish is not None or delta.error is not None:
+                self.admission.finished(request.request_id)
+            self.metrics.delta(request, delta)
+
+        def sink(delta: Delta) -> None:
+            loop.call_soon_threadsafe(arrive, delta)
+
+        return sink

@@ -1,0 +1,82 @@
+"""Tokens as clients see them: their texts and bytes. One thread uses it; it has a tokenizer of its own."""
+
+import copy
+import json
+from collections.abc import Sequence
+from functools import cached_property
+
+from transformers import PreTrainedTokenizerBase
+
+from decoding.detokenizer import Detokenizer
+from deployments.answers.tool_format import tool_format
+
+_SPACE = "▁"  # how SentencePiece writes it
+
+
+class Vocabulary:
+    """A target's tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+        """size: V; requests may name ids below it."""
+        self.size = size
+        self._tokenizer = copy.deepcopy(tokenizer)
+        self._special = set(tokenizer.all_special_ids)
+        self.tool_format = tool_format(tokenizer.chat_template)  # how texts have calls of tools
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the token stands for; of a special token its name."""
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(piece, str):  # the model has more rows than the tokenizer has tokens
+            return b""
+        if self._is_byte_level and token not in self._special and all(char in _BYTES for char in piece):
+            return bytes(_BYTES[char] for char in piece)
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):  # SentencePiece's way to spell a byte
+            return bytes([int(piece[3:5], 16)])
+        if piece.startswith(_SPACE) and token not in self._special:  # a lone token's space would be stripped
+            return piece.replace(_SPACE, " ").encode()
+        return str(self._tokenizer.decode([token])).encode()
+
+    def text_of(self, token: int) -> str:
+        """The same as text; `bytes:\\xe2\\x82` where it is not whole characters, as OpenAI has it."""
+        data = self.bytes_of(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def decode(self, tokens: list[int]) -> str:
+        """The tokens as text, special ones left out."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def spell(self, tokens: list[int]) -> str:
+        """The tokens as text, special ones by their names."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def pieces(self, prompt: Sequence[int]) -> Detokenizer:
+        """Splits the text after a prompt into what each of its tokens adds."""
+        return Detokenizer(self.decode, prompt=prompt)
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return backend is not None and _mentions_byte_level(json.loads(backend.to_str()).get("decoder"))
+
+
+def _mentions_byte_level(decoder: dict[str, object] | None) -> bool:
+    """Whether a decoder of the tokenizers library, or one of those that it is a sequence of, is GPT-2's."""
+    if decoder is None:
+        return False
+    parts = decoder.get("decoders")
+    inner = isinstance(parts, list) and any(_mentions_byte_level(part) for part in parts)
+    return decoder.get("type") == "ByteLevel" or inner
+
+
+def _byte_characters() -> dict[str, int]:
+    """The printable characters with which byte-level tokenizers write bytes: itself if it is one, else the next free
+    one from 256 on (Radford et al. 2019)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()

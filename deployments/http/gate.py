@@ -1,0 +1,117 @@
+"""What every HTTP request passes first: its id, its API key, the size of its body, and a line in the log at its end."""
+
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import HTTPException
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.http.errors import error_response
+from deployments.http.keys import KeyRing
+from deployments.http.page import is_page
+
+_OPEN_PATHS = {"/health"}  # answered without a key
+_REQUEST_ID = "X-Request-Id"
+_GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_logger = logging.getLogger("consort.access")
+
+
+def log_requests() -> None:
+    """Begin to log requests to standard error, one line of JSON for each."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
+
+
+class Gate:
+    """ASGI middleware. The key of a request that passes is `request.state.key`, its id `request.state.request_id`."""
+
+    def __init__(self, app: ASGIApp, *, keys: KeyRing, max_body_bytes: int) -> None:
+        self._app, self._keys, self._max_body_bytes = app, keys, max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, began_s = Headers(scope=scope), time.monotonic()
+        request_id = _request_id(headers)
+        send = _with_id_and_log(send, scope, request_id, began_s)
+        key = self._keys.find(headers.get("Authorization"))
+        if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
+            reason = "A valid API key is needed: Authorization: Bearer KEY."
+            response = error_response(401, reason, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+            await response(scope, receive, send)
+            return
+        if _announced_bytes(headers) > self._max_body_bytes:
+            await error_response(413, self._too_large, "body_too_large")(scope, receive, send)
+            return
+        scope.setdefault("state", {}).update(key=key, request_id=request_id)
+        await self._app(scope, self._bounded(receive), send)
+
+    @property
+    def _too_large(self) -> str:
+        return f"The body is larger than {self._max_body_bytes} bytes."
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """The same, but a body that grows too large, whatever was announced, ends with an error."""
+        received = 0
+
+        async def bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_body_bytes:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        return bounded
+
+
+def _with_id_and_log(send: Send, scope: Scope, request_id: str, began_s: float) -> Callable[[Message], Awaitable[None]]:
+    """Sends the request's id back, and logs one line of JSON at the end. Neither bodies nor headers are logged."""
+    status = 0
+
+    async def send_on(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+        await send(message)
+        last = message["type"] == "http.response.body" and not message.get("more_body")
+        if last and _logger.isEnabledFor(logging.INFO):
+            _log(scope, request_id, status, time.monotonic() - began_s)
+
+    return send_on
+
+
+def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    key = scope.get("state", {}).get("key")
+    line: dict[str, Any] = {
+        "request_id": request_id,
+        "time": round(time.time(), 3),
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "seconds": round(seconds, 4),
+        "key": key.name if key is not None else None,
+    }
+    _logger.info(json.dumps(line))
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's, if it is fit to be repeated, or a new one."""
+    given = headers.get(_REQUEST_ID, "")
+    return given if _GOOD_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+def _announced_bytes(headers: Headers) -> int:
+    length = headers.get("Content-Length", "")
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0

@@ -1,0 +1,77 @@
+"""The page at `/`, a playground for people: files that are read once. Knows nothing of models, and asks for no key."""
+
+import hashlib
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import Response
+
+_FOLDER = Path(__file__).parents[1] / "page"
+_PREFIX = "/page/"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Nothing from elsewhere, nothing inline, no text turned into markup, no frame around it.
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+_HEADERS = {
+    "Content-Security-Policy": "; ".join(f"{directive} {sources}" for directive, sources in _POLICY.items()),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",  # kept, but asked about each time: the answer is a short 304
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    body: bytes
+    headers: dict[str, str]
+
+    def answer(self, request: Request) -> Response:
+        known = {tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")}
+        if self.headers["ETag"] in known:
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=self.headers)
+        return Response(self.body, headers=self.headers)
+
+
+def is_page(path: str) -> bool:
+    """Whether the path is the page's, which anybody may have."""
+    return path == "/" or path.startswith(_PREFIX)
+
+
+def add_page(api: FastAPI) -> None:
+    """Add GET / and the files that it needs."""
+    files = {path.name: _read(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
+
+    async def index(request: Request) -> Response:
+        return files["index.html"].answer(request)
+
+    async def file(request: Request, name: str) -> Response:
+        if name not in files:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such file")
+        return files[name].answer(request)
+
+    for path, route in (("/", index), (_PREFIX + "{name}", file)):
+        api.add_api_route(path, route, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _read(path: Path) -> _File:
+    body = path.read_bytes()
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return _File(body, {**_HEADERS, "Content-Type": _TYPES[path.suffix], "ETag": tag})

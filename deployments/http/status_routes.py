@@ -1,0 +1,135 @@
+"""Routes that tell about the server: its endpoints, whether they are up, its version. None makes text."""
+
+import time
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.service import Service
+from deployments.http.errors import ErrorBody
+from deployments.monitoring.live_metrics import LiveMetrics
+from deployments.monitoring.server_status import ServerStatus, server_status
+
+
+class ModelCard(BaseModel):
+    """An endpoint, as GET /v1/models shows it."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "consort"
+    kind: str
+    target: str
+    members: list[str]  # the one that leads first; without members, the target
+    strategy: str | None
+    drafter: str | None
+    ngram: bool
+    draft_length: int
+    verification: str
+    context_length: int
+    max_model_len: int  # vLLM's name for the same
+    ready: bool
+
+
+class ModelList(BaseModel):
+    """All endpoints."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Health(BaseModel):
+    """Which configured models are up."""
+
+    status: str
+    models: dict[str, bool]
+
+
+class Version(BaseModel):
+    """Of Consort."""
+
+    version: str
+
+
+def add_status_routes(api: FastAPI, service: Service) -> None:
+    """/health, /ready, /version, /metrics, /v1/status, /v1/models."""
+    created, began_s, live = int(time.time()), time.monotonic(), LiveMetrics(service)
+
+    @api.get("/health", responses={503: {"model": Health}})
+    async def health() -> JSONResponse:
+        """200 once an endpoint's target is up, 503 before."""
+        return _health(service, any)
+
+    @api.get("/ready", responses={503: {"model": Health}})
+    async def ready() -> JSONResponse:
+        """200 while the targets of all endpoints are up, 503 else."""
+        return _health(service, all)
+
+    @api.get("/version")
+    async def show_version() -> Version:
+        """Which Consort this is."""
+        return Version(version=_version())
+
+    @api.get("/v1/status")
+    async def status() -> ServerStatus:
+        """Requests, endpoints with their totals, replicas with their load."""
+        return server_status(service, version=_version(), uptime_s=time.monotonic() - began_s)
+
+    @api.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """In Prometheus' format, by vLLM's names."""
+        return Response(service.metrics.text() + live.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @api.get("/v1/models")
+    async def models(request: Request) -> ModelList:
+        """What `model` may be in a request; below an endpoint's own base URL, that one."""
+        up, own = service.ready_models(), getattr(request.state, "endpoint", None)
+        listed = [served for name, served in service.endpoints.items() if own in (None, name)]
+        return ModelList(data=[_card(served, created, up) for served in listed])
+
+    @api.get("/v1/models/{name:path}", responses={404: {"model": ErrorBody}})
+    async def model(name: str) -> ModelCard:
+        """One endpoint."""
+        return _card(service.endpoint(name), created, service.ready_models())
+
+
+def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
+    endpoint = served.endpoint
+    drafts = endpoint.drafter is not None or endpoint.ngram is not None
+    return ModelCard(
+        id=endpoint.name,
+        created=created,
+        kind=served.config.kind or "plain",
+        target=endpoint.target,
+        members=served.config.models,
+        strategy=None if served.strategy is None else served.strategy.kind,
+        drafter=endpoint.drafter,
+        ngram=endpoint.ngram is not None,
+        draft_length=endpoint.draft_length if drafts else 0,
+        verification=served.config.verification,
+        context_length=served.context_length,
+        max_model_len=served.context_length,
+        ready=served.is_ready(up),
+    )
+
+
+def _health(service: Service, enough: Callable[[Iterable[bool]], bool]) -> JSONResponse:
+    up = service.ready_models()
+    endpoints = [served.config for served in service.endpoints.values()]
+    models = {name for endpoint in endpoints for name in (*endpoint.models, endpoint.drafter) if name is not None}
+    ready = enough(served.is_ready(up) for served in service.endpoints.values())
+    report = Health(status="ready" if ready else "loading", models={name: name in up for name in sorted(models)})
+    return JSONResponse(report.model_dump(), HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _version() -> str:
+    try:
+        return version("consort")
+    except PackageNotFoundError:  # a node that has the checkout alone
+        return "unknown"

@@ -1,0 +1,1 @@
+"""What clients may send: fields, and how each is checked. Knows nothing of models."""

@@ -1,0 +1,48 @@
+"""Fields that clients send by habit and that change nothing here. Any value that would is refused, with the reason."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from deployments.configuration.strict import StrictModel
+from deployments.requests.fields import only
+
+_NEWER = "send tools and tool_choice"
+
+
+class CompatibilityFields(StrictModel):
+    """Of completions and chat."""
+
+    user: str | None = Field(None, description="Accepted for compatibility, and not used.")
+    metadata: dict[str, str] | None = Field(None, description="The same.")
+    safety_identifier: str | None = Field(None, description="The same.")
+    prompt_cache_key: str | None = Field(None, description="The same.")
+    service_tier: str | None = Field(None, description="The same.")
+    store: Annotated[bool, only(False, why="answers are not stored")] | None = Field(None, description="Only false.")
+    skip_special_tokens: (
+        Annotated[bool, only(True, why="texts have no special tokens; `return_token_details` shows them")] | None
+    ) = Field(None, description="Only true.")
+    spaces_between_special_tokens: (
+        Annotated[bool, only(True, why="texts have no special tokens; `return_token_details` shows them")] | None
+    ) = Field(None, description="Only true.")
+
+
+class ChatCompatibilityFields(StrictModel):
+    """Of chat alone."""
+
+    functions: Annotated[list[Any], only([], why=_NEWER)] | None = Field(
+        None, description="Only an empty list; `tools` has replaced it."
+    )
+    function_call: Annotated[Any, only("none", "auto", why=_NEWER)] = Field(
+        None, description="Only `none` or `auto`; `tool_choice` has replaced it."
+    )
+    reasoning_effort: Annotated[Any, only("none", why="see chat_template_kwargs")] = Field(
+        None, description="Only `none`; a model's own switches go into `chat_template_kwargs`."
+    )
+    verbosity: Annotated[Any, only("medium", why="it is not supported")] = Field(None, description="Only `medium`.")
+    modalities: Annotated[list[str], only(["text"], why="answers are text")] | None = Field(
+        None, description='Only `["text"]`.'
+    )
+    audio: Annotated[Any, only(why="answers are text")] = Field(None, description="Only null.")
+    prediction: Annotated[Any, only(why="drafts come from the drafter")] = Field(None, description="Only null.")
+    web_search_options: Annotated[Any, only(why="there is no web search")] = Field(None, description="Only null.")

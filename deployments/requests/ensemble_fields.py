@@ -1,0 +1,95 @@
+"""What a request may change about how an endpoint's members answer together."""
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from decoding.blend_params import BlendKind, ContrastiveForm
+from decoding.ensemble_options import EnsembleOptions
+from decoding.errors import InvalidRequestError
+from deployments.configuration.strict import StrictModel
+
+_MAX_MEMBERS = 64
+
+
+class BlendFields(StrictModel):
+    """What is set here counts instead of the endpoint's."""
+
+    kind: BlendKind | None = Field(None, description="mixture, product, vote, gated, single or contrastive.")
+    threshold: float | None = Field(
+        None, description="gated: the leader's best probability below which others are asked."
+    )
+    form: ContrastiveForm | None = Field(None, description="contrastive: difference or scaled.")
+    alpha: float | None = Field(None, description="contrastive: the share of the expert's best probability that stays.")
+    beta: float | None = Field(None, description="contrastive, scaled: how strongly the amateur is subtracted.")
+    amateur_temperature: float | None = Field(None, description="contrastive, difference.")
+
+
+class EnsembleFields(StrictModel):
+    """Fields of a request. A field that is null has the endpoint's value."""
+
+    weights: Annotated[list[float], Field(min_length=1, max_length=_MAX_MEMBERS)] | None = Field(
+        None, description="How much each member of the ensemble counts, in the order of its members."
+    )
+    blend: BlendFields | None = Field(
+        None,
+        description="How the members are blended: `kind`, `threshold`, `form`, `alpha`, `beta`, `amateur_temperature`.",
+    )
+    min_members: Annotated[int, Field(ge=1, le=_MAX_MEMBERS)] | None = Field(
+        None, description="With fewer members the request fails."
+    )
+    member_timeout_ms: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="How long a member may take for a step, or for all its candidates."
+    )
+    on_member_failure: Literal["fail", "drop"] | None = Field(
+        None, description="When a member fails: `fail`, or go on with the others (`drop`)."
+    )
+    return_members: bool | None = Field(
+        None, description="false: leave out what each member contributed, which choices of ensembles end with."
+    )
+
+    def ensemble_over(
+        self, options: EnsembleOptions, *, model: str, count: int, blends: bool
+    ) -> EnsembleOptions | None:
+        """The endpoint's options with what the request says of them; None if it says nothing.
+
+        Args:
+            model: the endpoint, as clients call it.
+            count: its members; 0: it has none.
+            blends: whether they are blended token by token.
+
+        Raises:
+            InvalidRequestError: a value is out of range, or has no place at this endpoint.
+        """
+        given = [name for name in EnsembleFields.model_fields if getattr(self, name) is not None]
+        changing = [name for name in given if name != "return_members"]
+        if not changing:
+            return None
+        if count < 1:
+            raise InvalidRequestError(f"{changing[0]}: the model {model!r} has no members.", field=changing[0])
+        if self.blend is not None and not blends:
+            raise InvalidRequestError(f"blend: the model {model!r} chooses among whole answers.", field="blend")
+        if self.min_members is not None and self.min_members > count:
+            reason = f"min_members: should be at most {count}, which is how many the model {model!r} has."
+            raise InvalidRequestError(reason, field="min_members")
+        return self._changed(options, count)
+
+    def _changed(self, options: EnsembleOptions, count: int) -> EnsembleOptions:
+        fields: dict[str, Any] = {} if self.blend is None else self.blend.model_dump(exclude_none=True)
+        if self.weights is not None:
+            fields["weights"] = tuple(self.weights)
+        try:
+            blend = replace(options.blend, **fields)
+            blend.require_members(count)
+        except InvalidRequestError as error:
+            field = error.field if error.field == "weights" else f"blend.{error.field}"
+            raise InvalidRequestError(str(error), field=field) from error
+        timeout_s = options.member_timeout_s if self.member_timeout_ms is None else self.member_timeout_ms / 1e3
+        return replace(
+            options,
+            blend=blend,
+            on_member_failure=self.on_member_failure or options.on_member_failure,
+            min_members=self.min_members or options.min_members,
+            member_timeout_s=timeout_s,
+        )

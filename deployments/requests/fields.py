@@ -1,0 +1,73 @@
+"""Types of request fields: what JSON may hold, and how it is checked. Knows nothing of tokenizers."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from deployments.configuration.strict import Text, without_surrogates
+
+Prompt = str | list[int]
+
+_MAX_STOP_STRINGS = 16
+_MAX_BAD_WORDS = 1000
+_MAX_INT = 2**31 - 1
+_TOKEN_KEY = re.compile(r"\d{1,10}")
+_PROMPT_FORMS = "should be a string, a list of strings, a list of token ids, or a list of such lists"
+
+
+def only(*accepted: object, why: str) -> AfterValidator:
+    """Takes the values that change nothing, which some clients always send, and refuses any other."""
+    expected = " or ".join(map(repr, accepted)) or "null"
+
+    def check(value: Any) -> Any:
+        if value is not None and not any(type(value) is type(one) and value == one for one in accepted):
+            raise PydanticCustomError("only", "should be {expected}; {why}", {"expected": expected, "why": why})
+        return value
+
+    return AfterValidator(check)
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _read_prompts(value: Any) -> list[Prompt]:
+    """One prompt or several, texts or token ids, as a list of prompts."""
+    prompts = value if _is_list(value) and value and not _is_token(value[0]) else [value]
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            without_surrogates(prompt)
+        elif not (_is_list(prompt) and all(_is_token(token) for token in prompt)):
+            raise PydanticCustomError("prompt", _PROMPT_FORMS)
+        if not prompt:
+            raise PydanticCustomError("empty", "should not be empty")
+    return list(prompts)
+
+
+def _read_token_keys(value: object) -> object:
+    """The keys of a JSON object, which are strings, as token ids."""
+    if not isinstance(value, dict):
+        return value
+    wrong = next((key for key in value if not _TOKEN_KEY.fullmatch(str(key))), None)
+    if wrong is not None:
+        raise PydanticCustomError("token_key", "should have token ids as its keys")
+    return {int(key): bias for key, bias in value.items()}
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+Limit = Annotated[int, Field(le=_MAX_INT)]
+TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
+Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts, json_schema_input_type=Prompt | list[Prompt])]
+Words = Annotated[Text, Field(min_length=1, max_length=1000)]
+StopStrings = Annotated[list[Words], Field(max_length=_MAX_STOP_STRINGS), BeforeValidator(_as_list)]
+BadWords = Annotated[list[Words], Field(max_length=_MAX_BAD_WORDS)]
+LogitBias = Annotated[dict[TokenId, float], BeforeValidator(_read_token_keys)]

@@ -1,0 +1,69 @@
+"""The fields that shape an answer's text, in requests and as an endpoint's defaults. Knows nothing of prompts."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from deployments.configuration.strict import StrictModel
+from deployments.requests.fields import BadWords, Limit, LogitBias, StopStrings, TokenId
+
+_CONVERTED = {"logit_bias", "max_time", "bad_words", "ignore_eos"}  # the others are SamplingParams' own
+
+
+class SamplingFields(StrictModel):
+    """Named as in OpenAI's API, vLLM's extensions of it, and transformers' `generate`. null: the default."""
+
+    temperature: float | None = Field(None, description="0 is greedy; 1 by default.")
+    top_p: float | None = Field(None, description="Nucleus sampling; 1, the default, turns it off.")
+    top_k: Limit | None = Field(None, description="Sample from the k most likely tokens; 0, the default, turns it off.")
+    min_p: float | None = Field(None, description="Only tokens at least so likely, relative to the likeliest; 0: off.")
+    typical_p: float | None = Field(None, description="Locally typical sampling (arXiv 2202.00666); 1: off.")
+    epsilon_cutoff: float | None = Field(None, description="Only tokens at least so likely (arXiv 2210.15191); 0: off.")
+    eta_cutoff: float | None = Field(None, description="The same, lower where many are likely; 0: off.")
+    repetition_penalty: float | None = Field(
+        None, description="Above 1: tokens of prompt and answer get less likely (arXiv 1909.05858); 1: off."
+    )
+    presence_penalty: float | None = Field(
+        None, description="Taken off the logits of all tokens of the answer; 0: off."
+    )
+    frequency_penalty: float | None = Field(None, description="The same, for each time the token came; 0: off.")
+    no_repeat_ngram_size: Limit | None = Field(None, description="No n tokens in a row come twice; 0: off.")
+    logit_bias: LogitBias | None = Field(None, description="By token id, −100 to 100, what is added to its logit.")
+    bad_words: BadWords | None = Field(None, description="Texts that must not come.")
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+        None, description="All other tokens are forbidden."
+    )
+    suppress_tokens: list[TokenId] | None = Field(None, description="Forbidden token ids.")
+    begin_suppress_tokens: list[TokenId] | None = Field(None, description="Forbidden as the answer's first token.")
+    forced_bos_token_id: TokenId | None = Field(None, description="The answer's first token.")
+    forced_eos_token_id: TokenId | None = Field(None, description="The token at `max_tokens`, if it comes to that.")
+    min_tokens: Limit | None = Field(None, description="No end of the answer before so many tokens.")
+    stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
+    stop_token_ids: list[TokenId] | None = Field(None, description="The answer ends at any of these tokens too.")
+    include_stop_str_in_output: bool | None = Field(
+        None, description="true: what ended the answer, a stop string or token, is part of it."
+    )
+    ignore_eos: bool | None = Field(None, description="true: go on after end-of-text tokens, up to `max_tokens`.")
+    max_time: float | None = Field(None, description="The answer ends after so many seconds, as it is then.")
+
+    def over(self, defaults: "SamplingFields") -> "SamplingFields":
+        """These fields, and the defaults' where they are null."""
+        return SamplingFields.model_construct(**{**_given(defaults), **_given(self)})
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of SamplingParams; `bad_words` needs a tokenizer and `ignore_eos` the end-of-text ids."""
+        values = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in _given(self).items()
+            if name not in _CONVERTED
+        }
+        if self.logit_bias is not None:
+            values["logit_bias"] = tuple(self.logit_bias.items())
+        if self.max_time is not None:
+            values["max_time_s"] = self.max_time
+        return values
+
+
+def _given(fields: SamplingFields) -> dict[str, Any]:
+    values = ((name, getattr(fields, name)) for name in SamplingFields.model_fields)
+    return {name: value for name, value in values if value is not None}

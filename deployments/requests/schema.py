@@ -1,0 +1,327 @@
+"""What clients may send, as OpenAI's API has it. A field that is accepted works; any other is refused by name."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from decoding.beam_options import MAX_BEAMS
+from decoding.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
+from deployments.configuration.strict import StrictModel, Text, wrong_field
+from deployments.requests.beam_fields import BeamFields
+from deployments.requests.compatibility_fields import ChatCompatibilityFields, CompatibilityFields
+from deployments.requests.ensemble_fields import EnsembleFields
+from deployments.requests.fields import Limit, Prompts, only
+from deployments.requests.sampling_fields import SamplingFields
+from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs
+from deployments.requests.tool_fields import PastCall, ToolFields
+
+_MAX_CHOICES = 128
+_MAX_DRAFT_LENGTH = 32
+_MAX_CHAT_LOGPROBS = 20
+_SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
+_NO_DEFAULTS = SamplingFields()
+
+Choices = Annotated[int, Field(ge=1, le=_MAX_CHOICES)]
+
+
+def _as_parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class StreamOptions(StrictModel):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = Field(None, description="End the stream with a chunk that has `usage`.")
+
+
+class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, CompatibilityFields):
+    """What completions and chat have in common. A field that is null has its default."""
+
+    prompt_field: ClassVar[str]
+    default_max_tokens: ClassVar[int | None]  # None: whatever the context has room for
+
+    model: str = Field(
+        "", description="An endpoint's name, as GET /v1/models lists them; below its own base URL it may be left out."
+    )
+    max_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
+    seed: int | None = Field(None, description="Same seed, same text; drawn if missing, and returned either way.")
+    n: Choices | None = Field(None, description="Answers per prompt; 1 by default.")
+    best_of: Choices | None = Field(
+        None, description="Make so many answers per prompt and return the `n` with the highest mean log-probability."
+    )
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Of the prompt's tokens, and of so many most probable ones in their places."
+    )
+    response_format: ResponseFormat | None = Field(None, description="`text`, `json_object` or a `json_schema`.")
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="What the answer must match: `json` (a schema), `regex`, `choice` (of texts) or `grammar`."
+    )
+    stream: bool | None = Field(None, description="Answer with server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
+    speculate: bool | None = Field(None, description="false: plain decoding, without the drafter. Same text.")
+    draft_length: Annotated[int, Field(ge=0, le=_MAX_DRAFT_LENGTH)] | None = Field(
+        None, description="Most draft tokens that one step verifies, instead of the endpoint's. Same text."
+    )
+    verification: Verification | None = Field(
+        None, description="How drafts are verified, `coupled` or `rejection`, instead of as the endpoint does it."
+    )
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
+        None, description="Among waiting requests of the same API key, lower ones begin first; 0 by default."
+    )
+    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds after which the request fails with 408, instead of the endpoint's."
+    )
+    return_token_details: bool | None = Field(
+        None, description="Every choice has `token_details`: each token's id, text and where it came from."
+    )
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> "GenerationRequest":
+        for holds, field, problem in self._conditions():
+            if not holds:
+                raise wrong_field(field, problem)
+        return self
+
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        """Whether it holds, and else which field is wrong and why."""
+        structured = self.structure is not None
+        both = None not in (self.response_format, self.structured_outputs)
+        return [
+            (self.stream_options is None or bool(self.stream), "stream_options", "needs stream: true"),
+            (self.best_of is None or self.best_of >= (self.n or 1), "best_of", f"is below n, {self.n}"),
+            (not (self.stream and self.choices > (self.n or 1)), "best_of", "above n can't be streamed"),
+            (not both, "structured_outputs", "has no place beside response_format; set one of them"),
+            (not (structured and self.ignore_eos), "ignore_eos", "would go on after the end of a structured answer"),
+            *self.beam_conditions(),
+            *self._conditions_of_a_search(),
+        ]
+
+    def _conditions_of_a_search(self) -> list[tuple[bool, str, str]]:
+        given = {
+            "logprobs": self.logprob_count,
+            "prompt_logprobs": self.prompt_logprobs,
+            "max_time": self.max_time,
+            "response_format": self.structure,
+        }
+        if not self.searches:
+            return []
+        return [
+            *((value is None, name, "has no place in a beam search") for name, value in given.items()),
+            ((self.n or 1) <= (self.num_beams or MAX_BEAMS), "n", f"is above num_beams, {self.num_beams}"),
+        ]
+
+    @property
+    def wanted_max_tokens(self) -> int | None:
+        """The limit that the client set, under whichever name."""
+        return self.max_tokens
+
+    @property
+    def takes_less(self) -> bool:
+        """Whether that limit is a bound that the context may lower, and not a wish."""
+        return False
+
+    @property
+    def prompt_count(self) -> int:
+        """How many prompts the request brings."""
+        return 1
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether what the model would answer is of no interest."""
+        return False
+
+    @property
+    def choices(self) -> int:
+        """How many answers to make for each prompt. Those of a search that come after the `n`-th are dropped there."""
+        if self.searches:
+            return self.n or 1
+        return max(self.n or 1, self.best_of or 1)
+
+    @property
+    def logprob_count(self) -> int | None:
+        """Of how many most probable tokens to tell in each place of the answer; None: not even of its own token."""
+        raise NotImplementedError
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        """The same for the prompt's places."""
+        return self.prompt_logprobs
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the answer must match, under whichever name."""
+        wanted = self.structured_outputs or self.response_format
+        return None if wanted is None else wanted.structure
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(
+        self,
+        *,
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        seed: int,
+        defaults: SamplingFields = _NO_DEFAULTS,
+        bad_words_ids: Sequence[tuple[int, ...]] = (),
+        verification: Verification = "coupled",
+    ) -> SamplingParams:
+        """The parameters as the decoder takes them; raises InvalidRequestError where one is out of range.
+
+        Args:
+            defaults: the endpoint's, for what the request leaves open.
+            bad_words_ids: the tokens of `bad_words`.
+            verification: the endpoint's.
+        """
+        fields = self.over(defaults)
+        if self.searches:
+            fields = fields.model_copy(update={"temperature": self.temperature or 0.0, "max_time": None})
+        structure, logprobs = self.structure, self.logprob_count
+        return SamplingParams(
+            **fields.arguments(),
+            max_tokens=max_tokens,
+            seed=seed,
+            eos_token_ids=() if fields.ignore_eos and structure is None else tuple(eos_token_ids),
+            bad_words_ids=tuple(bad_words_ids),
+            structure=structure,
+            verification=self.verification or verification,
+            logprobs=0 if logprobs is None and self.choices > (self.n or 1) else logprobs,  # the ranking needs them
+            prompt_logprobs=self.prompt_logprob_count,
+        )
+
+    def seed_or_new(self) -> int:
+        """The client's seed, or a new one."""
+        return secrets.randbits(_SEED_BITS) if self.seed is None else self.seed
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt_field = "prompt"
+    default_max_tokens = 16
+
+    prompt: Prompts = Field(description="A text or a list of token ids, or a list of either: one choice for each.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="Of the answer's tokens, and of so many most probable ones in their places."
+    )
+    echo: bool | None = Field(
+        None, description="Begin the text with the prompt, which may be all of it (`max_tokens: 0`)."
+    )
+    suffix: Annotated[str, only("", why="insertion is not supported")] | None = Field(
+        None, description="Only an empty text."
+    )
+
+    @property
+    def prompt_count(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def prompt_only(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def logprob_count(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        echoed = self.logprobs if self.echo else None
+        counts = [count for count in (self.prompt_logprobs, echoed) if count is not None]
+        return max(counts, default=None)
+
+
+class TextPart(StrictModel):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(StrictModel):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = Field(
+        None, description="A text, or text parts."
+    )
+    name: Text | None = Field(None, description="Of the speaker, for chat templates that show it.")
+    tool_calls: list[PastCall] | None = Field(None, description="What the assistant called.")
+    tool_call_id: Text | None = Field(None, description="Which call the content of a tool answers.")
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> "Message":
+        if self.content is None and not self.tool_calls:
+            raise wrong_field("content", "is required")
+        if self.tool_calls and self.role != "assistant":
+            raise wrong_field("tool_calls", f"has no place in the role {self.role!r}")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise wrong_field("tool_call_id", "goes with the role tool, and with no other")
+        return self
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content or ())
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
+        if self.tool_calls:
+            more["tool_calls"] = [call.turn for call in self.tool_calls]
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.text} | {name: value for name, value in more.items() if value is not None}
+
+
+class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
+    """POST /v1/chat/completions."""
+
+    prompt_field = "messages"
+    default_max_tokens = None
+
+    messages: Annotated[list[Message], Field(min_length=1, description="The conversation so far, oldest turn first.")]
+    max_completion_tokens: Limit | None = Field(
+        None, description="OpenAI's newer name for `max_tokens`; no error where the context has less room."
+    )
+    logprobs: bool | None = Field(None, description="true: answers have log-probabilities.")
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_CHAT_LOGPROBS)] | None = Field(
+        None, description="Of so many most probable tokens in each place; needs `logprobs`."
+    )
+    add_generation_prompt: bool | None = Field(None, description="false: don't begin the assistant's turn.")
+    continue_final_message: bool | None = Field(
+        None, description="true: the answer goes on with the last message; needs `add_generation_prompt: false`."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
+
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        return [
+            *super()._conditions(),
+            (len(limits) < 2, "max_tokens", "differs from max_completion_tokens; set one of them"),
+            (
+                not self.continue_final_message or self.add_generation_prompt is False,
+                "continue_final_message",
+                "needs add_generation_prompt: false",
+            ),
+            (not self.top_logprobs or bool(self.logprobs), "top_logprobs", "needs logprobs: true"),
+            *self.tool_conditions(),
+            (not self.must_call or super().structure is None, "tool_choice", "gives the answer another structure"),
+        ]
+
+    @property
+    def structure(self) -> Structure | None:
+        return self.forced_structure() or super().structure
+
+    @property
+    def wanted_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def takes_less(self) -> bool:
+        return self.max_completion_tokens is not None
+
+    @property
+    def logprob_count(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,84 @@
+"""The fields that give an answer a structure: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from decoding.params import Structure
+from deployments.configuration.strict import StrictModel, Text, wrong_field
+
+_ANY_OBJECT = '{"type": "object"}'
+_MAX_CHARACTERS = 200_000
+
+Definition = Annotated[Text, Field(min_length=1, max_length=_MAX_CHARACTERS)]
+
+
+class JsonSchema(StrictModel):
+    """A JSON schema, in the wrapping that OpenAI gives it."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None  # answers always follow the schema
+
+
+class ResponseFormat(StrictModel):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_needed(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            problem = "is required" if self.json_schema is None else f"has no place in the type {self.type!r}"
+            raise wrong_field("json_schema", problem)
+        return self
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the decoder has to keep to; None: anything goes."""
+        if self.type == "text":
+            return None
+        schema = _ANY_OBJECT if self.json_schema is None else json.dumps(self.json_schema.schema_)
+        return Structure(kind="json", definition=schema)
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's way to ask for a structure: exactly one of these."""
+
+    json_: Definition | dict[str, Any] | None = Field(None, alias="json")
+    regex: Definition | None = None
+    choice: Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=1000)] | None = None
+    grammar: Definition | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "StructuredOutputs":
+        given = [value for value in (self.json_, self.regex, self.choice, self.grammar) if value is not None]
+        if len(given) != 1:
+            raise wrong_field("", f"has {len(given)} of json, regex, choice and grammar; should have one")
+        if isinstance(self.json_, str):
+            _check_schema(self.json_)
+        return self
+
+    @property
+    def structure(self) -> Structure:
+        """What the decoder has to keep to."""
+        if self.regex is not None:
+            return Structure(kind="regex", definition=self.regex)
+        if self.choice is not None:
+            return Structure(kind="choice", definition=json.dumps(self.choice))
+        if self.grammar is not None:
+            return Structure(kind="grammar", definition=self.grammar)
+        schema = self.json_ if isinstance(self.json_, str) else json.dumps(self.json_)
+        return Structure(kind="json", definition=schema)
+
+
+def _check_schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise wrong_field("json", f"is not valid JSON: {error}") from error
+    if not isinstance(schema, dict | bool):
+        raise wrong_field("json", "should be a JSON schema, which is an object")

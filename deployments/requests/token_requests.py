@@ -1,0 +1,50 @@
+"""What clients may send to /tokenize and /detokenize, and what they get: as vLLM has it."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, model_validator
+
+from deployments.configuration.strict import StrictModel, Text, wrong_field
+from deployments.requests.fields import TokenId
+from deployments.requests.schema import Message
+
+
+class TokenizeRequest(StrictModel):
+    """POST /tokenize: a text, or a conversation in the model's chat template."""
+
+    model: str = Field(description="An endpoint's name.")
+    prompt: Text | None = Field(None, description="A text; this or `messages`.")
+    messages: list[Message] | None = Field(None, description="A conversation; this or `prompt`.")
+    add_special_tokens: bool | None = Field(None, description="Of a text: false leaves out what the model begins with.")
+    return_token_strs: bool | None = Field(None, description="Also answer with the tokens as texts.")
+    add_generation_prompt: bool | None = Field(None, description="Of a conversation: as in chat.")
+    continue_final_message: bool | None = Field(None, description="The same.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="The same.")
+
+    @model_validator(mode="after")
+    def _one_input(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong_field("prompt", "should be set, or else messages, but not both")
+        return self
+
+
+class Tokenization(BaseModel):
+    """The tokens, and how many there may be."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(StrictModel):
+    """POST /detokenize."""
+
+    model: str = Field(description="An endpoint's name.")
+    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)] = Field(description="Token ids.")
+
+
+class Detokenization(BaseModel):
+    """The text, special tokens included."""
+
+    prompt: str

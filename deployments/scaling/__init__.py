@@ -1,0 +1,1 @@
+"""How many replicas each model has: by load, and by hand."""
