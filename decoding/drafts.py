@@ -98,6 +98,7 @@ class DraftTrie:
         self._rejects = rejects
         self._fence = len(committed) if rejects else 0  # offers from before are refused
         self.usual_chance = 0.5  # of a token whose proposer gives none; half of that for its second, …
+        self._best: list[int] | None = None  # `best_path` without limit; None: not looked for since the last change
 
     def __bool__(self) -> bool:
         """Whether there is any draft."""
@@ -129,6 +130,7 @@ class DraftTrie:
             distributions = [None] * len(tokens)
         elif len(distributions) != len(tokens):
             return False
+        self._best = None
         above: list[tuple[_Node | None, int]] = []  # by token: where it is (None: not in the trie), and its depth
         top = (self._root if behind == 0 else None, -behind)
         fits = False
@@ -177,6 +179,7 @@ class DraftTrie:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append committed tokens; keep the subtree below them and drop all else."""
+        self._best = None
         self._committed.extend(tokens)
         for token in tokens:
             self._root = self._root.drawn.get(token) or self._root.children.get(token) or _Node()
@@ -187,18 +190,19 @@ class DraftTrie:
 
         Rejection sampling has looked at the noise behind it; so a drafter begins a stream of its own here, too.
         """
-        self._root = _Node()
+        self._root, self._best = _Node(), None
         self._fence = len(self._committed)
 
     def best_path(self, limit: int) -> list[int]:
         """At most `limit` tokens, each the most probable after the one before it; the earliest offered among equals."""
-        path: list[int] = []
-        below = list(self._below(self._root))
-        while below and len(path) < limit:
-            _, token, node = max(below, key=itemgetter(0))
-            path.append(token)
-            below = list(self._below(node))
-        return path
+        if self._best is None:
+            self._best = []
+            below = list(self._below(self._root))
+            while below:
+                _, token, node = max(below, key=itemgetter(0))
+                self._best.append(token)
+                below = list(self._below(node))
+        return self._best[:limit]
 
     def best_draft(self, size: int, depth: int) -> Draft:
         """The most probable `size` tokens, none deeper than `depth`: a chain where that is best.
