@@ -18,9 +18,12 @@ _DRIFT = 0.99  # of the latency estimate per step without news, so that waiting 
 class DraftPlanner:
     """One target's planner. No estimate is final: without news, each drifts back to where drafts are tried again."""
 
-    def __init__(self, runner: Runner, *, adaptive: bool) -> None:
-        """adaptive: as many draft tokens as pay; otherwise always as many as the request allows."""
-        self._adaptive = adaptive
+    def __init__(self, runner: Runner, *, adaptive: bool, in_turn: bool = False) -> None:
+        """
+        adaptive: as many draft tokens as pay; otherwise always as many as the request allows.
+        in_turn: drafts are made between two steps, and cost the time that they take.
+        """
+        self._adaptive, self._in_turn = adaptive, in_turn
         self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: what to expect of a new one
         self._step_cost_s = measure_step_cost(runner)
         self._mean_step_s = self._step_cost_s(1)
@@ -58,12 +61,12 @@ class DraftPlanner:
         """
         limits = [row.usable_draft_length for row in rows]
         wanted = self._lengths(rows, limits, latency_s=self._draft_token_s or 0.0)
-        useful = self._lengths(rows, limits, latency_s=0.0)
+        useful = wanted if self._in_turn else self._lengths(rows, limits, latency_s=0.0)
         if self._draft_token_s is not None:
             self._draft_token_s *= _DRIFT
         for row, wanted_length, useful_length in zip(rows, wanted, useful, strict=True):
             row.wanted_draft_length, row.useful_draft_length = wanted_length, useful_length
-            if row.key in committed:
+            if row.key in committed and not self._in_turn:
                 row.await_draft(now_s, self._patience_s(wanted_length))
 
     def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
@@ -83,6 +86,12 @@ class DraftPlanner:
             plain_rate = len(rows) / self._step_cost_s(len(rows))
             self._trial.note(self.rows_in_hand, committed, seconds, plain_rate=plain_rate)
 
+    def note_drafting(self, token_s: float) -> None:
+        """Learn how long a draft token took to come, of all rows together where drafts are made in turn."""
+        if self._draft_token_s is None:
+            self._draft_token_s = token_s
+        self._draft_token_s += _SMOOTHING * (token_s - self._draft_token_s)
+
     def note_offer(self, row: TargetRow, now_s: float) -> None:
         """Learn from an offer that fitted, if it completed what the row was waiting for."""
         row.expects_drafts = row.drafter and row.draft_length > 0
@@ -93,18 +102,16 @@ class DraftPlanner:
         """One more time per draft token; a row that got none in its whole wait counts as half a token."""
         assert row.incomplete_since_s is not None
         got = max(len(row.draft()) - row.drafted_at_plan, 0.5)
-        latency_s = (now_s - row.incomplete_since_s) / got
+        self.note_drafting((now_s - row.incomplete_since_s) / got)
         row.incomplete_since_s = None
-        if self._draft_token_s is None:
-            self._draft_token_s = latency_s
-        self._draft_token_s += _SMOOTHING * (latency_s - self._draft_token_s)
 
     def _lengths(self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float) -> list[int]:
         if not self._adaptive or not rows:
             return limits
         if not self.speculates():
             return [0] * len(rows)
-        return choose_draft_lengths([row.acceptance.value for row in rows], limits, self._step_cost_s, latency_s)
+        rates = [row.acceptance.value for row in rows]
+        return choose_draft_lengths(rates, limits, self._step_cost_s, latency_s, in_turn=self._in_turn)
 
     def _patience_s(self, draft_length: int) -> float:
         if self._draft_token_s is None:

@@ -9,7 +9,7 @@ It knows nothing of verification: commits tell it what the text became.
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from actors.draft_tree import DraftNode
 from actors.drafter_row import WIDTH, DrafterRow, DrafterStep
 from actors.link import Link
 from actors.loop import LoopTimes
-from actors.messages import Admit, Commit, Failed, Message, Report
+from actors.messages import Admit, Commit, Failed, Message, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
-from actors.rows import PREPARING_S, RowTable, choose_prefill, in_slot_order
+from actors.rows import PREPARING_S, RowKey, RowTable, choose_prefill, in_slot_order
 from actors.runner import Runner
 from actors.structures import LoadTokenizer, Structures
 from actors.translating_row import TranslatingRow
@@ -41,12 +41,14 @@ class Drafter:
         *,
         prefill_chunk: int = 256,
         alternatives: int = WIDTH,
+        ahead: bool = True,
         load_tokenizer: LoadTokenizer | None = None,
         translators: Mapping[str, Translator] | None = None,
     ) -> None:
         """
         prefill_chunk: prompt tokens processed between two steps of the running rows.
         alternatives: the most nodes per row and step when there is capacity to spare; 0: the chain alone.
+        ahead: of the verdicts, and offer whatever is new; otherwise only one draft, offered when `offers` is called.
         load_tokenizer: for structured answers.
         translators: by the names of targets that have another tokenizer.
         """
@@ -54,6 +56,7 @@ class Drafter:
         self._runner = runner
         self._prefill_chunk = min(prefill_chunk, runner.max_query)
         self._alternatives = min(alternatives, WIDTH)
+        self._ahead = ahead
         self._rows: RowTable[DrafterRow] = RowTable(runner.cache)
         self._reception = Reception(link, self._rows, self.times)
         self._structures = Structures(load_tokenizer, runner.vocab_size)
@@ -63,6 +66,18 @@ class Drafter:
     def load(self) -> Report:
         """The load at this moment; any thread may ask."""
         return self._rows.report()
+
+    @property
+    def drafting(self) -> bool:
+        """Whether a row that has all its text in the cache wants to be drafted for."""
+        return any(row.pending <= WIDTH for row in self._wanting()[0])
+
+    def offers(self, keys: Iterable[RowKey]) -> list[Offer]:
+        """All that is drafted for some rows, by a drafter that is not ahead."""
+        rows = [row for row in map(self._rows.get, keys) if row is not None]
+        drafted = [(row, list(row.tree.root.descendants())) for row in rows]
+        offers = [row.offer(nodes) for row, nodes in drafted if nodes]
+        return [offer for offer in offers if offer is not None]
 
     def turn(self) -> None:
         """Receive; prefill one chunk of the new rows; take one step with the others; offer."""
@@ -103,7 +118,7 @@ class Drafter:
             for node in step.nodes:
                 choice = next(choices)
                 children += row.tree.expand(node, choice, self._calibrations[row.calibrated_as].chances(choice.gap))
-            offer = row.offer(children) if children else None
+            offer = row.offer(children) if children and self._ahead else None
             if offer is not None:
                 self._reception.put(row.key[0], offer)
         return time.perf_counter() - began_s
@@ -134,9 +149,11 @@ class Drafter:
         row: DrafterRow | None
         translator = None if message.target is None else self._translators.get(message.target)
         if translator is not None:
-            row = TranslatingRow.make(peer, message, self._runner, translator)
+            row = TranslatingRow.make(peer, message, self._runner, translator, ahead=self._ahead)
+        elif self._runner.knows(message.tokens):
+            row = DrafterRow(peer, message, self._runner, ahead=self._ahead)
         else:
-            row = DrafterRow(peer, message, self._runner) if self._runner.knows(message.tokens) else None
+            row = None
         if row is None:
             error = "the drafter has no room for the text, or not its tokens"
             self._reception.put(peer, Failed(message.request_id, error))

@@ -36,8 +36,10 @@ class DrafterRow(Row):
 
     translator: Translator | None = None  # where the target has other tokens
 
-    def __init__(self, peer: str, admit: Admit, runner: Runner) -> None:
+    def __init__(self, peer: str, admit: Admit, runner: Runner, *, ahead: bool = True) -> None:
+        """ahead: draft what follows the draft under verification, too."""
         super().__init__(peer, admit)
+        self._ahead_of_verdicts = ahead
         self.history = History(self.params, self.tokens, self.prompt_length)
         self._runner = runner
         self._end = min(self.prompt_length + self.params.max_tokens, runner.max_length)  # no draft beyond
@@ -68,7 +70,7 @@ class DrafterRow(Row):
 
     def follow(self, draft_length: int) -> None:
         """From the next commit on, look ahead as far as pays: a draft under verification, its bonus token, the next."""
-        self._lookahead = 2 * draft_length + 1 if draft_length else 0
+        self._lookahead = 2 * draft_length + 1 if draft_length and self._ahead_of_verdicts else draft_length
 
     def is_late(self) -> bool:
         """Whether what the target needs next may be missing: one draft, and the bonus token of the one before."""

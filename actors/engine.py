@@ -30,12 +30,14 @@ class Engine:
         *,
         prefill_chunk: int = 256,
         load_tokenizer: LoadTokenizer | None = None,
+        inside: Mapping[str, Runner] | None = None,
         translators: Mapping[str, Translator] | None = None,
         wrap_link: Callable[[LocalLink], LocalLink] = lambda link: link,
     ) -> None:
         """
         replicas: by the name of their model.
         load_tokenizer: of all of them, for structured answers.
+        inside: drafters that take turns with a target in its thread, by the target's name.
         translators: for the drafters, by the names of targets that have another tokenizer.
         wrap_link: lets tests put a faulty link under the coordinator.
         """
@@ -46,14 +48,16 @@ class Engine:
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
             replica_link = exchange.join(name)
-            only_drafters: dict[str, Any] = {"translators": translators} if translators and role == "drafter" else {}
+            drafts: dict[str, Any] = {"translators": translators} if translators and role == "drafter" else {}
+            if inside and name in inside:
+                drafts = {"translators": translators, "inside": inside[name]}
             self.loops[name] = make_loop(
                 role,
                 runner,
                 replica_link,
                 prefill_chunk=prefill_chunk,
                 load_tokenizer=load_tokenizer,
-                **only_drafters,
+                **drafts,
             )
             self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake))
         self._alive = set(replicas)

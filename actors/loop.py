@@ -20,6 +20,7 @@ class LoopTimes:
     steps: int = 0
     step_s: float = 0.0  # in batched steps, sampling included
     prefill_s: float = 0.0  # in prompt chunks
+    drafted_s: float = 0.0  # in a drafter inside the target
     waited_s: float = 0.0  # for drafts (a target) or verdicts (a drafter), with requests in hand
     idle_s: float = 0.0  # without requests
 

@@ -4,10 +4,11 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, TypedDict
 
 from actors.compatibility import try_out
 from actors.drafter import Drafter
+from actors.inside_drafter import InsideDrafter
 from actors.link import ConnectingLink
 from actors.loading import ModelSpec, load_model, load_tokenizer
 from actors.loop import LoopThread, LoopTimes
@@ -27,6 +28,14 @@ from actors.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
 
 Role = Literal["target", "drafter"]
+
+
+class _Common(TypedDict):
+    """What all loops are given."""
+
+    prefill_chunk: int
+    load_tokenizer: LoadTokenizer | None
+
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is leaving: they ask every second
 _POLL_S = 0.05
@@ -69,16 +78,20 @@ def make_loop(
     prefill_chunk: int,
     load_tokenizer: LoadTokenizer | None = None,
     translators: Mapping[str, Translator] | None = None,
+    inside: Runner | None = None,
 ) -> Target | Drafter:
     """The loop of that role over a runner and a link.
 
     Args:
         load_tokenizer: for structured answers.
         translators: of a drafter, by the names of its targets that have another tokenizer.
+        inside: of a target, the model that drafts by turns with it.
     """
-    if role == "target":
-        return Target(runner, link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer)
-    return Drafter(runner, link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer, translators=translators)
+    common: _Common = {"prefill_chunk": prefill_chunk, "load_tokenizer": load_tokenizer}
+    if role == "drafter":
+        return Drafter(runner, link, translators=translators, **common)
+    drafter = None if inside is None else InsideDrafter(inside, translators=translators, **common)
+    return Target(runner, link, inside=drafter, **common)
 
 
 class Replica:

@@ -36,6 +36,7 @@ class Endpoint:
     members: Sequence[str] = ()  # models of an ensemble that the target leads
     ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)  # how their distributions become one
     criteria: Sequence[Criterion] = ()
+    inside: bool = False  # the drafter is inside the target's replicas, and has none of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +138,22 @@ class ActiveRequest:
 
     @property
     def wants_drafter(self) -> bool:
-        drafts = self.request.endpoint.drafter is not None and self.request.most_drafted > 0
+        """Whether a replica that drafts should work on it."""
+        endpoint = self.request.endpoint
+        drafts = endpoint.drafter is not None and not endpoint.inside and self.request.most_drafted > 0
         return drafts and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
     def admit(self) -> Admit:
         """The message that lets a replica take the request up where it is."""
         request = self.request
+        drafted_for = self.drafter is not None or (request.endpoint.inside and request.most_drafted > 0)
         return Admit(
             request_id=request.request_id,
             tokens=self.tokens,
             prompt_length=len(request.prompt),
             params=request.params,
-            draft_length=request.most_drafted if self.drafter or request.endpoint.ngram else 0,
-            drafter=self.drafter is not None,
+            draft_length=request.most_drafted if drafted_for or request.endpoint.ngram else 0,
+            drafter=drafted_for,
             ngram=request.endpoint.ngram,
             beams=request.beams,
             ensemble=self._ensemble(),

@@ -15,6 +15,7 @@ from torch import Tensor
 from actors.beam_row import BeamRow
 from actors.draft_planner import DraftPlanner
 from actors.ensembles import Ensembles
+from actors.inside_drafter import InsideDrafter
 from actors.link import ConnectingLink
 from actors.loop import LoopTimes
 from actors.member_row import MemberRow
@@ -47,18 +48,21 @@ class Target:
         prefill_chunk: int = 256,
         adaptive: bool = True,
         load_tokenizer: LoadTokenizer | None = None,
+        inside: InsideDrafter | None = None,
     ) -> None:
         """
         prefill_chunk: prompt tokens processed between two steps of the running rows.
         adaptive: verify as many draft tokens as pay; otherwise always as many as the request allows.
         load_tokenizer: for structured answers.
+        inside: drafts here, by turns, for the requests that a drafter is to work on.
         """
         self.times = LoopTimes()
         self._runner = runner
         self._prefill_chunk = min(prefill_chunk, runner.max_query)
         self._rows: RowTable[ServedRow] = RowTable(runner.cache, removed=self._leave)
         self._reception = Reception(link, self._rows, self.times)
-        self._planner = DraftPlanner(runner, adaptive=adaptive)
+        self._inside = inside
+        self._planner = DraftPlanner(runner, adaptive=adaptive, in_turn=inside is not None)
         self._ensembles = Ensembles(link, self._reception.put, runner.device)
         structures = Structures(load_tokenizer, runner.vocab_size)
         self._inbox = TargetInbox(self._rows, self._reception, runner, self._planner, structures, self._ensembles)
@@ -93,6 +97,9 @@ class Target:
         But those that lead an ensemble commit when its members have answered, those asked by a leader answer, and beams
         fork.
         """
+        turn_began_s = time.perf_counter()
+        if self._inside is not None and rows and self._planner.speculates():
+            self._draft(self._inside, rows)
         began_s = time.perf_counter()
         drafts = self._planner.choose(rows, began_s)
         masks = self._masks.start([row.structure for row in rows], drafts)
@@ -118,7 +125,15 @@ class Target:
             if row.ensemble is not None:
                 row.ensemble.take_own(part, mask)
         self._inbox.receive(0.0)  # what was offered meanwhile is there for the verdict
-        self._follow(*chosen, verdicts, began_s)
+        self._follow(*chosen, verdicts, turn_began_s)
+
+    def _draft(self, inside: InsideDrafter, rows: list[TargetRow]) -> None:
+        """The drafter's turn."""
+        began_s = time.perf_counter()
+        token_s = inside.draft(rows)
+        if token_s is not None:
+            self._planner.note_drafting(token_s)
+        self.times.drafted_s += time.perf_counter() - began_s
 
     def _judge_rounds(self) -> None:
         """Follow the blends of ensembles whose members have all answered."""
@@ -300,6 +315,8 @@ class Target:
         """What else goes with a row that is removed."""
         if isinstance(row, TargetRow) and row.ensemble is not None:
             self._ensembles.leave(row)
+        if isinstance(row, TargetRow) and self._inside is not None:
+            self._inside.leave(row)
 
 
 def _wait_s(rows: list[TargetRow]) -> float:

@@ -26,6 +26,7 @@ class TargetRow(Row):
         self.proposer = proposer
         self.ensemble: RowEnsemble | None = None  # that it leads
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if asked for
+        self.model = admit.target  # the target's, by name
         self.drafter = admit.drafter  # whether one works on the request
         self.expects_drafts = self.drafter and self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # what is worth waiting for
@@ -33,6 +34,7 @@ class TargetRow(Row):
         self.incomplete_since_s: float | None = None  # when waiting for that draft began, and it has not come
         self.drafted_at_plan = 0  # draft tokens that were there by then
         self.deadline_s = 0.0
+        self.rejected_at = 0  # the length of the text when a draft token was last rejected
 
     @property
     def prefilling(self) -> bool:
@@ -94,6 +96,8 @@ class TargetRow(Row):
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: the last token is not what was drafted in its place."""
         self.trie.commit(tokens)
+        if rejected:
+            self.rejected_at = len(self.tokens)
         if rejected and self.params.rejects:
             self.trie.fence()
 

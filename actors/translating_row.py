@@ -36,7 +36,15 @@ class TranslatingRow(DrafterRow):
     translator: Translator
 
     def __init__(
-        self, peer: str, admit: Admit, runner: Runner, translator: Translator, aligner: TextAligner, prompt_length: int
+        self,
+        peer: str,
+        admit: Admit,
+        runner: Runner,
+        translator: Translator,
+        aligner: TextAligner,
+        prompt_length: int,
+        *,
+        ahead: bool,
     ) -> None:
         """aligner: of the admitted text. prompt_length: in the drafter's tokens."""
         self.translator = translator
@@ -50,11 +58,13 @@ class TranslatingRow(DrafterRow):
         self._offered: dict[tuple[int, ...], float] = {}  # paths of the target's tokens, and their ends' chances
         params = translator.params(admit.params, runner.max_length)
         super().__init__(
-            peer, replace(admit, tokens=aligner.tokens, prompt_length=prompt_length, params=params), runner
+            peer, replace(admit, tokens=aligner.tokens, prompt_length=prompt_length, params=params), runner, ahead=ahead
         )
 
     @classmethod
-    def make(cls, peer: str, admit: Admit, runner: Runner, translator: Translator) -> "TranslatingRow | None":
+    def make(
+        cls, peer: str, admit: Admit, runner: Runner, translator: Translator, *, ahead: bool = True
+    ) -> "TranslatingRow | None":
         """None: the target has no such tokens, or the drafter has no room for the text."""
         admit = replace(admit, tokens=list(admit.tokens))  # those of a local coordinator may grow at any time
         if not translator.knows(admit.tokens):
@@ -65,7 +75,7 @@ class TranslatingRow(DrafterRow):
         aligner.commit(admit.tokens[admit.prompt_length :])
         if not runner.knows(aligner.tokens):
             return None
-        return cls(peer, admit, runner, translator, aligner, prompt_length)
+        return cls(peer, admit, runner, translator, aligner, prompt_length, ahead=ahead)
 
     @property
     def calibrated_as(self) -> Hashable:

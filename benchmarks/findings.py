@@ -107,7 +107,7 @@ def speculation(record: Record, plain: Record, agreements: Sequence[Tensor], tim
         acceptance_length=activity.statistics.acceptance_length,
         verify_step_s=target.step_s / max(target.steps, 1),
         draft_step_s=drafter.step_s / max(drafter.steps, 1),
-        waited_share=target.waited_s / (target.waited_s + target.step_s + target.prefill_s),
+        waited_share=target.waited_s / (target.waited_s + target.step_s + target.prefill_s + target.drafted_s),
     )
 
 

@@ -22,6 +22,7 @@ COUNTERS = {  # by the names of LoopTimes
     "steps": ("consort_steps_total", "Batched steps."),
     "step_s": ("consort_step_seconds_total", "Time in batched steps."),
     "prefill_s": ("consort_prefill_seconds_total", "Time in chunks of prompts."),
+    "drafted_s": ("consort_drafting_seconds_total", "Of a target: time in a drafter inside it."),
     "waited_s": (
         "consort_wait_seconds_total",
         "Time with requests, but without drafts (target) or verdicts (drafter).",

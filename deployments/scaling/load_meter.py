@@ -17,7 +17,7 @@ class LoadMeter:
         """The load now; times: of the loop, since it started."""
         now = replace(times)  # the loop goes on counting
         since, self._seen = now - self._seen, now
-        computed_s = since.step_s + since.prefill_s
+        computed_s = since.step_s + since.prefill_s + since.drafted_s
         at_work_s = computed_s + since.waited_s
         return ReplicaLoad(
             rows=report.active,
