@@ -104,6 +104,7 @@ class Replica:
         host: str,
         *,
         targets: Sequence[ModelSpec] = (),
+        inside: ModelSpec | None = None,
         rank: Rank | None = None,
     ) -> None:
         """Loads the model and starts the loop; raises ConfigError if it can't.
@@ -111,13 +112,14 @@ class Replica:
         Args:
             host: the address to listen on.
             targets: what a drafter drafts for.
+            inside: what drafts for a target in its own process.
             rank: 0, of a model that is spread over several devices, whose other parts are elsewhere.
         """
         name = f"{spec.name}-{secrets.token_hex(4)}"
         self._link = ReplicaZmqLink(name, spec.name, host)
         self.address = self._link.address
         self._loop: Target | Drafter
-        prepare = partial(self._load, role, spec, targets, rank)
+        prepare = partial(self._load, role, spec, targets, inside, rank)
         self._thread = LoopThread(name, self._turn, self._link.wake, prepare=prepare)
         try:
             self._thread.start()
@@ -125,16 +127,22 @@ class Replica:
             self._link.close()
             raise
 
-    def _load(self, role: Role, spec: ModelSpec, targets: Sequence[ModelSpec], rank: Rank | None) -> None:
+    def _load(
+        self, role: Role, spec: ModelSpec, targets: Sequence[ModelSpec], inside: ModelSpec | None, rank: Rank | None
+    ) -> None:
+        drafter = None if inside is None else load_runner(inside)
         runner = load_runner(spec, rank)
         self._thread.usual_turn_s = _measure_prefill(runner, min(spec.prefill_chunk, runner.max_query))
+        if inside is not None:
+            targets = [spec]
         self._loop = make_loop(
             role,
             runner,
             self._link,
             prefill_chunk=spec.prefill_chunk,
             load_tokenizer=lambda: structure_tokenizer(load_tokenizer(spec.path, spec.revision)),
-            translators=load_translators(spec, targets) if targets else None,
+            translators=load_translators(inside or spec, targets) if targets else None,
+            inside=drafter,
         )
 
     def _turn(self) -> None:

@@ -52,8 +52,18 @@ class ReplicaStatus:
 class ModelReplica:
     """A replica of a model: loads it, and keeps its loop running."""
 
-    def __init__(self, name: str, role: "Role", config: ModelConfig, targets: dict[str, ModelConfig]) -> None:
-        """targets: what a drafter drafts for, by name."""
+    def __init__(
+        self,
+        name: str,
+        role: "Role",
+        config: ModelConfig,
+        targets: dict[str, ModelConfig],
+        inside: dict[str, ModelConfig],
+    ) -> None:
+        """
+        targets: what a drafter drafts for, by name.
+        inside: the drafter inside a target, by name; empty if there is none.
+        """
         from actors.replica import Replica
         from deployments.monitoring.replica_metrics import ReplicaMetrics
         from deployments.scaling.load_meter import LoadMeter
@@ -64,7 +74,8 @@ class ModelReplica:
         if spec.tensor_parallel > 1:
             rank, self._followers = start_gang(spec, host, _actor_options(config))
         specs = [target.spec(name) for name, target in targets.items()]
-        self._replica = Replica(role, spec, host, targets=specs, rank=rank)
+        drafter = next((drafter.spec(name) for name, drafter in inside.items()), None)
+        self._replica = Replica(role, spec, host, targets=specs, inside=drafter, rank=rank)
         self._metrics = ReplicaMetrics(name, role)
 
     def address(self) -> "ReplicaAddress":
@@ -186,7 +197,8 @@ def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: 
         **_bundles(model),
         **_options(),
     )
-    return deploy(ModelReplica).bind(name, role, model, {target: config.models[target] for target in targets})
+    drafted_for = {target: config.models[target] for target in targets}
+    return deploy(ModelReplica).bind(name, role, model, drafted_for, config.inside(name))
 
 
 def _actor_options(model: ModelConfig) -> dict[str, Any]:

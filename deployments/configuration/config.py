@@ -74,6 +74,11 @@ class ModelConfig(StrictModel):
         1, description="Devices that each replica spreads every layer over; each gets num_cpus, num_gpus and resources."
     )
     threads: Count | None = Field(None, description="CPU threads of a replica; by default num_cpus, at least 1.")
+    inside: str | None = Field(
+        None,
+        description="Of a drafter: run it inside this target's replicas, by turns on their device, without replicas of "
+        "its own; null: apart.",
+    )
     replicas: Count = Field(1, description="How many copies of the model to run.")
     scaling: ScalingConfig | None = Field(
         None, description="Let their number follow the load, from `replicas` on; null: don't. For `serve deploy`."
@@ -113,6 +118,9 @@ class ModelConfig(StrictModel):
             tensor_parallel=self.tensor_parallel,
             threads=self.threads,
         )
+
+
+OF_REPLICAS = {"slots", "threads", "replicas", "scaling", "tensor_parallel", "num_cpus", "num_gpus", "resources"}
 
 
 class NgramConfig(StrictModel):
@@ -199,11 +207,17 @@ class ServerConfig(StrictModel):
     http: HttpConfig = Field(default_factory=HttpConfig, description="The HTTP interface.")
 
     def roles(self) -> dict[str, "Role"]:
-        """Each model's role, which follows from its use."""
+        """The role of each model that has replicas, which follows from its use."""
         models = [model for endpoint in self.endpoints.values() for model in endpoint.models]
         roles: dict[str, Role] = dict.fromkeys(models, "target")
         drafters = {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}
-        return roles | dict.fromkeys(drafters, "drafter")
+        return roles | {name: "drafter" for name in drafters if self.models[name].inside is None}
+
+    def inside(self, target: str) -> dict[str, ModelConfig]:
+        """The drafter inside a target's replicas, by its name, with as many slots; empty if there is none."""
+        slots = self.models[target].slots
+        found = {name: model for name, model in self.models.items() if model.inside == target}
+        return {name: model.model_copy(update={"slots": slots}) for name, model in found.items()}
 
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:
@@ -218,6 +232,7 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
         path, problem = problem_of(error)
         raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
     _check_roles(config)
+    _check_inside(config)
     _check_devices(config)
     _read_keys(config.http, folder)
     for name, model in config.models.items():
@@ -272,8 +287,32 @@ def _check_devices(config: ServerConfig) -> None:
     for name, model in config.models.items():
         if model.tensor_parallel > 1 and not (model.num_cpus or model.num_gpus or model.resources):
             raise ConfigError(f"models.{name}.tensor_parallel: say in num_cpus or num_gpus what each of its devices is")
-        if model.device.startswith(("cuda", "balanced")) and model.num_gpus == 0:
+        gpus = config.models[model.inside or name].num_gpus
+        if model.device.startswith(("cuda", "balanced")) and gpus == 0:
             raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")
+
+
+def _check_inside(config: ServerConfig) -> None:
+    """Drafters inside targets: one each, which drafts for that target alone, and has nothing that replicas have."""
+    for name, model in config.models.items():
+        if model.inside is None:
+            continue
+        key = f"models.{name}.inside"
+        uses = [(f"endpoints.{one}", endpoint) for one, endpoint in config.endpoints.items()]
+        if not any(endpoint.drafter == name and endpoint.target == model.inside for _, endpoint in uses):
+            raise ConfigError(f"{key}: no endpoint has the target {model.inside!r} and the drafter {name!r}")
+        for where, endpoint in uses:
+            if endpoint.drafter is not None and (endpoint.drafter == name) != (endpoint.target == model.inside):
+                reason = f"{name!r} drafts inside {model.inside!r}, so each drafts with the other only"
+                raise ConfigError(
+                    f"{where}.drafter: {endpoint.drafter!r} with the target {endpoint.target!r}: {reason}"
+                )
+        if own := sorted(model.model_fields_set & OF_REPLICAS):
+            raise ConfigError(
+                f"models.{name}.{own[0]}: it is inside {model.inside!r}, and has what that has; remove it"
+            )
+        if config.models[model.inside].slots == "auto":
+            raise ConfigError(f"models.{model.inside}.slots: say how many; {name!r} inside it needs as many")
 
 
 def _check_roles(config: ServerConfig) -> None:

@@ -176,7 +176,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     vocab_size = min(vocab_size, *map(_vocab_size, members)) if members else vocab_size
     context_length = min(model.max_length for model in (target, *members))
     return ServedEndpoint(
-        _endpoint(name, endpoint, _decoder(tokenizer)),
+        _endpoint(name, endpoint, _decoder(tokenizer), inside=endpoint.drafter in config.inside(endpoint.target)),
         endpoint,
         Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=context_length),
         Vocabulary(tokenizer, vocab_size),
@@ -195,7 +195,7 @@ def _recommended(model: ModelConfig) -> SamplingFields:
     return SamplingFields.model_construct(**fields)
 
 
-def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str]) -> Endpoint:
+def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str], *, inside: bool) -> Endpoint:
     key, ngram = f"endpoints.{name}.stopping", endpoint.ngram
     return Endpoint(
         name,
@@ -206,6 +206,7 @@ def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]],
         ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
         members=endpoint.others if endpoint.strategy is None else (),
         ensemble=endpoint.ensemble_options(),
+        inside=inside,
         criteria=tuple(load_callable(path, key=key) for path in endpoint.stopping),
     )
 

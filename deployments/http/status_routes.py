@@ -121,8 +121,9 @@ def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
 
 def _health(service: Service, enough: Callable[[Iterable[bool]], bool]) -> JSONResponse:
     up = service.ready_models()
-    endpoints = [served.config for served in service.endpoints.values()]
-    models = {name for endpoint in endpoints for name in (*endpoint.models, endpoint.drafter) if name is not None}
+    models = {model for served in service.endpoints.values() for model in served.config.models}
+    endpoints = [served.endpoint for served in service.endpoints.values()]
+    models |= {endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None and not endpoint.inside}
     ready = enough(served.is_ready(up) for served in service.endpoints.values())
     report = Health(status="ready" if ready else "loading", models={name: name in up for name in sorted(models)})
     return JSONResponse(report.model_dump(), HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)

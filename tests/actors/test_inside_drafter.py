@@ -19,7 +19,7 @@ from tests.support.models import tiny_model
 pytestmark = pytest.mark.timeout(120)
 
 PROMPTS = [[1, 2, 3, 4], [5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
-SETTINGS = [
+SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 12, "repetition_penalty": 1.2},

@@ -83,6 +83,41 @@ def test_roles_follow_from_use() -> None:
     assert config.roles() == {"large": "target", "small": "drafter"}
 
 
+def test_a_drafter_inside_its_target_has_no_replicas() -> None:
+    config = parse_config(changed("models.small.inside", "large"), folder=Path.cwd())
+    assert config.roles() == {"large": "target"}
+    (inside,) = config.inside("large").values()
+    assert (inside.path, inside.slots) == (config.models["small"].path, config.models["large"].slots)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"models.small.inside": "lagre"}, "models.small.inside: no endpoint has the target 'lagre'"),
+        ({"models.small.replicas": 2}, "models.small.replicas: it is inside 'large', and has what that has; remove it"),
+        ({"models.large.slots": "auto"}, "models.large.slots: say how many; 'small' inside it needs as many"),
+    ],
+)
+def test_what_a_drafter_inside_can_not_have(changes: dict[str, object], message: str) -> None:
+    data = changed("models.small.inside", "large")
+    for path, value in changes.items():
+        part, name, key = path.split(".")
+        data[part][name][key] = value
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, folder=Path.cwd())
+    assert message in str(caught.value)
+
+
+def test_a_target_with_a_drafter_inside_has_no_other() -> None:
+    data = changed("models.small.inside", "large")
+    data["models"]["other"] = dict(data["models"]["small"], inside=None)
+    data["endpoints"]["second"] = {"target": "large", "drafter": "other"}
+    with pytest.raises(
+        ConfigError, match=r"endpoints\.second\.drafter: 'other' with the target 'large': 'small' drafts"
+    ):
+        parse_config(data, folder=Path.cwd())
+
+
 def test_the_default_serves_the_bundled_models() -> None:
     config = load_config()
     assert config.roles() == {"target": "target", "drafter": "drafter"}
