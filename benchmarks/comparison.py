@@ -54,7 +54,7 @@ def run_comparison(
     scores = score(records, lambda record: _sameness(record, by_kind["hf"], by_kind["plain"], models))
     speculations = []
     for record in records:
-        if record.contestant.kind in ("alternation", "fixed", "adaptive"):
+        if record.contestant.kind in ("alternation", "fixed", "adaptive", "inside"):
             agreements = [models.call(HuggingFace.agreement, text) for text in record.texts]
             of_group = times.get(record.contestant.group, next(iter(times.values())))
             speculations.append(speculation(record, by_kind["plain"], agreements, of_group))

@@ -9,7 +9,9 @@ from actors.request import Statistics
 from benchmarks.hosts import Pausable
 from benchmarks.workload import Workload
 
-Kind = Literal["hf", "hf-assisted", "vllm", "alternation", "plain", "fixed", "adaptive"]  # the last three are ours
+Kind = Literal[
+    "hf", "hf-assisted", "vllm", "alternation", "plain", "fixed", "adaptive", "inside"
+]  # from "plain" on, ours
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Ours(Contestant):
 
     def __init__(
         self,
-        kind: Literal["plain", "fixed", "adaptive"],
+        kind: Literal["plain", "fixed", "adaptive", "inside"],
         endpoint: Endpoint,
         coordinator: Coordinator,
         check: Callable[[], None],
@@ -31,11 +31,11 @@ class Ours(Contestant):
         group: str = "Consort",
     ) -> None:
         """
-        endpoint: its draft length is γ, or for "adaptive" the most that γ may be.
+        endpoint: its draft length is γ, or the most that γ may be for those that choose it.
         check: raises if the coordinator has ended.
         """
         most = endpoint.draft_length
-        how = {"plain": "plain", "fixed": f"γ = {most}", "adaptive": f"adaptive, γ ≤ {most}"}[kind]
+        how = {"plain": "plain", "fixed": f"γ = {most}"}.get(kind, f"adaptive, γ ≤ {most}")
         hosts = [target] if drafter is None else [target, drafter]
         super().__init__(group, how, kind, hosts, draft_length=most if kind == "fixed" else None)
         self.target, self.drafter, self.most = target, drafter, most

@@ -1,4 +1,4 @@
-"""A Consort of processes, as Ray would place them, but without Ray: three targets, a drafter, a coordinator here."""
+"""A Consort of processes, as Ray would place them, but without Ray: four targets, a drafter, a coordinator here."""
 
 import contextlib
 import secrets
@@ -43,13 +43,17 @@ class Consort:
         self.fixed = _child("target", replace(beside, name="fixed"))
         self.adaptive = _child("adaptive-target", replace(beside, name="adaptive"))
         self.drafter = _child("drafter", drafter)
+        self.inside = _child("adaptive-target", replace(plain, name="inside"), replace(drafter, threads=None))
 
     @contextlib.contextmanager
     def running(self, draft_lengths: Sequence[int], most: int) -> Iterator[list[Ours]]:
-        """Contestants: plain, one per fixed γ, and adaptive with γ ≤ `most`. All but the first share the drafter."""
+        """Contestants: plain, one per fixed γ, adaptive with γ ≤ `most`, and that with the drafter inside the target.
+
+        The others share a drafter.
+        """
         with contextlib.ExitStack() as stack:
             addresses: list[ReplicaAddress] = []
-            for child in (self.plain, self.fixed, self.adaptive, self.drafter):
+            for child in (self.plain, self.fixed, self.adaptive, self.drafter, self.inside):
                 stack.enter_context(child)
                 addresses.append(child.call(attrgetter("link.address")))
                 child.pause()
@@ -62,7 +66,8 @@ class Consort:
             coordinator.set_replicas(addresses)
 
             def endpoint(target: str, draft_length: int) -> Endpoint:
-                return Endpoint("bench", target, "drafter" if draft_length else None, draft_length, lambda tokens: "")
+                drafter, inside = "drafter" if draft_length else None, target == "inside"
+                return Endpoint("bench", target, drafter, draft_length, lambda tokens: "", inside=inside)
 
             yield [
                 Ours("plain", endpoint("plain", 0), coordinator, thread.check, self.plain, None),
@@ -71,15 +76,25 @@ class Consort:
                     for γ in draft_lengths
                 ),
                 Ours("adaptive", endpoint("adaptive", most), coordinator, thread.check, self.adaptive, self.drafter),
+                Ours(
+                    "inside",
+                    endpoint("inside", most),
+                    coordinator,
+                    thread.check,
+                    self.inside,
+                    None,
+                    group="Consort, drafter inside",
+                ),
             ]
 
 
-def _child(role: Role, spec: ModelSpec) -> Child[MeasuredReplica]:
+def _child(role: Role, spec: ModelSpec, inside: ModelSpec | None = None) -> Child[MeasuredReplica]:
     assert spec.threads is not None
-    return Child(partial(_open, role, spec), threads=spec.threads)
+    return Child(partial(_open, role, spec, inside), threads=spec.threads)
 
 
-def _open(role: Role, spec: ModelSpec) -> MeasuredReplica:
+def _open(role: Role, spec: ModelSpec, inside: ModelSpec | None) -> MeasuredReplica:
     logging.disable_progress_bar()
     link = ReplicaZmqLink(f"{spec.name}-{secrets.token_hex(4)}", spec.name, "127.0.0.1")
-    return MeasuredReplica(role, link, partial(load_runner, spec))
+    make_inside = None if inside is None else partial(load_runner, inside)
+    return MeasuredReplica(role, link, partial(load_runner, spec), make_inside)

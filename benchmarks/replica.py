@@ -12,6 +12,7 @@ from statistics import median
 from typing import Literal
 
 from actors.drafter import Drafter
+from actors.inside_drafter import InsideDrafter
 from actors.link import ConnectingLink
 from actors.loop import LoopThread, LoopTimes
 from actors.row_input import RowInput
@@ -29,9 +30,18 @@ _WARM_UP = 2  # rounds that do not count
 class MeasuredReplica:
     """A model's loop in a thread of its own. A "target" always verifies γ draft tokens, an adaptive one what pays."""
 
-    def __init__(self, role: Role, link: ConnectingLink, make_runner: Callable[[], Runner]) -> None:
-        """make_runner: called in the loop's thread."""
-        self._role, self.link, self._make_runner = role, link, make_runner
+    def __init__(
+        self,
+        role: Role,
+        link: ConnectingLink,
+        make_runner: Callable[[], Runner],
+        make_inside: Callable[[], Runner] | None = None,
+    ) -> None:
+        """
+        make_runner: called in the loop's thread.
+        make_inside: likewise, of a target with a drafter inside.
+        """
+        self._role, self.link, self._make_runner, self._make_inside = role, link, make_runner, make_inside
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = LoopThread(link.name, self._turn, link.wake, prepare=self._load)
         self._thread.start()
@@ -72,7 +82,8 @@ class MeasuredReplica:
         if self._role == "drafter":
             self._loop = Drafter(self._runner, self.link)
         else:
-            self._loop = Target(self._runner, self.link, adaptive=self._role == "adaptive-target")
+            inside = None if self._make_inside is None else InsideDrafter(self._make_inside())
+            self._loop = Target(self._runner, self.link, adaptive=self._role == "adaptive-target", inside=inside)
 
     def _turn(self) -> None:
         self._loop.turn()

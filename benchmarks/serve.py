@@ -51,6 +51,7 @@ class Contestant:
 @option("--drafter-dtype", default="float32")
 @option("--target-threads", default=3)
 @option("--drafter-threads", default=1)
+@option("--inside", is_flag=True, help="The drafter inside the target, with the threads of both.")
 @option("--draft-length", default=6, help="The most draft tokens that a step verifies.")
 @option("--streams", type=int, multiple=True, default=(1, 2, 4, 8, 16, 32), help="Requests at once; may be repeated.")
 @option("--temperature", "temperatures", type=float, multiple=True, default=(0.0,), help="May be repeated.")
@@ -90,6 +91,7 @@ class Options:
     drafter_dtype: str
     target_threads: int
     drafter_threads: int
+    inside: bool
     draft_length: int
     streams: Sequence[int]
     temperatures: Sequence[float]
@@ -115,6 +117,7 @@ class Options:
             drafter_threads=self.drafter_threads,
             slots=self.slots,
             draft_length=self.draft_length,
+            inside=self.inside,
         )
 
     def load(self, temperature: float, streams: int, repetition: int) -> Load:

@@ -33,12 +33,18 @@ def make_config(
     drafter_threads: int,
     slots: int,
     draft_length: int,
+    inside: bool,
 ) -> ServerConfig:
-    """What `consort serve` would read from a file, with a slot for every stream."""
+    """What `consort serve` would read from a file, with a slot for every stream. inside: the drafter is, in the target.
+
+    Then the target has the drafter's threads, too.
+    """
     common = {"device": "cpu", "slots": slots}
+    threads = target_threads + drafter_threads * inside
+    of_drafter = {"inside": "target"} if inside else {"threads": drafter_threads, "slots": slots}
     models = {
-        "target": {"path": str(target), "dtype": dtype, "threads": target_threads, **common},
-        "drafter": {"path": str(drafter), "dtype": drafter_dtype, "threads": drafter_threads, **common},
+        "target": {"path": str(target), "dtype": dtype, "threads": threads, **common},
+        "drafter": {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **of_drafter},
     }
     endpoint = {"target": "target", "drafter": "drafter", "draft_length": draft_length}
     document = {"models": models, "endpoints": {MODEL: endpoint}, "http": {"port": free_port()}}
