@@ -137,7 +137,8 @@ class ActiveRequest:
 
     @property
     def wants_drafter(self) -> bool:
-        drafts = self.request.endpoint.drafter is not None and self.request.most_drafted > 0
+        endpoint = self.request.endpoint
+        drafts = endpoint.drafter not in (None, endpoint.target) and self.request.most_drafted > 0
         return drafts and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
     def admit(self) -> Admit:

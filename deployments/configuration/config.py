@@ -11,8 +11,9 @@ from decoding.errors import ConfigError
 from decoding.params import Verification
 from deployments.configuration.ensembles import EnsembleConfig
 from deployments.configuration.keys import ENVIRONMENT_KEY, ApiKeyConfig
+from deployments.configuration.roles import check_roles, roles_in
 from deployments.configuration.scaling import ScalingConfig
-from deployments.configuration.strict import StrictModel, nearest, problem_of
+from deployments.configuration.strict import StrictModel, problem_of
 from deployments.http.keys import KeyRing
 from deployments.requests.sampling_fields import SamplingFields
 
@@ -125,7 +126,9 @@ class NgramConfig(StrictModel):
 class EndpointConfig(EnsembleConfig):
     """A name that clients ask for, and the models that answer."""
 
-    drafter: str | None = Field(None, description="The model that drafts for the target; null: plain decoding.")
+    drafter: str | None = Field(
+        None, description="The model that drafts for the target, which may be one of its members; null: plain decoding."
+    )
     draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
         4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
     )
@@ -200,10 +203,7 @@ class ServerConfig(StrictModel):
 
     def roles(self) -> dict[str, "Role"]:
         """Each model's role, which follows from its use."""
-        models = [model for endpoint in self.endpoints.values() for model in endpoint.models]
-        roles: dict[str, Role] = dict.fromkeys(models, "target")
-        drafters = {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}
-        return roles | dict.fromkeys(drafters, "drafter")
+        return roles_in(self.endpoints.values())
 
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:
@@ -217,7 +217,7 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     except ValidationError as error:
         path, problem = problem_of(error)
         raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
-    _check_roles(config)
+    check_roles(config)
     _check_devices(config)
     _read_keys(config.http, folder)
     for name, model in config.models.items():
@@ -274,25 +274,3 @@ def _check_devices(config: ServerConfig) -> None:
             raise ConfigError(f"models.{name}.tensor_parallel: say in num_cpus or num_gpus what each of its devices is")
         if model.device.startswith(("cuda", "balanced")) and model.num_gpus == 0:
             raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")
-
-
-def _check_roles(config: ServerConfig) -> None:
-    for name, endpoint in config.endpoints.items():
-        drafter = [] if endpoint.drafter is None else [("drafter", endpoint.drafter)]
-        for key, model in (*endpoint.named_models(), *drafter):
-            if model not in config.models:
-                suggestion = nearest(model, config.models)
-                raise ConfigError(f"endpoints.{name}.{key}: there is no model {model!r}; {suggestion}")
-    targets = {model for endpoint in config.endpoints.values() for model in endpoint.models}
-    drafters = {endpoint.drafter for endpoint in config.endpoints.values() if endpoint.drafter is not None}
-    both = targets & drafters
-    if both:
-        name = min(both)
-        raise ConfigError(f"models.{name}: used as target and as drafter; configure it twice, under two names")
-    for name in targets:
-        scaling = config.models[name].scaling
-        if scaling is not None and scaling.min == 0:
-            raise ConfigError(f"models.{name}.scaling.min: is 0, but a target needs 1 or more")
-    unused = set(config.models) - targets - drafters
-    if unused:
-        raise ConfigError(f"models.{min(unused)}: no endpoint uses it; remove it or name it in an endpoint")
