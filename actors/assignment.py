@@ -131,14 +131,15 @@ class Assignment:
         for model in {one.drafter for one in endpoints.values() if one.drafter is not None}:
             name, count = self._placement.uneven(model)
             if count > 0:
-                actives = sorted((self._active[one] for one in self._placement.on(name)), key=_length)
-                for active in actives[:count]:
+                actives = [self._active[one] for one in self._placement.on(name)]
+                for active in sorted((one for one in actives if one.drafter == name), key=_length)[:count]:
                     self._move(active, name, now_s)
         for model in {one.target for one in endpoints.values()}:
             for request_id in self._placement.in_line(model):
                 active = self._active[request_id]
-                self.unplace(active, now_s)
-                self.place(active)
+                if active.request.endpoint.target == model:  # it may only be drafted for there
+                    self.unplace(active, now_s)
+                    self.place(active)
 
     def _move(self, active: ActiveRequest, name: str, now_s: float) -> None:
         """To whichever replica suits best now. The drafts that are there stay: so the target need not know."""
@@ -183,7 +184,7 @@ class Assignment:
     def _admit_to_drafter(self, active: ActiveRequest) -> None:
         """The drafter begins at once if drafts are wanted, else when a verdict says so."""
         if active.target is not None and active.drafter is not None:
-            admit = active.admit()
+            admit = replace(active.admit(), drafts_only=True)
             wanted = self._placement.wants_drafts(active.target)
             self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))
 

@@ -63,9 +63,9 @@ class Drafter:
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
         self._translators = {name: translator.to(runner.device) for name, translator in (translators or {}).items()}
 
-    def load(self) -> Report:
-        """The load at this moment; any thread may ask."""
-        return self._rows.report()
+    def load(self, peer: str | None = None) -> Report:
+        """The load at this moment, and which requests of `peer` are here; any thread may ask."""
+        return self._rows.report(peer)
 
     @property
     def drafting(self) -> bool:
@@ -81,7 +81,7 @@ class Drafter:
 
     def turn(self) -> None:
         """Receive; prefill one chunk of the new rows; take one step with the others; offer."""
-        for peer, message in self._reception.receive(self._timeout_s()):
+        for peer, message in self._reception.receive(self.timeout_s()):
             self._handle(peer, message)
         for row, error in self._rows.make_ready():
             self._rows.remove(row.key)
@@ -97,7 +97,7 @@ class Drafter:
             self.times.step_s += self._run([(row, row.next_step(alternatives)) for row in running])
         self._reception.close_turn()
 
-    def _timeout_s(self) -> float:
+    def timeout_s(self) -> float:
         """How long to wait for messages: not at all while there is something to compute."""
         if self._wanting()[0]:
             return 0.0

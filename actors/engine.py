@@ -10,14 +10,12 @@ from typing import Any
 from actors import client
 from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
-from actors.drafter import Drafter
 from actors.link import LocalExchange, LocalLink
 from actors.loop import LoopThread
-from actors.replica import Role, make_loop
+from actors.replica import Loop, Role, make_loop
 from actors.request import Delta, Request
 from actors.runner import Runner
 from actors.structures import LoadTokenizer
-from actors.target import Target
 from actors.translator import Translator
 
 
@@ -44,11 +42,11 @@ class Engine:
         exchange = LocalExchange()
         link = wrap_link(exchange.join("coordinator"))
         self.coordinator = Coordinator(link)
-        self.loops: dict[str, Target | Drafter] = {}
+        self.loops: dict[str, Loop] = {}
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
             replica_link = exchange.join(name)
-            drafts: dict[str, Any] = {"translators": translators} if translators and role == "drafter" else {}
+            drafts: dict[str, Any] = {"translators": translators} if translators and role != "target" else {}
             if inside and name in inside:
                 drafts = {"translators": translators, "inside": inside[name]}
             self.loops[name] = make_loop(

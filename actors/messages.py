@@ -63,6 +63,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     ensemble: Ensemble | None = None  # to be led
     target: str | None = None  # the model of the target, for drafters that read other tokens
     beams: BeamOptions | None = None  # search; `tokens` are the prompt
+    drafts_only: bool = False  # the receiver is to draft for `target`, which matters to one that can be both
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -2,9 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypedDict
+from typing import Any, Literal
 
 from actors.compatibility import try_out
 from actors.drafter import Drafter
@@ -21,30 +21,26 @@ from actors.runner import Runner
 from actors.structure_tokenizer import structure_tokenizer
 from actors.structures import LoadTokenizer
 from actors.target import Target
+from actors.target_and_drafter import TargetAndDrafter
 from actors.tensor_parallel import Gang, Rank, load_sharded_runner
 from actors.translator import Translator
 from actors.vocabularies import load_translators
 from actors.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
 
-Role = Literal["target", "drafter"]
-
-
-class _Common(TypedDict):
-    """What all loops are given."""
-
-    prefill_chunk: int
-    load_tokenizer: LoadTokenizer | None
-
+Role = Literal["target", "drafter", "both"]
+Loop = Target | Drafter | TargetAndDrafter
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is leaving: they ask every second
 _POLL_S = 0.05
 
 
-def load_runner(spec: ModelSpec, rank: Rank | None = None) -> Runner:
+def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "target") -> Runner:
     """The model of `spec` over its KV slots, which are allocated, and the first slow step taken.
 
-    rank: of a model that is spread over several devices, this process's place among those that have its parts.
+    Args:
+        rank: of a model that is spread over several devices, this process's place among those that have its parts.
+        role: with "both" there is memory for as many slots again.
 
     Raises:
         ConfigError: the model can't be loaded or served, or it or its slots don't fit into memory.
@@ -61,7 +57,8 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None) -> Runner:
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
     max_query = max(spec.prefill_chunk, 64)
     capacity = spec.max_length + max_query
-    slot_bytes = {device: size * capacity for device, size in column.items()}
+    copies = 2 if role == "both" else 1
+    slot_bytes = {device: copies * size * capacity for device, size in column.items()}
     room = room_for_slots(column, weights, spec.memory_bytes)
     slots = fit_slots(spec.name, spec.slots, slot_bytes=slot_bytes, room=room, capacity=capacity)
     runner = Runner(model, slots=slots, max_length=spec.max_length, max_query=max_query)
@@ -79,19 +76,23 @@ def make_loop(
     load_tokenizer: LoadTokenizer | None = None,
     translators: Mapping[str, Translator] | None = None,
     inside: Runner | None = None,
-) -> Target | Drafter:
+) -> Loop:
     """The loop of that role over a runner and a link.
 
     Args:
+        runner: with the role "both", a twin of it is for drafting.
         load_tokenizer: for structured answers.
         translators: of a drafter, by the names of its targets that have another tokenizer.
         inside: of a target, the model that drafts by turns with it.
     """
-    common: _Common = {"prefill_chunk": prefill_chunk, "load_tokenizer": load_tokenizer}
-    if role == "drafter":
-        return Drafter(runner, link, translators=translators, **common)
-    drafter = None if inside is None else InsideDrafter(inside, translators=translators, **common)
-    return Target(runner, link, inside=drafter, **common)
+    options: dict[str, Any] = {"prefill_chunk": prefill_chunk, "load_tokenizer": load_tokenizer}
+    drafter_inside = None if inside is None else InsideDrafter(inside, translators=translators, **options)
+    make_target: Callable[[ConnectingLink], Target] = partial(Target, runner, inside=drafter_inside, **options)
+    if role == "target":
+        return make_target(link)
+    drafting = runner if role == "drafter" else runner.twin()
+    make_drafter: Callable[[ConnectingLink], Drafter] = partial(Drafter, drafting, translators=translators, **options)
+    return make_drafter(link) if role == "drafter" else TargetAndDrafter(link, make_target, make_drafter)
 
 
 class Replica:
@@ -118,7 +119,7 @@ class Replica:
         name = f"{spec.name}-{secrets.token_hex(4)}"
         self._link = ReplicaZmqLink(name, spec.name, host)
         self.address = self._link.address
-        self._loop: Target | Drafter
+        self._loop: Loop
         prepare = partial(self._load, role, spec, targets, inside, rank)
         self._thread = LoopThread(name, self._turn, self._link.wake, prepare=prepare)
         try:
@@ -131,7 +132,7 @@ class Replica:
         self, role: Role, spec: ModelSpec, targets: Sequence[ModelSpec], inside: ModelSpec | None, rank: Rank | None
     ) -> None:
         drafter = None if inside is None else load_runner(inside)
-        runner = load_runner(spec, rank)
+        runner = load_runner(spec, rank, role=role)
         self._thread.usual_turn_s = _measure_prefill(runner, min(spec.prefill_chunk, runner.max_query))
         if inside is not None:
             targets = [spec]

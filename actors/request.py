@@ -140,7 +140,8 @@ class ActiveRequest:
     def wants_drafter(self) -> bool:
         """Whether a replica that drafts should work on it."""
         endpoint = self.request.endpoint
-        drafts = endpoint.drafter is not None and not endpoint.inside and self.request.most_drafted > 0
+        apart = endpoint.drafter not in (None, endpoint.target) and not endpoint.inside
+        drafts = apart and self.request.most_drafted > 0
         return drafts and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
     def admit(self) -> Admit:

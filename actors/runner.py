@@ -43,6 +43,13 @@ class Runner:
         if self.device.type == "cuda" and len({parameter.device for parameter in model.parameters()}) == 1:
             self.use_graphs()
 
+    def twin(self) -> "Runner":
+        """Another one over the same model, with as many slots of its own, allocated. One of both may run at a time."""
+        twin = Runner(self.model, slots=self.cache.slots, max_length=self.max_length, max_query=self.max_query)
+        twin.cache.dtype = self.cache.dtype
+        twin.logits([RowInput(slot=0, start=0, tokens=[0])])
+        return twin
+
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
         """Run small batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
         self._graphs = Graphs(

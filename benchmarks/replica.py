@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -15,11 +16,13 @@ from actors.drafter import Drafter
 from actors.inside_drafter import InsideDrafter
 from actors.link import ConnectingLink
 from actors.loop import LoopThread, LoopTimes
+from actors.replica import Loop
 from actors.row_input import RowInput
 from actors.runner import Runner
 from actors.target import Target
+from actors.target_and_drafter import TargetAndDrafter
 
-Role = Literal["target", "adaptive-target", "drafter"]
+Role = Literal["target", "adaptive-target", "drafter", "both"]
 Sweep = dict[int, float]  # seconds of a step, by tokens per row
 _CACHED = 160  # tokens before the timed ones, about the middle of an answer
 _ROUNDS = 3  # of one call; a comparison calls once per repetition
@@ -78,9 +81,12 @@ class MeasuredReplica:
 
     def _load(self) -> None:
         self._runner = self._make_runner()
-        self._loop: Target | Drafter
+        self._loop: Loop
         if self._role == "drafter":
             self._loop = Drafter(self._runner, self.link)
+        elif self._role == "both":
+            make_drafter = partial(Drafter, self._runner.twin())
+            self._loop = TargetAndDrafter(self.link, partial(Target, self._runner), make_drafter)
         else:
             inside = None if self._make_inside is None else InsideDrafter(self._make_inside())
             self._loop = Target(self._runner, self.link, adaptive=self._role == "adaptive-target", inside=inside)

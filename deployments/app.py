@@ -190,10 +190,12 @@ def deployment_name(model: str, role: "Role") -> str:
 def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: bool) -> serve.Application:
     model = config.models[name]
     targets = [endpoint.target for endpoint in config.endpoints.values() if endpoint.drafter == name]
+    roles = config.roles()
+    served = [deployment_name(target, roles[target]) for target in targets]
     deploy = serve.deployment(
         name=deployment_name(name, role),
         ray_actor_options=_actor_options(model),
-        **(_replica_options(model, role, targets) if autoscale else {"num_replicas": model.replicas}),
+        **(_replica_options(model, role, served) if autoscale else {"num_replicas": model.replicas}),
         **_bundles(model),
         **_options(),
     )
@@ -219,11 +221,10 @@ def _bundles(model: ModelConfig) -> dict[str, Any]:
     return {"placement_group_bundles": ranks}
 
 
-def _replica_options(model: ModelConfig, role: "Role", targets: list[str]) -> dict[str, Any]:
-    """Serve's option for how many replicas a model has. targets: those that a drafter serves."""
+def _replica_options(model: ModelConfig, role: "Role", served: list[str]) -> dict[str, Any]:
+    """Serve's option for how many replicas a model has. served: the deployments that a drafter drafts for."""
     if model.scaling is None:
         return {"num_replicas": model.replicas}
-    served = [deployment_name(target, "target") for target in targets]
     return {"autoscaling_config": autoscaling_config(model.scaling, model.scaling.rules(role, served), model.replicas)}
 
 

@@ -15,6 +15,7 @@ from decoding.errors import ConfigError
 from deployments.commands.bench import reporting
 from deployments.commands.compare_findings import Difference, Judgement, judge_measure, judge_speed
 from deployments.configuration.config import ServerConfig, load_config
+from deployments.configuration.roles import roles_in
 
 if TYPE_CHECKING:
     from actors.request import Request
@@ -127,14 +128,11 @@ def _measure(
     from actors.runner import Runner
     from deployments.commands.compare_texts import compare
 
-    endpoint = served.config
-    roles: dict[str, Role] = dict.fromkeys(endpoint.models, "target")
-    if endpoint.drafter is not None:
-        roles[endpoint.drafter] = "drafter"
+    roles = roles_in([served.config])
     replicas: dict[str, tuple[Role, Runner]] = {}
     for name, role in roles.items():
         report(f"{name}: loading")
-        replicas[name] = role, load_runner(config.models[name].spec(name))
+        replicas[name] = role, load_runner(config.models[name].spec(name), role=role)
 
     with Engine(replicas) as engine:
         while not roles.keys() <= engine.coordinator.models():  # it learns of them in its own thread

@@ -11,8 +11,9 @@ from decoding.errors import ConfigError
 from decoding.params import Verification
 from deployments.configuration.ensembles import EnsembleConfig
 from deployments.configuration.keys import ENVIRONMENT_KEY, ApiKeyConfig
+from deployments.configuration.roles import check_roles, roles_in
 from deployments.configuration.scaling import ScalingConfig
-from deployments.configuration.strict import StrictModel, nearest, problem_of
+from deployments.configuration.strict import StrictModel, problem_of
 from deployments.http.keys import KeyRing
 from deployments.requests.sampling_fields import SamplingFields
 
@@ -120,9 +121,6 @@ class ModelConfig(StrictModel):
         )
 
 
-OF_REPLICAS = {"slots", "threads", "replicas", "scaling", "tensor_parallel", "num_cpus", "num_gpus", "resources"}
-
-
 class NgramConfig(StrictModel):
     """Drafts that are looked up in the text: what followed when its last tokens came before."""
 
@@ -133,7 +131,9 @@ class NgramConfig(StrictModel):
 class EndpointConfig(EnsembleConfig):
     """A name that clients ask for, and the models that answer."""
 
-    drafter: str | None = Field(None, description="The model that drafts for the target; null: plain decoding.")
+    drafter: str | None = Field(
+        None, description="The model that drafts for the target, which may be one of its members; null: plain decoding."
+    )
     draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
         4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
     )
@@ -208,10 +208,7 @@ class ServerConfig(StrictModel):
 
     def roles(self) -> dict[str, "Role"]:
         """The role of each model that has replicas, which follows from its use."""
-        models = [model for endpoint in self.endpoints.values() for model in endpoint.models]
-        roles: dict[str, Role] = dict.fromkeys(models, "target")
-        drafters = {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}
-        return roles | {name: "drafter" for name in drafters if self.models[name].inside is None}
+        return {name: role for name, role in roles_in(self.endpoints.values()).items() if not self.models[name].inside}
 
     def inside(self, target: str) -> dict[str, ModelConfig]:
         """The drafter inside a target's replicas, by its name, with as many slots; empty if there is none."""
@@ -231,8 +228,7 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     except ValidationError as error:
         path, problem = problem_of(error)
         raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
-    _check_roles(config)
-    _check_inside(config)
+    check_roles(config)
     _check_devices(config)
     _read_keys(config.http, folder)
     for name, model in config.models.items():
@@ -290,48 +286,3 @@ def _check_devices(config: ServerConfig) -> None:
         gpus = config.models[model.inside or name].num_gpus
         if model.device.startswith(("cuda", "balanced")) and gpus == 0:
             raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")
-
-
-def _check_inside(config: ServerConfig) -> None:
-    """Drafters inside targets: one each, which drafts for that target alone, and has nothing that replicas have."""
-    for name, model in config.models.items():
-        if model.inside is None:
-            continue
-        key = f"models.{name}.inside"
-        uses = [(f"endpoints.{one}", endpoint) for one, endpoint in config.endpoints.items()]
-        if not any(endpoint.drafter == name and endpoint.target == model.inside for _, endpoint in uses):
-            raise ConfigError(f"{key}: no endpoint has the target {model.inside!r} and the drafter {name!r}")
-        for where, endpoint in uses:
-            if endpoint.drafter is not None and (endpoint.drafter == name) != (endpoint.target == model.inside):
-                reason = f"{name!r} drafts inside {model.inside!r}, so each drafts with the other only"
-                raise ConfigError(
-                    f"{where}.drafter: {endpoint.drafter!r} with the target {endpoint.target!r}: {reason}"
-                )
-        if own := sorted(model.model_fields_set & OF_REPLICAS):
-            raise ConfigError(
-                f"models.{name}.{own[0]}: it is inside {model.inside!r}, and has what that has; remove it"
-            )
-        if config.models[model.inside].slots == "auto":
-            raise ConfigError(f"models.{model.inside}.slots: say how many; {name!r} inside it needs as many")
-
-
-def _check_roles(config: ServerConfig) -> None:
-    for name, endpoint in config.endpoints.items():
-        drafter = [] if endpoint.drafter is None else [("drafter", endpoint.drafter)]
-        for key, model in (*endpoint.named_models(), *drafter):
-            if model not in config.models:
-                suggestion = nearest(model, config.models)
-                raise ConfigError(f"endpoints.{name}.{key}: there is no model {model!r}; {suggestion}")
-    targets = {model for endpoint in config.endpoints.values() for model in endpoint.models}
-    drafters = {endpoint.drafter for endpoint in config.endpoints.values() if endpoint.drafter is not None}
-    both = targets & drafters
-    if both:
-        name = min(both)
-        raise ConfigError(f"models.{name}: used as target and as drafter; configure it twice, under two names")
-    for name in targets:
-        scaling = config.models[name].scaling
-        if scaling is not None and scaling.min == 0:
-            raise ConfigError(f"models.{name}.scaling.min: is 0, but a target needs 1 or more")
-    unused = set(config.models) - targets - drafters
-    if unused:
-        raise ConfigError(f"models.{min(unused)}: no endpoint uses it; remove it or name it in an endpoint")

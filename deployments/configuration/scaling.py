@@ -35,10 +35,19 @@ class ScalingConfig(StrictModel):
         600, description="Of drafters: where none pays, one is tried so often; what was learnt is forgotten after that."
     )
 
-    def rules(self, role: Literal["target", "drafter"], targets: Sequence[str]) -> ScalingRules:
-        """What the policy goes by. targets: of a drafter, the deployments that it drafts for."""
+    def rules(self, role: Literal["target", "drafter", "both"], targets: Sequence[str]) -> ScalingRules:
+        """What the policy goes by: a model in both roles follows the use of its slots, as targets do.
+
+        targets: of a drafter, the deployments that it drafts for.
+        """
         return ScalingRules(
-            role, self.use, self.least_use, self.most_lag, self.least_lag, self.probe_period_s, list(targets)
+            "drafter" if role == "drafter" else "target",
+            self.use,
+            self.least_use,
+            self.most_lag,
+            self.least_lag,
+            self.probe_period_s,
+            list(targets),
         )
 
     @model_validator(mode="after")

@@ -40,7 +40,7 @@ def add_scaling_route(api: FastAPI, roles: Mapping[str, "Role"], set_replicas: S
             raise InvalidRequestError(
                 f"model: there is no model {body.model!r}; {nearest(body.model, roles)}", field="model"
             )
-        if body.replicas == 0 and roles[body.model] == "target":
+        if body.replicas == 0 and roles[body.model] != "drafter":
             raise InvalidRequestError("replicas: is 0, but a target needs 1 or more", field="replicas")
         await set_replicas(body.model, body.replicas)
         return Scaled(model=body.model, replicas=body.replicas)

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from actors.addresses import ReplicaAddress
 from actors.messages import Report
+from deployments.configuration.roles import roles_in
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 
@@ -80,8 +81,8 @@ def server_status(service: Service, *, version: str, uptime_s: float) -> ServerS
 
 def replica_loads(service: Service) -> list[ReplicaLoad]:
     """Of the live replicas."""
-    drafters = {served.endpoint.drafter for served in service.endpoints.values()}
-    return [_replica(*told, drafts=told[0].model in drafters) for told in service.replicas()]
+    roles = roles_in([served.config for served in service.endpoints.values()])
+    return [_replica(*told, role=roles[told[0].model]) for told in service.replicas()]
 
 
 def _endpoint(service: Service, name: str, served: ServedEndpoint, up: set[str]) -> EndpointStatus:
@@ -96,14 +97,14 @@ def _endpoint(service: Service, name: str, served: ServedEndpoint, up: set[str])
     )
 
 
-def _replica(address: ReplicaAddress, report: Report | None, *, drafts: bool) -> ReplicaLoad:
+def _replica(address: ReplicaAddress, report: Report | None, *, role: str) -> ReplicaLoad:
     told = report or Report(active=0, waiting=0, slots=0, request_ids=[])
     return ReplicaLoad(
         name=address.name,
         model=address.model,
-        role="drafter" if drafts else "target",
+        role=role,
         running=told.active,
         waiting=told.waiting,
         slots=told.slots,
-        drafting=None if drafts or report is None else told.drafting,
+        drafting=None if report is None or role == "drafter" else told.drafting,
     )

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from actors.drafter import Drafter
 from actors.engine import Engine
 from actors.link import LocalExchange, LocalLink
 from actors.messages import Admit, Beams, Cancel
+from actors.replica import Loop
 from actors.request import Delta, Endpoint, Request
 from actors.runner import Runner
 from actors.target import Target
@@ -63,7 +63,7 @@ def assert_found(answer: list[Delta], expected: list[Hypothesis]) -> None:
     assert [one.statistics.committed for one in found] == [len(one.tokens) for one in expected]
 
 
-def is_idle(loop: Target | Drafter) -> bool:
+def is_idle(loop: Loop) -> bool:
     return loop.load().active + loop.load().waiting == 0
 
 

@@ -53,10 +53,11 @@ class SlowRunner(Runner):
 
 
 @contextmanager
-def running(*, slots: int = 12, runner: type[Runner] = Runner) -> Iterator[Engine]:
+def running(*, slots: int = 12, runner: type[Runner] = Runner, both: str = "") -> Iterator[Engine]:
+    """both: the model that drafts, too."""
     replicas: dict[str, tuple[Role, Runner]] = {
         name: (
-            "drafter" if name == "drafter" else "target",
+            "both" if name == both else "drafter" if name == "drafter" else "target",
             (Runner if name == "drafter" else runner)(model, slots=slots, max_length=128, max_query=64),
         )
         for name, model in MODELS.items()
@@ -102,13 +103,27 @@ def reference(names: Sequence[str], options: BlendParams, prompt: Sequence[int],
 )
 def test_blends_are_those_of_plain_forwards_with_drafts_and_without(options: BlendParams) -> None:
     expected = [reference(("first", "second"), options, prompt, params(i)) for i, prompt in enumerate(PROMPTS)]
-    for drafter, runner in ((None, Runner), ("drafter", SlowRunner)):
-        with running(runner=runner) as engine:
+    for drafter, runner in ((None, Runner), ("drafter", SlowRunner), ("second", SlowRunner)):
+        with running(runner=runner, both="second" if drafter == "second" else "") as engine:
             endpoint = ensemble(options, drafter=drafter)
             answers = engine.generate([Request(endpoint, prompt, params(i)) for i, prompt in enumerate(PROMPTS)])
         assert [tokens(answer) for answer in answers] == expected
         accepted = sum(answer[-1].statistics.accepted for answer in answers)
         assert (accepted > 0) == (drafter is not None)
+
+
+def test_a_member_may_draft_under_rejection_sampling_too() -> None:
+    """Greedy texts are those of plain forwards; drawn ones depend on the drafts, which are accepted."""
+    greedy = [params(2 * i, verification="rejection") for i in range(4)]
+    drawn = [params(2 * i + 1, verification="rejection") for i in range(4)]
+    endpoint = ensemble(BlendParams(), drafter="second")
+    with running(runner=SlowRunner, both="second") as engine:
+        requests = [Request(endpoint, prompt, one) for prompt, one in zip(PROMPTS, greedy + drawn, strict=True)]
+        answers = engine.generate(requests)
+    expected = [reference(("first", "second"), BlendParams(), PROMPTS[i], one) for i, one in enumerate(greedy)]
+    assert [tokens(answer) for answer in answers[:4]] == expected
+    assert all(len(tokens(answer)) == 16 for answer in answers)
+    assert sum(answer[-1].statistics.accepted for answer in answers[4:]) > 0
 
 
 def test_different_ensembles_and_plain_requests_share_their_models() -> None:

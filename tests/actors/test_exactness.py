@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from actors.drafter import Drafter
 from actors.engine import Engine
 from actors.link import ConnectingLink, LocalLink
+from actors.replica import Loop as ReplicaLoop
 from actors.replica import Role
 from actors.request import Delta, Endpoint, Request
 from actors.runner import Runner
@@ -142,7 +143,7 @@ def sampled(count: int, *settings: tuple[float, int, float]) -> list[SamplingPar
 MIXED = ((0.7, 0, 1.0), (1.0, 0, 1.0), (0, 0, 1.0), (1.0, 50, 1.0), (0.7, 0, 0.9), (1.0, 20, 0.95))
 
 
-def is_idle(loop: Target | Drafter) -> bool:
+def is_idle(loop: ReplicaLoop) -> bool:
     return loop.load().active + loop.load().waiting == 0
 
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -15,10 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.drafter import Drafter
 from actors.engine import Engine
 from actors.link import ConnectingLink
-from actors.replica import Role
+from actors.replica import Loop, Role, make_loop
 from actors.request import Delta, Endpoint, Request
 from actors.row_input import RowInput
 from actors.runner import Runner
@@ -97,9 +97,10 @@ def running(slots: int = 32, target: type[Runner] = SlowRunner) -> Iterator[Engi
         yield engine
 
 
-def always_drafting(role: Role, runner: Runner, link: ConnectingLink, **options: Any) -> Target | Drafter:
+def always_drafting(role: Role, runner: Runner, link: ConnectingLink, **options: Any) -> Loop:
     """As `actors.replica.make_loop`; but such small targets would rather do without drafts."""
-    return Target(runner, link, adaptive=False, **options) if role == "target" else Drafter(runner, link, **options)
+    with mock.patch("actors.replica.Target", partial(Target, adaptive=False)):
+        return make_loop(role, runner, link, **options)
 
 
 def endpoint(**options: Any) -> Endpoint:

@@ -15,13 +15,14 @@ from tests.deployments.conftest import tiny_runner
 
 if TYPE_CHECKING:
     from actors.loading import ModelSpec
+    from actors.replica import Role
     from actors.runner import Runner
 
 CONFIG = str(ROOT / "deployments" / "ensemble.yaml")
-SEEDS = {"target": 0, "member": 1, "amateur": 2, "drafter": 0}
+SEEDS = {"target": 0, "member": 1, "drafter": 2}
 
 
-def tiny(spec: "ModelSpec") -> "Runner":
+def tiny(spec: "ModelSpec", role: "Role") -> "Runner":
     return tiny_runner(SEEDS[spec.name])
 
 
@@ -38,7 +39,7 @@ def document(endpoint: str, *options: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("endpoint", "other"), [("contrastive", "amateur"), ("mbr", "member")])
+@pytest.mark.parametrize(("endpoint", "other"), [("contrastive", "drafter"), ("mbr", "member")])
 def test_all_write_the_same_prompts(endpoint: str, other: str) -> None:
     found = document(endpoint)
     names = [one["name"] for one in found["contestants"]]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from decoding.blend_params import BlendParams
 from decoding.ensemble_options import EnsembleOptions
-from decoding.errors import InvalidRequestError
+from decoding.errors import ConfigError, InvalidRequestError
 from deployments import cli
 from deployments.configuration.config import ROOT, EndpointConfig, load_config, parse_config
 from deployments.configuration.ensembles import BlendConfig, StrategyConfig
@@ -146,4 +146,17 @@ def test_the_examples_are_valid_configurations() -> None:
     block = DOCS.split("```yaml\n")[1].split("```")[0]
     kinds = {name: one.kind for name, one in parse_config(yaml.safe_load(block), folder=ROOT).endpoints.items()}
     assert kinds == {"ensemble": "ensemble", "contrastive": "contrastive", "vote": "ensemble"}
-    assert load_config(ROOT / "deployments" / "ensemble.yaml").roles()["amateur"] == "target"
+    assert load_config(ROOT / "deployments" / "ensemble.yaml").roles() == {
+        "target": "target",
+        "member": "target",
+        "drafter": "both",
+    }
+
+
+def test_a_member_may_draft() -> None:
+    models: dict[str, dict[str, Any]] = {name: {"path": str(ROOT / "models" / "target")} for name in ("a", "b")}
+    data = {"models": models, "endpoints": {"e": {"members": ["a", "b"], "drafter": "b"}}}
+    assert parse_config(data, folder=ROOT).roles() == {"a": "target", "b": "both"}
+    models["b"] |= {"tensor_parallel": 2, "num_cpus": 1}
+    with pytest.raises(ConfigError, match=r"models\.b\.tensor_parallel: a model over several devices"):
+        parse_config(data, folder=ROOT)

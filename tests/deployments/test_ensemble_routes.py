@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from actors.replica import Role
     from actors.runner import Runner
 
-MODELS = ["target", "member", "amateur"]
+MODELS = ["target", "member", "drafter"]
 STRATEGIES = ["rerank", "majority", "mbr", "best-of"]
 BODY: dict[str, Any] = {"prompt": "import os", "max_tokens": 8, "temperature": 0.8, "seed": 5}
 
@@ -52,9 +52,11 @@ def served() -> dict[str, ServedEndpoint]:
 def ensembles() -> "Iterator[Engine]":
     from actors.engine import Engine
 
-    replicas: dict[str, tuple[Role, Runner]] = {name: ("target", tiny_runner(i)) for i, name in enumerate(MODELS)}
-    with Engine({**replicas, "drafter": ("drafter", tiny_runner(0))}) as engine:
-        wait_until(lambda: len(engine.coordinator.models()) == 4, "replicas")
+    replicas: dict[str, tuple[Role, Runner]] = {
+        name: ("both" if name == "drafter" else "target", tiny_runner(i)) for i, name in enumerate(MODELS)
+    }
+    with Engine(replicas) as engine:
+        wait_until(lambda: len(engine.coordinator.models()) == 3, "replicas")
         yield engine
 
 
@@ -85,7 +87,7 @@ def test_blends_say_who_contributed(api: TestClient, model: str) -> None:
     (choice,) = whole["choices"]
     told = choice["ensemble"]
     assert told["blend"] == ("mixture" if model == "ensemble" else "contrastive")
-    assert [member["model"] for member in told["members"]] == ["target", "member" if model == "ensemble" else "amateur"]
+    assert [member["model"] for member in told["members"]] == ["target", "member" if model == "ensemble" else "drafter"]
     assert all(member["answered"] and member["tokens"] == 8 and member["weight"] == 0.5 for member in told["members"])
     streamed = events(api, model)
     assert "".join(event["choices"][0]["text"] for event in streamed) == choice["text"]
