@@ -27,6 +27,7 @@ from actors.structures import LoadTokenizer, Structures
 from actors.translating_row import TranslatingRow
 from actors.translator import Translator
 from decoding.calibration import RankCalibration
+from decoding.transfer import tensor_on
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Drafter:
             end += 1 if last_only else len(step.input.tokens)
             wanted += range(end - len(step.nodes), end)
         if len(wanted) < len(logits):
-            logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
+            logits = logits[tensor_on(logits.device, wanted, torch.int64)]
         return logits
 
     def _handle(self, peer: str, message: Message) -> None:

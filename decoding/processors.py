@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from decoding.transfer import tensor_on
+
 _NEG_INF = float("-inf")
 
 
@@ -122,8 +124,8 @@ class Processor:
         rows, values = zip(*settings, strict=True)
         return Stage(
             self.function,
-            torch.tensor(rows, dtype=torch.int64, device=device),
-            torch.tensor(values, dtype=self.dtype, device=device),
+            tensor_on(device, rows, torch.int64),
+            tensor_on(device, values, self.dtype),
         )
 
 
