@@ -52,10 +52,7 @@ def _rank(
         tokens, scores = rank(logits, batch, RANKS)  # [N, RANKS]
     else:
         scores, tokens = _translated_scores(rows, nodes, logits, batch, translator).topk(RANKS, dim=-1)
-    return [
-        DraftChoice([token for token, score in zip(*best, strict=True) if score > -math.inf], best[1][0] - best[1][1])
-        for best in zip(tokens.tolist(), scores.tolist(), strict=True)
-    ]
+    return [DraftChoice.ranked(*best) for best in zip(tokens.tolist(), scores.tolist(), strict=True)]
 
 
 def _translated_scores(

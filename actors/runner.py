@@ -24,6 +24,7 @@ class Runner:
     """A model with a cache of `slots` rows, each of `max_length` tokens."""
 
     whole = False  # whether the model is in this process, on one device: then `forward` may be called by itself
+    recorder: Recorder | None = None  # of its calls, on a GPU
 
     def __init__(self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int) -> None:
         """max_query: the most tokens that one call brings per row, Q; a tree may reach that far past a row's end.
@@ -43,7 +44,6 @@ class Runner:
         self.max_query = max_query
         self.cache = SlotCache(slots=slots, capacity=max_length + max_query)
         self.window: int | None = getattr(text_config, "sliding_window", None)
-        self.recorder: Recorder | None = None
         self._graphs: Graphs | None = None
         self.whole = len({parameter.device for parameter in model.parameters()}) == 1
         if self.device.type == "cuda" and self.whole:
