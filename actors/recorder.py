@@ -36,19 +36,22 @@ class Recorder:
 class _Pool:
     def __init__(self) -> None:
         self._handle = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # always the same, as its workspaces are in the pool
 
     def capture(self, run: Replay) -> Replay:
         """The kernels of a call as a graph. Other threads go on meanwhile: only this one must not wait or allocate."""
+        current, side, graph = torch.cuda.current_stream(), self._stream, torch.cuda.CUDAGraph()
         with _one_at_a_time:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+            side.wait_stream(current)
+            try:
+                torch.cuda.set_stream(side)
                 for _ in range(_WARM_UPS):
                     run()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
-                output = run()
+                with torch.cuda.graph(graph, pool=self._handle, stream=side, capture_error_mode="thread_local"):
+                    output = run()
+            finally:
+                torch.cuda.set_stream(current)  # torch does not, if what it was recording failed
+            current.wait_stream(side)
 
         def replay() -> Tensor:
             graph.replay()

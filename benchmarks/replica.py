@@ -16,6 +16,7 @@ from actors.link import ConnectingLink
 from actors.loop import LoopThread, LoopTimes
 from actors.row_input import RowInput
 from actors.runner import Runner
+from actors.streams import use_own_stream
 from actors.target import Target
 
 Role = Literal["target", "adaptive-target", "drafter"]
@@ -68,6 +69,7 @@ class MeasuredReplica:
 
     def _load(self) -> None:
         self._runner = self._make_runner()
+        use_own_stream(self._runner.device)
         self._loop: Target | Drafter
         if self._role == "drafter":
             self._loop = Drafter(self._runner, self.link)
