@@ -19,6 +19,7 @@ from decoding.history import Position
 from decoding.noise import draft_stream, gumbel, noise_key
 from decoding.rejection import distributions, draw
 from decoding.sampling import SamplingBatch, process, rank
+from decoding.transfer import tensor_on
 
 
 def choose(rows: Sequence[DrafterRow], nodes: Sequence[Sequence[DraftNode]], logits: Tensor) -> list[DraftChoice]:
@@ -35,7 +36,7 @@ def choose(rows: Sequence[DrafterRow], nodes: Sequence[Sequence[DraftNode]], log
         groups.setdefault((row.params.rejects, row.translator), []).append(at)
     choices: dict[int, DraftChoice] = {}
     for (draws, translator), chosen in groups.items():
-        part = logits if len(chosen) == len(flat) else logits[torch.tensor(chosen, device=logits.device)]
+        part = logits if len(chosen) == len(flat) else logits[tensor_on(logits.device, chosen, torch.int64)]
         of_group = [owners[at] for at in chosen], [flat[at] for at in chosen], part
         found = _draw(*of_group) if draws else _rank(*of_group, translator)
         choices.update(zip(chosen, found, strict=True))
@@ -51,10 +52,7 @@ def _rank(
         tokens, scores = rank(logits, batch, RANKS)  # [N, RANKS]
     else:
         scores, tokens = _translated_scores(rows, nodes, logits, batch, translator).topk(RANKS, dim=-1)
-    return [
-        DraftChoice([token for token, score in zip(*best, strict=True) if score > -math.inf], best[1][0] - best[1][1])
-        for best in zip(tokens.tolist(), scores.tolist(), strict=True)
-    ]
+    return [DraftChoice.ranked(*best) for best in zip(tokens.tolist(), scores.tolist(), strict=True)]
 
 
 def _translated_scores(
@@ -70,8 +68,8 @@ def _translated_scores(
     }
     if not keys:
         return scores
-    noise = gumbel(torch.tensor(list(keys.values()), dtype=torch.int32, device=logits.device), translator.noise_ids)
-    return scores.index_add(0, torch.tensor(list(keys), device=logits.device), noise)
+    noise = gumbel(tensor_on(logits.device, list(keys.values()), torch.int32), translator.noise_ids)
+    return scores.index_add(0, tensor_on(logits.device, list(keys), torch.int64), noise)
 
 
 def _draw(rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor) -> list[DraftChoice]:
@@ -81,7 +79,7 @@ def _draw(rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor
         noise_key(row.params.seed, row.position_below(node), draft_stream(row.restarted_at))
         for row, node in zip(rows, nodes, strict=True)
     ]
-    _, *drawn = draw(processed, torch.tensor(keys, dtype=torch.int32, device=logits.device))
+    _, *drawn = draw(processed, tensor_on(logits.device, keys, torch.int32))
     return [DraftChoice(drawn_from.tokens[:1], 0.0, drawn_from) for drawn_from in distributions(*drawn)]
 
 

@@ -3,6 +3,7 @@
 It knows nothing of models, requests or messages: token ids, columns and chances only.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -18,6 +19,12 @@ class DraftChoice(NamedTuple):
     tokens: Sequence[int]  # best first
     gap: float  # how clear the choice is, as in `RankCalibration`
     drawn_from: Distribution | None = None  # if it was by chance
+
+    @classmethod
+    def ranked(cls, tokens: Sequence[float], scores: Sequence[float]) -> "DraftChoice":
+        """From the best tokens and their scores, −∞ for what can't be; both best first, at least two."""
+        possible = [int(token) for token, score in zip(tokens, scores, strict=True) if score > -math.inf]
+        return cls(possible, scores[0] - scores[1])
 
 
 class DraftNode:

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from actors.draft_chain import ChainStart, DraftChain
 from actors.draft_choice import choose
 from actors.draft_tree import DraftNode
 from actors.drafter_row import WIDTH, DrafterRow, DrafterStep
@@ -27,6 +28,7 @@ from actors.structures import LoadTokenizer, Structures
 from actors.translating_row import TranslatingRow
 from actors.translator import Translator
 from decoding.calibration import RankCalibration
+from decoding.transfer import tensor_on
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,8 @@ class Drafter:
         self._alternatives = min(alternatives, WIDTH)
         self._ahead = ahead
         self._rows: RowTable[DrafterRow] = RowTable(runner.cache)
+        self._chain = DraftChain(runner)
+        self._chain.warm_up()
         self._reception = Reception(link, self._rows, self.times)
         self._structures = Structures(load_tokenizer, runner.vocab_size)
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
@@ -93,8 +97,13 @@ class Drafter:
             chosen = choose_prefill(behind, self._prefill_chunk)
             self.times.prefill_s += self._run([(row, row.text_step(self._prefill_chunk)) for row in chosen])
         if running:
-            self.times.steps += 1
-            self.times.step_s += self._run([(row, row.next_step(alternatives)) for row in running])
+            length = 0 if alternatives else self._chain_length(running)
+            self.times.steps += max(length, 1)
+            self.times.step_s += (
+                self._run_chains(running, length)
+                if length
+                else self._run([(row, row.next_step(alternatives)) for row in running])
+            )
         self._reception.close_turn()
 
     def timeout_s(self) -> float:
@@ -114,14 +123,33 @@ class Drafter:
         logits = self._node_logits([step for _, step in steps])
         choices = iter(choose([row for row, _ in steps], [step.nodes for _, step in steps], logits))
         for row, step in steps:
-            children: list[DraftNode] = []
-            for node in step.nodes:
-                choice = next(choices)
-                children += row.tree.expand(node, choice, self._calibrations[row.calibrated_as].chances(choice.gap))
-            offer = row.offer(children) if children and self._ahead else None
-            if offer is not None:
-                self._reception.put(row.key[0], offer)
+            calibration = self._calibrations[row.calibrated_as]
+            self._offer(row, [child for node in step.nodes for child in row.extend(node, [next(choices)], calibration)])
         return time.perf_counter() - began_s
+
+    def _chain_length(self, rows: list[DrafterRow]) -> int:
+        """How many tokens of each row to draft before looking at them; 0: take a step of one."""
+        late = [row for row in rows if row.is_late()]
+        wanted = max(row.missing() for row in late or rows)
+        allowed = min(row.chain_length(wanted) for row in rows)
+        return self._chain.length(allowed, max(row.tree.tip().position for row in rows) + allowed, len(rows))
+
+    def _run_chains(self, rows: list[DrafterRow], length: int) -> float:
+        """So many forwards, each over the tokens of the one before; every token is offered. Returns seconds."""
+        began_s = time.perf_counter()
+        steps = [row.next_step(0, following=length - 1) for row in rows]
+        starts = [
+            ChainStart(step.input, row.params, row.position_below(step.nodes[0]))
+            for row, step in zip(rows, steps, strict=True)
+        ]
+        for row, step, choices in zip(rows, steps, self._chain.run(starts, length), strict=True):
+            self._offer(row, row.extend(step.nodes[0], choices, self._calibrations[row.calibrated_as]))
+        return time.perf_counter() - began_s
+
+    def _offer(self, row: DrafterRow, children: list[DraftNode]) -> None:
+        offer = row.offer(children) if children and self._ahead else None
+        if offer is not None:
+            self._reception.put(row.key[0], offer)
 
     def _node_logits(self, steps: list[DrafterStep]) -> Tensor:
         """[N, V], after each of the nodes that are run."""
@@ -133,7 +161,7 @@ class Drafter:
             end += 1 if last_only else len(step.input.tokens)
             wanted += range(end - len(step.nodes), end)
         if len(wanted) < len(logits):
-            logits = logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]
+            logits = logits[tensor_on(logits.device, wanted, torch.int64)]
         return logits
 
     def _handle(self, peer: str, message: Message) -> None:

@@ -7,13 +7,14 @@ Nodes that were committed since (the spine) are text too, and are moved to their
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from actors.draft_tree import DraftNode, DraftTree
+from actors.draft_tree import DraftChoice, DraftNode, DraftTree
 from actors.messages import Admit, Commit, Offer
 from actors.row_input import RowInput
 from actors.rows import Row
 from actors.runner import Runner
 from actors.translator import Translator
 from decoding.calibration import RankCalibration
+from decoding.chain_sampler import can_chain
 from decoding.drafts import Distribution
 from decoding.history import History
 
@@ -45,6 +46,7 @@ class DrafterRow(Row):
         self._end = min(self.prompt_length + self.params.max_tokens, runner.max_length)  # no draft beyond
         self._trunk = self._used = 0  # columns of text; columns in use
         self._spine: list[int] = []  # columns of the text that follows the trunk
+        self._chains = self.translator is None and can_chain(self.params)
         self.follow(self.draft_length)
         self._plant(None)
 
@@ -77,6 +79,18 @@ class DrafterRow(Row):
         tip = self.tree.tip()
         return self.tree.can_run(tip) and tip.position <= self.tree.root.position + self._lookahead // 2
 
+    def missing(self) -> int:
+        """How many tokens the chain lacks: of what the target needs next; if that is there, of all."""
+        root, last, at = self.tree.root.position, self.tree.last_position, self.tree.tip().position
+        needed = root + self._lookahead // 2 + 1
+        return min(needed if at < needed else last, last) - at
+
+    def chain_length(self, wanted: int) -> int:
+        """How many of so many tokens it may run without asking what they are; 0 if its next step is another."""
+        if not self._chains or self.structure is not None or self.pending > 1:
+            return 0
+        return max(0, min(wanted, self._runner.cache.capacity - WIDTH - len(self.tokens) - self.tree.ran))
+
     def wants_step(self, alternatives: int) -> bool:
         """Whether there is anything to run, beside the chain at most so many nodes in all."""
         if self.tree.can_run(self.tree.tip()):
@@ -85,12 +99,15 @@ class DrafterRow(Row):
             return False
         return not self.pending and self._room(0) > 0 and alternatives > 0 and self.tree.has_pending()
 
-    def next_step(self, alternatives: int) -> DrafterStep:
-        """What to run: text that is missing; else the chain's tip, and the best other nodes, `alternatives` in all."""
+    def next_step(self, alternatives: int, following: int = 0) -> DrafterStep:
+        """What to run: text that is missing; else the chain's tip, and the best other nodes, `alternatives` in all.
+
+        following: columns that are left free behind it.
+        """
         if self.pending:
             return self.text_step(WIDTH)
         nodes = self._choose(0 if self.params.rejects else alternatives)
-        limit = self._runner.cache.capacity - WIDTH
+        limit = self._runner.cache.capacity - WIDTH - following
         if self._used + len(nodes) > min(self._trunk + self._lookahead + _ALTERNATIVES + _SPARE, limit):
             self._compact()
         if self._used + len(nodes) > limit:  # the slot is almost full: without alternatives there is room
@@ -106,6 +123,19 @@ class DrafterRow(Row):
         self.cached += len(run.tokens)
         self._trunk = self._used = self.cached
         return DrafterStep(run, [] if self.pending else [self.tree.root])
+
+    def extend(self, node: DraftNode, choices: Sequence[DraftChoice], calibration: RankCalibration) -> list[DraftNode]:
+        """Give a node that was run, and the best below it that were run in the columns behind it, their children."""
+        children: list[DraftNode] = []
+        for choice in choices:
+            if node.column < 0 and children:
+                node.column = self._used
+                self._used += 1
+            children += self.tree.expand(node, choice, calibration.chances(choice.gap))
+            node = next(iter(node.children.values()))
+            if not self.tree.can_run(node):
+                break
+        return children
 
     def position_below(self, node: DraftNode) -> int:
         """Where, in the target's text, the token after a node would stand."""

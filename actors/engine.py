@@ -4,6 +4,7 @@ For libraries, tests, benchmarks, and a drafter that shares its target's GPU.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,7 @@ from actors.loop import LoopThread
 from actors.replica import Loop, Role, make_loop
 from actors.request import Delta, Request
 from actors.runner import Runner
+from actors.streams import use_own_stream
 from actors.structures import LoadTokenizer
 from actors.translator import Translator
 
@@ -57,7 +59,8 @@ class Engine:
                 load_tokenizer=load_tokenizer,
                 **drafts,
             )
-            self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake))
+            prepare = partial(use_own_stream, runner.device)
+            self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake, prepare))
         self._alive = set(replicas)
         self._tell()
 

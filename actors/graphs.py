@@ -4,27 +4,25 @@ A graph needs fixed shapes and addresses. So rows, tokens per row and columns ar
 are copied into buffers that stay. Padding is written to a slot that no request has.
 """
 
-import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.cuda import _POOL_HANDLE
 
 from actors.attention import SlotBatch
+from actors.recorder import Recorder, Replay
 from actors.row_input import RowInput, visible_columns
+from decoding.transfer import copy_into, tensor_on
 
-_log = logging.getLogger(__name__)
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+MAX_ROWS = _ROWS[-1]
 _WIDTHS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)
 _COLUMNS = 256  # the cache's columns are rounded up to a multiple of that
 
 Forward = Callable[[Tensor, Tensor, SlotBatch], Tensor]  # tokens, positions: [1, N]; returns [N, V]
-Replay = Callable[[], Tensor]
 
 
 class Shape(NamedTuple):
@@ -55,45 +53,36 @@ class Graphs:
         spare_slot: int,
         capacity: int,
         window: int | None = None,
-        capture: "Callable[[Replay], Replay] | None" = None,
+        recorder: Recorder,
     ) -> None:
         """
         spare_slot: where padding is written.
         capacity: columns of a slot.
         window: of the layers with a sliding window.
-        capture: makes a replay of a call that has fixed buffers; CUDA's by default.
         """
         self._forward, self._device, self._dtype = forward, device, dtype
         self._spare_slot, self._capacity, self._window = spare_slot, capacity, window
-        self._capture = capture or partial(_capture, pool=torch.cuda.graph_pool_handle())
+        self._recorder = recorder
         self._captured: dict[Shape, tuple[Buffers, Replay]] = {}
 
     def bucket(self, rows: Sequence[RowInput]) -> Shape | None:
         """The least bucket that has room for the rows; None if there is none, as for long prompts."""
         width = max(len(row.tokens) for row in rows)
-        if len(rows) > _ROWS[-1] or width > _WIDTHS[-1]:
+        if len(rows) > MAX_ROWS or width > _WIDTHS[-1]:
             return None
-        columns = math.ceil(max(row.end for row in rows) / _COLUMNS) * _COLUMNS
-        return Shape(_round_up(len(rows), _ROWS), _round_up(width, _WIDTHS), min(columns, self._capacity))
+        columns = columns_bucket(max(row.end for row in rows), self._capacity)
+        return Shape(rows_bucket(len(rows)), _round_up(width, _WIDTHS), columns)
 
     def logits(self, shape: Shape, rows: Sequence[RowInput]) -> Tensor:
         """[N, V] after every token, row after row. The rows fit into `shape`."""
         if shape not in self._captured:
             buffers = self._allocate(shape)
             self._fill(buffers, shape, rows)
-            self._captured[shape] = buffers, self._record(lambda: self._forward(*buffers))
+            self._captured[shape] = buffers, self._recorder.record(lambda: self._forward(*buffers))
         buffers, replay = self._captured[shape]
         self._fill(buffers, shape, rows)
         real = [i * shape.width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]
-        return replay()[torch.tensor(real, device=self._device)]
-
-    def _record(self, run: Replay) -> Replay:
-        """A replay of the call; the call itself where the model does something that can't be recorded."""
-        try:
-            return self._capture(run)
-        except RuntimeError as error:
-            _log.warning("no CUDA graph, which costs speed: %s", error)
-            return run
+        return replay()[tensor_on(self._device, real, torch.int64)]
 
     def _allocate(self, shape: Shape) -> Buffers:
         count = shape.rows * shape.width
@@ -136,34 +125,24 @@ class Graphs:
             (batch.columns, columns),
             (batch.rows, of_rows),
         ):
-            buffer.copy_(values.view_as(buffer), non_blocking=True)
-        for mask, window in ((batch.mask, None), (batch.windowed, self._window)):
-            values = torch.zeros(shape)  # rows of padding see all, which is something: a softmax over nothing is NaN
+            copy_into(buffer, values)
+        masks = [(batch.mask, None), (batch.windowed, self._window)]
+        for mask, window in masks[: 1 if self._window is None else 2]:
+            values = torch.zeros(shape, dtype=mask.dtype)
             visible = visible_columns(rows, shape.width, shape.columns, window)
-            values[: len(rows)].masked_fill_(~visible, -math.inf)
-            mask.copy_(values, non_blocking=True)
+            values[: len(rows)].masked_fill_(~visible, -math.inf)  # padding sees all: a softmax over nothing is NaN
+            copy_into(mask, values)
+
+
+def rows_bucket(count: int) -> int:
+    """How many rows a graph for so many has, which are at most `MAX_ROWS`."""
+    return _round_up(count, _ROWS)
+
+
+def columns_bucket(count: int, capacity: int) -> int:
+    """How many columns a graph for so many reads."""
+    return min(math.ceil(count / _COLUMNS) * _COLUMNS, capacity)
 
 
 def _round_up(value: int, buckets: Sequence[int]) -> int:
     return buckets[bisect_left(buckets, value)]
-
-
-def _capture(run: Replay, pool: _POOL_HANDLE) -> Replay:
-    """Record the kernels of a call; two calls before let libraries allocate what they need."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(
-        graph, pool=pool
-    ):  # results are copied before the next replay, so all graphs may share memory
-        output = run()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return output
-
-    return replay

@@ -12,14 +12,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.attention import NAME, SlotBatch
-from actors.graphs import Graphs, Replay
+from actors.graphs import Graphs
+from actors.recorder import Recorder, Replay
 from actors.row_input import RowInput, visible_columns
 from actors.slots import SlotCache
 from decoding.errors import ConfigError
+from decoding.transfer import moved_to, tensor_on
 
 
 class Runner:
     """A model with a cache of `slots` rows, each of `max_length` tokens."""
+
+    whole = False  # whether the model is in this process, on one device: then `forward` may be called by itself
+    recorder: Recorder | None = None  # of its calls, on a GPU
 
     def __init__(self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int) -> None:
         """max_query: the most tokens that one call brings per row, Q; a tree may reach that far past a row's end.
@@ -38,9 +43,10 @@ class Runner:
         self.max_length = max_length
         self.max_query = max_query
         self.cache = SlotCache(slots=slots, capacity=max_length + max_query)
-        self._window: int | None = getattr(text_config, "sliding_window", None)
+        self.window: int | None = getattr(text_config, "sliding_window", None)
         self._graphs: Graphs | None = None
-        if self.device.type == "cuda" and len({parameter.device for parameter in model.parameters()}) == 1:
+        self.whole = len({parameter.device for parameter in model.parameters()}) == 1
+        if self.device.type == "cuda" and self.whole:
             self.use_graphs()
 
     def twin(self) -> "Runner":
@@ -52,14 +58,15 @@ class Runner:
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
         """Run small batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
+        self.recorder = Recorder(capture)
         self._graphs = Graphs(
-            self._forward,
+            self.forward,
             device=self.device,
             dtype=self.model.dtype,
             spare_slot=self.cache.slots,
             capacity=self.cache.capacity,
-            window=self._window,
-            capture=capture,
+            window=self.window,
+            recorder=self.recorder,
         )
 
     @torch.inference_mode()
@@ -83,9 +90,9 @@ class Runner:
             return logits[self._ends(rows)] if last_only else logits
         tokens = self._index([[token for row in rows for token in row.tokens]])  # [1, N]
         positions = self._index([[position for row in rows for position in row.positions()]])
-        return self._forward(tokens, positions, self._place(rows, end), self._ends(rows) if last_only else 0)
+        return self.forward(tokens, positions, self._place(rows, end), self._ends(rows) if last_only else 0)
 
-    def _forward(self, tokens: Tensor, positions: Tensor, batch: SlotBatch, keep: Tensor | int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, batch: SlotBatch, keep: Tensor | int = 0) -> Tensor:
         """tokens, positions: [1, N]. keep: after which of the N tokens logits are wanted; 0: all. Returns [·, V]."""
         logits: Tensor = self.model(
             input_ids=tokens,
@@ -110,22 +117,22 @@ class Runner:
             ends=self._index([row.end for row in rows]),
             flat=self._index([i * width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]),
             mask=mask,
-            windowed=mask if self._window is None else self._mask(rows, width, length, self._window),
+            windowed=mask if self.window is None else self._mask(rows, width, length, self.window),
         )
 
     def _mask(self, rows: Sequence[RowInput], width: int, length: int, window: int | None) -> Tensor:
         """[B, Q, L] to be added to scores: 0 where a token sees a column, else -inf."""
         visible = visible_columns(rows, width, length, window)
         mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, -math.inf)
-        return mask.to(self.device)
+        return moved_to(self.device, mask)
 
     def _ends(self, rows: Sequence[RowInput]) -> Tensor:
-        """[B] int64 on the CPU, from where it fits to logits on any device: the index of each row's last token."""
-        lengths = torch.tensor([len(row.tokens) for row in rows])
-        return lengths.cumsum(0) - 1
+        """[B] int64, the index of each row's last token: where the logits are, or on the CPU if that is anywhere."""
+        ends = [*accumulate(len(row.tokens) for row in rows)]
+        return tensor_on(self.device if self.whole else "cpu", [end - 1 for end in ends], torch.int64)
 
     def _index(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return tensor_on(self.device, values, torch.int64)
 
     def keep(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         """Make the tree nodes in the columns of `path` the text that follows column trunk - 1."""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from decoding.transfer import tensor_on
+
 LEAST_SHARED = 16  # tokens that are worth looking for a slot that holds them, or copying them
 
 
@@ -34,9 +36,14 @@ class SlotCache:
     @torch.inference_mode()
     def move(self, slot: int, source: Sequence[int], target: int) -> None:
         """Copy the columns `source` of a slot to the columns from `target` on, in every layer."""
+        columns = {
+            device: tensor_on(device, source, torch.int64)
+            for device in {keys.device for keys, _ in self.layers.values()}
+        }
         for stores in self.layers.values():
             for store in stores:
-                store[slot, :, target : target + len(source)] = store[slot, :, list(source)]
+                moved = store[slot].index_select(1, columns[store.device])
+                store[slot, :, target : target + len(source)] = moved
 
     @property
     def free(self) -> int:

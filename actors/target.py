@@ -33,6 +33,7 @@ from actors.verdict import Verdict, judge
 from decoding.drafts import Draft
 from decoding.mask_threads import MaskThreads
 from decoding.stopping import cut_at_stop
+from decoding.transfer import tensor_on
 
 _MEMBERS_S = 0.1  # how often to look for members that take too long
 
@@ -187,7 +188,12 @@ class Target:
         none = [Draft([], []) for _ in done]
         if done:
             masks = self._masks.start([row.structure for _, row in done], none)
-            verdicts = judge([row for _, row in done], none, logits[[at for at, _ in done]], masks())
+            verdicts = judge(
+                [row for _, row in done],
+                none,
+                logits[tensor_on(logits.device, [at for at, _ in done], torch.int64)],
+                masks(),
+            )
         self.times.prefill_s += time.perf_counter() - began_s
         self._inbox.receive(0.0)
         for (_, row), draft, verdict in zip(done, none, verdicts, strict=True):

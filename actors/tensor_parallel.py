@@ -147,6 +147,7 @@ class ShardedRunner(Runner):
 
     def __init__(self, model: PreTrainedModel, gang: Gang, *, slots: int, max_length: int, max_query: int) -> None:
         super().__init__(model, slots=slots, max_length=max_length, max_query=max_query)
+        self.whole = False
         self._gang = gang
         self.cache = _ShardedCache(gang, slots=slots, capacity=self.cache.capacity)
 

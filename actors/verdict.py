@@ -16,6 +16,7 @@ from decoding.history import Position
 from decoding.logprobs import TokenLogprobs, token_logprobs
 from decoding.rejection import RejectionRow, verify_by_rejection
 from decoding.sampling import SamplingBatch, probabilities, sample
+from decoding.transfer import tensor_on
 from decoding.verify import accepted_path
 
 
@@ -54,7 +55,7 @@ def judge(
         part = logits
         if len(chosen) < len(rows):
             flat = [place for at in chosen for place in range(starts[at], starts[at + 1])]
-            part = logits[torch.tensor(flat, device=logits.device)]
+            part = logits[tensor_on(logits.device, flat, torch.int64)]
         found = rule([rows[at] for at in chosen], [drafts[at] for at in chosen], part, [masks[at] for at in chosen])
         verdicts.update(zip(chosen, found, strict=True))
     ordered = [verdicts[at] for at in range(len(rows))]
@@ -112,7 +113,7 @@ def _with_logprobs(
             counts += [row.params.logprobs] * (len(verdict.path) + 1)
     if not places:
         return verdicts
-    found = iter(token_logprobs(logits[torch.tensor(places, device=logits.device)], tokens, counts))
+    found = iter(token_logprobs(logits[tensor_on(logits.device, places, torch.int64)], tokens, counts))
     return [
         verdict
         if row.params.logprobs is None

@@ -1,5 +1,6 @@
 """One comparison, from contestants to findings; the same for every machine."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,8 +35,10 @@ def run_comparison(
     repetitions: int,
     prompts: int,
     report: Callable[[str], None],
+    until_s: float = math.inf,
 ) -> Comparison:
     """
+    until_s: on the monotonic clock, when no further repetition is begun.
     models: what judges texts and agreement.
     measure: step times by group, taken before every repetition; the first group stands for those that are not in it.
     """
@@ -47,6 +50,7 @@ def run_comparison(
         prompts=prompts,
         report=report,
         before_each=lambda: measured.append(measure()),
+        until_s=until_s,
     )
     times = {group: typical([each[group] for each in measured]) for group in measured[0]}
     by_kind = {record.contestant.kind: record for record in records}

@@ -1,15 +1,17 @@
 """`python -m benchmarks.gpu`: the same comparison on one GPU, the drafter beside the target or on the CPU.
 
 The bundled pair is inflated in memory to about 7 B and 0.5 B parameters (training/inflate.py): real arithmetic, the
-same text. Needs only torch, transformers, accelerate and msgspec, a small wheel without dependencies; no Ray, ZeroMQ
-or command-line packages. `--device cpu --size tiny` is its smoke test. Ends with status 1 if a greedy text differs from
-`generate`'s by more than a tie.
+same text. Needs only torch, transformers, accelerate, and the wheels of msgspec and llguidance, which have no
+dependencies; no Ray, ZeroMQ or command-line packages. What it has found is written after every workload, and it ends in
+time. `--smoke` says whether it runs at all, with or without a GPU. Ends with status 1 if a greedy text differs from
+`generate`'s by more than a tie, or what graphs compute from what calls compute.
 """
 
 import argparse
 import copy
 import itertools
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,11 +21,14 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from actors.loading import ModelSpec, load_model, load_tokenizer
+from actors.native.norm import replace_norms
+from actors.packing import pack_linears
 from actors.runner import Runner
 from benchmarks.alternation import Alternation, AlternationContestant
 from benchmarks.bandwidth import Floor, measure_floor
 from benchmarks.comparison import Comparison, run_comparison
 from benchmarks.contestant import Contestant
+from benchmarks.gpu_checks import check_graphs
 from benchmarks.hosts import Local
 from benchmarks.huggingface import HuggingFace, HuggingFaceContestant
 from benchmarks.in_process import running
@@ -35,6 +40,7 @@ from training.inflate import inflate
 
 _BESIDE, _ON_CPU = "Consort", "Consort, drafter on CPU"
 _MAX_LENGTH = 512
+_CHECKED = 3  # texts that are written with graphs and without
 _TIES = {"bfloat16": 0.5, "float32": 0.01}  # differences of logits that other shapes of a batch may cause
 
 
@@ -65,7 +71,8 @@ SIZES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print, and write JSON; the exit status."""
-    options = _parser().parse_args(arguments)
+    began_s = time.monotonic()
+    options = _options(arguments)
     options.tie = _TIES[options.dtype] if options.tie is None else options.tie
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -76,20 +83,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_floor_text(floor))
     tokenizer = load_tokenizer("models/target")
     prompts = [tokenizer(text)["input_ids"] for text in read_prompts(Path("models/heldout.jsonl"))]
-    comparisons = []
-    for streams, temperature in itertools.product(options.streams, options.temperature):
-        workload = Workload(prompts, options.new_tokens, temperature, streams)
-        comparisons.append(_compare(options, target, drafter, workload))
+    checks = check_graphs(_runner(_twin(target), _CHECKED), _runner(_twin(drafter), _CHECKED), prompts[:_CHECKED])
+    print(f"replays give what calls give: {checks}", flush=True)
+    comparisons: list[Comparison] = []
+    workloads = [
+        Workload(prompts, options.new_tokens, temperature, streams)
+        for temperature, streams in itertools.product(options.temperature, options.streams)
+    ]
+    wrong = [] if checks.same else ["graphs compute something else than calls"]
+    for number, workload in enumerate(workloads):
+        left_s = began_s + options.seconds - time.monotonic()
+        if left_s < 0:
+            print(f"no time for {workload.streams} stream(s), temperature {workload.temperature:g}")
+            break
+        until_s = time.monotonic() + left_s / (len(workloads) - number)
+        comparisons.append(_compare(options, target, drafter, workload, until_s))
         print(f"\n{as_text(comparisons[-1])}\n\n{_share_text(comparisons[-1], floor)}\n", flush=True)
-    wrong = _wrong(comparisons, options.tie)
-    found = asdict(floor) | {"step_s": floor.step_s}
-    write(options.output, comparisons, "benchmarks.gpu", vars(options), floor=found, wrong=wrong, gpu=_gpu_name())
+        wrong += _wrong(comparisons[-1:], options.tie)
+        findings = {
+            "floor": asdict(floor) | {"step_s": floor.step_s},
+            "graphs": asdict(checks),
+            "goals": [_goals(each, floor) for each in comparisons],
+            "wrong": wrong,
+            "gpu": _gpu_name(),
+            "seconds": time.monotonic() - began_s,
+        }
+        write(options.output, comparisons, "benchmarks.gpu", vars(options), **findings)
     print(*wrong, sep="\n")
     return 1 if wrong else 0
 
 
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """With those of a smoke test in place of defaults, if it is one."""
+    parser = _parser()
+    if parser.parse_args(arguments).smoke:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        parser.set_defaults(device=device, size="tiny", dtype="float32", streams=[1, 2], draft_length=[2])
+        parser.set_defaults(repetitions=1, prompts=1, new_tokens=12, adaptive_limit=4, threads=2)
+    return parser.parse_args(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--smoke", action="store_true", help="tiny models and few tokens, on a CPU if need be")
+    parser.add_argument("--seconds", type=float, default=480, help="after which nothing more is begun")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=SIZES, default="7b")
     parser.add_argument("--dtype", choices=_TIES, default="bfloat16", help="of both models")
@@ -119,14 +156,18 @@ def _inflated(options: argparse.Namespace, name: str) -> LlamaForCausalLM:
 
 
 def _compare(
-    options: argparse.Namespace, target: LlamaForCausalLM, drafter: LlamaForCausalLM, workload: Workload
+    options: argparse.Namespace,
+    target: LlamaForCausalLM,
+    drafter: LlamaForCausalLM,
+    workload: Workload,
+    until_s: float,
 ) -> Comparison:
     """All contestants anew, with as many slots as there are streams."""
     print(f"{workload.streams} stream(s), temperature {workload.temperature:g}", flush=True)
     models = Local(HuggingFace(target, drafter))
     slots, γs, most = workload.streams, options.draft_length, options.adaptive_limit
     runner, beside = _runner(_twin(target), slots), _runner(_twin(drafter), slots)
-    drafters = {_BESIDE: lambda: beside, _ON_CPU: lambda: _runner(_cpu_drafter(options, drafter), slots)}
+    drafters = {_BESIDE: lambda: beside, _ON_CPU: lambda: _cpu_runner(options, drafter, slots)}
     with running(runner, drafters, draft_lengths=γs, most=most) as ours:
         by_group = {each.group: each for each in ours if each.kind == "fixed"}
         lengths = swept_lengths(γs, most)
@@ -141,6 +182,7 @@ def _compare(
             repetitions=options.repetitions,
             prompts=max(options.prompts, workload.streams),
             report=print,
+            until_s=until_s,
         )
 
 
@@ -162,17 +204,24 @@ def _twin(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def _runner(model: PreTrainedModel, slots: int) -> Runner:
-    return Runner(model, slots=slots, max_length=_MAX_LENGTH, max_query=256)
+    """On a CPU, with what a GPU would replay called instead."""
+    runner = Runner(model, slots=slots, max_length=_MAX_LENGTH, max_query=256)
+    if runner.device.type == "cpu":
+        runner.use_graphs(capture=lambda run: run)
+    return runner
 
 
-def _cpu_drafter(options: argparse.Namespace, drafter: LlamaForCausalLM) -> PreTrainedModel:
-    """In float32, which CPUs compute fastest at the bundled size."""
+def _cpu_runner(options: argparse.Namespace, drafter: LlamaForCausalLM, slots: int) -> Runner:
+    """In float32, which CPUs compute fastest at the bundled size, and as fast as a server's."""
     torch.set_num_threads(options.threads)
     if options.cpu_drafter == "inflated":
-        moved: PreTrainedModel = copy.deepcopy(drafter).cpu().float()
-        return moved
-    spec = ModelSpec(name="drafter", path="models/drafter", dtype="float32", device="cpu", max_length=_MAX_LENGTH)
-    return load_model(spec)
+        model: PreTrainedModel = copy.deepcopy(drafter).cpu().float()
+    else:
+        spec = ModelSpec(name="drafter", path="models/drafter", dtype="float32", device="cpu", max_length=_MAX_LENGTH)
+        model = load_model(spec)
+    pack_linears(model)
+    replace_norms(model)
+    return Runner(model, slots=slots, max_length=_MAX_LENGTH, max_query=256)
 
 
 def _floor_text(floor: Floor) -> str:
@@ -183,13 +232,28 @@ def _floor_text(floor: Floor) -> str:
     )
 
 
+def _goals(comparison: Comparison, floor: Floor) -> dict[str, float]:
+    """How close the steps of plain decoding come to the floor, and how far ahead of `generate` decoding is."""
+    plain, best = comparison.times[_BESIDE].plain[1], max(comparison.scores, key=lambda each: each.median)
+    hf, ours = (next(each for each in comparison.scores if each.kind == kind).median for kind in ("hf", "plain"))
+    return {
+        "streams": comparison.streams,
+        "temperature": comparison.temperature,
+        "hf_step_s": comparison.streams / hf,
+        "plain_step_s": plain,
+        "floor_of_plain_step": floor.step_s / plain,
+        "plain_times_hf": ours / hf,
+        "best_times_hf": best.median / hf,
+        "best_times_plain": best.median / ours,
+    }
+
+
 def _share_text(comparison: Comparison, floor: Floor) -> str:
-    """How close the steps of plain decoding come to the floor."""
-    hf = next(each for each in comparison.scores if each.kind == "hf")
-    steps = {"HF": comparison.streams / hf.median, "Consort": comparison.times[_BESIDE].plain[1]}
-    return "; ".join(
-        f"{name}: {step_s * 1e3:.2f} ms a plain step, of which the floor is {floor.step_s / step_s:.0%}"
-        for name, step_s in steps.items()
+    found = _goals(comparison, floor)
+    return (
+        f"a plain step takes {found['plain_step_s'] * 1e3:.2f} ms, of which the floor is "
+        f"{found['floor_of_plain_step']:.0%}; HF's takes {found['hf_step_s'] * 1e3:.2f} ms; plain decoding is "
+        f"{found['plain_times_hf']:.2f} × HF, the fastest {found['best_times_hf']:.2f} × HF"
     )
 
 

@@ -1,5 +1,6 @@
 """The comparison itself: every contestant in turn, again and again, and only one of them computing at a time."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +30,11 @@ def interleave(
     prompts: int,
     report: Callable[[str], None] = print,
     before_each: Callable[[], None] = lambda: None,
+    until_s: float = math.inf,
 ) -> list[Record]:
     """Records of those that take part. `prompts` new ones per repetition; in each, another contestant begins.
 
+    until_s: on the monotonic clock, when no further repetition is begun.
     The hosts of all contestants must be paused, and are paused again afterwards. before_each: called before each
     repetition, while all are paused.
     """
@@ -42,6 +45,9 @@ def interleave(
         )
         _take_turn(record.contestant, warm_up)
     for repetition in range(repetitions):
+        if repetition and time.monotonic() > until_s:
+            report(f"no time for more than {repetition} of {repetitions} repetitions")
+            break
         before_each()
         part = workload.part(repetition * prompts, prompts)
         first = repetition % len(records)

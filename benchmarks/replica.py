@@ -19,6 +19,7 @@ from actors.loop import LoopThread, LoopTimes
 from actors.replica import Loop
 from actors.row_input import RowInput
 from actors.runner import Runner
+from actors.streams import use_own_stream
 from actors.target import Target
 from actors.target_and_drafter import TargetAndDrafter
 
@@ -81,6 +82,7 @@ class MeasuredReplica:
 
     def _load(self) -> None:
         self._runner = self._make_runner()
+        use_own_stream(self._runner.device)
         self._loop: Loop
         if self._role == "drafter":
             self._loop = Drafter(self._runner, self.link)

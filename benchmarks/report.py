@@ -130,7 +130,7 @@ def write(
     found = {
         "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
         "options": options,
-        "hardware": _hardware(),
+        "hardware": hardware(),
         "versions": _versions(),
         "commit": _commit(),
         "comparisons": [asdict(comparison) for comparison in comparisons],
@@ -151,7 +151,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _hardware() -> dict[str, object]:
+def hardware() -> dict[str, object]:
+    """What the figures were taken on."""
     names = [
         line.split(":")[1].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -14,6 +14,7 @@ from torch import Tensor
 from decoding.beam_group import BeamGroup, Fork, Hypothesis
 from decoding.beam_options import BeamOptions
 from decoding.noise import choice_seed, gumbel, noise_key
+from decoding.transfer import tensor_on
 
 
 class BeamSearch:
@@ -83,4 +84,4 @@ def beam_noise(seed: int, position: int, beams: int, vocab_size: int, device: to
     Beam b sees what the b-th of several answers to a request with this seed would see there.
     """
     keys = [noise_key(choice_seed(seed, beam), position) for beam in range(beams)]
-    return gumbel(torch.tensor(keys, dtype=torch.int32, device=device), vocab_size)
+    return gumbel(tensor_on(device, keys, torch.int32), vocab_size)

@@ -16,6 +16,7 @@ from torch import Tensor
 from decoding.beam_options import BeamOptions
 from decoding.force_words import ForceWords, Progress
 from decoding.stopping import FinishReason
+from decoding.transfer import tensor_on
 
 
 class Beam(NamedTuple):
@@ -85,7 +86,7 @@ class BeamGroup:
         To add noise to log-probabilities and take the best is to draw without replacement (Kool et al.,
         arXiv 1903.06059, section 3).
         """
-        totals = log_probs + torch.tensor([beam.log_prob for beam in self.live], device=log_probs.device)[:, None]
+        totals = log_probs + tensor_on(log_probs.device, [beam.log_prob for beam in self.live], torch.float32)[:, None]
         ends = [token for token in self._ends if token < log_probs.shape[1]]
         for row, beam in enumerate(self.live):
             if self._words.missing(beam.progress):
@@ -106,7 +107,7 @@ class BeamGroup:
         tokens = [(row, token) for row, beam in enumerate(self.live) for token in self._words.wanted(beam.progress)]
         known = [row * vocab_size + token for row, token in tokens if token < vocab_size]
         best = torch.arange(len(totals), device=totals.device) * vocab_size + totals.argmax(dim=-1)
-        wanted = torch.tensor(known, dtype=torch.int64, device=totals.device)
+        wanted = tensor_on(totals.device, known, torch.int64)
         found: Tensor = torch.cat([places, best, wanted]).unique()
         return found
 

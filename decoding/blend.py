@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from decoding.blend_params import BlendParams
+from decoding.transfer import tensor_on
 
 _NEG_INF = float("-inf")
 _LEAST_LOG_PROB = -1e3  # what a token counts that the amateur rules out
@@ -140,15 +141,15 @@ class BlendBatch:
             groups.setdefault(_way(params, weights[i]), []).append(i)
 
         def column(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)
+            return tensor_on(device, values, torch.float32)
 
         return cls(
-            weights=torch.tensor(weights, dtype=torch.float32, device=device).T.contiguous(),
+            weights=tensor_on(device, weights, torch.float32).T.contiguous(),
             threshold=column([params.threshold for params, _ in positions]),
             alpha=column([params.alpha for params, _ in positions]),
             beta=column([params.beta for params, _ in positions]),
             amateur_temperature=column([params.amateur_temperature for params, _ in positions]),
-            groups=tuple((way, torch.tensor(at, device=device)) for way, at in groups.items()),
+            groups=tuple((way, tensor_on(device, at, torch.int64)) for way, at in groups.items()),
         )
 
     def at(self, positions: Tensor) -> "BlendBatch":

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from decoding.history import Position
 from decoding.token_lists import TokenLists
+from decoding.transfer import moved_to, tensor_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +42,7 @@ class AllowedTokens:
         entries = lists.entries(vocab_size, device)
         allowed = torch.zeros(len(rows), vocab_size, dtype=torch.bool, device=device)
         allowed[entries.places, entries.tokens] = True
-        return cls(torch.tensor(rows, device=device), allowed)
+        return cls(tensor_on(device, rows, torch.int64), allowed)
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""
@@ -73,7 +74,7 @@ class ForcedTokens:
         """None if no position has any."""
         forced = [(place, forced_token(position)) for place, position in enumerate(positions)]
         found = [(place, token) for place, token in forced if token is not None and token < vocab_size]
-        return cls(*torch.tensor(found, device=device).T) if found else None
+        return cls(*tensor_on(device, found, torch.int64).T) if found else None
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""
@@ -96,7 +97,7 @@ class GrammarMasks:
         if not found:
             return None
         rows, words = zip(*found, strict=True)
-        return cls(torch.tensor(rows, device=device), torch.stack(words).to(device))
+        return cls(tensor_on(device, rows, torch.int64), moved_to(device, torch.stack(words)))
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from decoding.transfer import tensor_on
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -28,7 +30,7 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int])
     if not len(tokens):
         return []
     logprobs = logits.float().log_softmax(dim=-1)  # [N, V]
-    own = logprobs.gather(-1, torch.tensor(tokens, device=logits.device)[:, None])  # [N, 1]
+    own = logprobs.gather(-1, tensor_on(logits.device, tokens, torch.int64)[:, None])  # [N, 1]
     ranks = (logprobs > own).sum(dim=-1) + 1
     best = logprobs.topk(min(max(counts), logits.shape[-1]), dim=-1)
     columns = zip(

@@ -6,9 +6,12 @@ transformers' processor of the same name on every row. Rows where it is off are 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from decoding.transfer import tensor_on
 
 _NEG_INF = float("-inf")
 
@@ -18,13 +21,14 @@ def temperature(logits: Tensor, values: Tensor) -> Tensor:
     return logits / values[:, None]
 
 
-def top_k(logits: Tensor, values: Tensor) -> Tensor:
-    """Keep the k largest logits (and ties with the k-th). values: [N] int64, at least 1.
+def top_k(logits: Tensor, values: Tensor, most: int) -> Tensor:
+    """Keep the k largest logits (and ties with the k-th). values: [N] int64, at least 1 and at most `most`.
 
     Fan et al., arXiv 1805.04833, section 5.3.
     """
-    k = values.clamp(max=logits.shape[-1])  # [N]
-    largest = logits.topk(int(k.max()), dim=-1).values  # [N, max k]
+    most = min(most, logits.shape[-1])
+    k = values.clamp(max=most)  # [N]
+    largest = logits.topk(most, dim=-1).values  # [N, most]
     threshold = largest.gather(-1, k[:, None] - 1)  # [N, 1]
     return logits.masked_fill(logits < threshold, _NEG_INF)
 
@@ -113,24 +117,29 @@ class Processor:
     """A function of those above as a parameter of requests."""
 
     field: str
-    function: Callable[[Tensor, Tensor], Tensor]
+    function: Callable[..., Tensor]
     off: float
     dtype: torch.dtype
+    bounded: bool = False  # whether it wants to be told the largest setting, which is not read back from a device
+
+    def bound(self, most: float) -> Callable[[Tensor, Tensor], Tensor]:
+        """The function of logits and settings that are at most `most`."""
+        return partial(self.function, most=int(most)) if self.bounded else self.function
 
     def stage(self, settings: Sequence[tuple[int, float]], device: torch.device | str) -> Stage:
         """From M pairs (row, setting), rows ascending."""
         rows, values = zip(*settings, strict=True)
         return Stage(
-            self.function,
-            torch.tensor(rows, dtype=torch.int64, device=device),
-            torch.tensor(values, dtype=self.dtype, device=device),
+            self.bound(max(values)),
+            tensor_on(device, rows, torch.int64),
+            tensor_on(device, values, self.dtype),
         )
 
 
 # In the order in which they act, that of transformers' `generate`.
 DISTRIBUTION = (
     Processor("temperature", temperature, 1.0, torch.float32),
-    Processor("top_k", top_k, 0, torch.int64),
+    Processor("top_k", top_k, 0, torch.int64, bounded=True),
     Processor("top_p", top_p, 1.0, torch.float64),
     Processor("min_p", min_p, 0.0, torch.float32),
     Processor("typical_p", typical_p, 1.0, torch.float32),

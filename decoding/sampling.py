@@ -16,6 +16,7 @@ from decoding.history import History, Position
 from decoding.noise import gumbel, noise_key
 from decoding.processors import DISTRIBUTION, Stage
 from decoding.shaping import Shaping, shaped
+from decoding.transfer import tensor_on
 
 
 @dataclass(slots=True, eq=False)
@@ -73,12 +74,12 @@ class SamplingBatch:
         to_shape = [positions[needs.active[index]] for index in needs.shaped]
         return cls(
             size=len(positions),
-            active=torch.tensor(needs.active, dtype=torch.int64, device=device),
-            shaped=torch.tensor(needs.shaped, dtype=torch.int64, device=device),
+            active=tensor_on(device, needs.active, torch.int64),
+            shaped=tensor_on(device, needs.shaped, torch.int64),
             shaping=Shaping.build(to_shape, vocab_size, device) if to_shape else None,
             stages=tuple(p.stage(rows, device) for p, rows in zip(DISTRIBUTION, needs.settings, strict=True) if rows),
-            sampled=torch.tensor(needs.sampled, dtype=torch.int64, device=device),
-            keys=torch.tensor(needs.keys, dtype=torch.int32, device=device).reshape(-1, 2),
+            sampled=tensor_on(device, needs.sampled, torch.int64),
+            keys=tensor_on(device, needs.keys, torch.int32).reshape(-1, 2),
         )
 
 

@@ -29,6 +29,11 @@ def shaped(history: History, positions: Sequence[Position]) -> list[bool]:
     return [position.allowed is not None or (somewhere and _acts_here(position)) for position in positions]
 
 
+def is_never_shaped(params: SamplingParams) -> bool:
+    """Whether nothing here has to do with a request, grammars aside."""
+    return not (_acts_everywhere(params) or _acts_somewhere(params))
+
+
 def _acts_everywhere(params: SamplingParams) -> bool:
     return is_penalised(params) or bool(
         params.logit_bias

@@ -141,22 +141,3 @@ def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
         new = random_tokens(chance, 3)
         logits = run(runner, RowInput(slot, len(text) + len(path), new))
         assert_close(logits[0], plain(runner.model, text + path + new)[-3:])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("family", CONFIGS)
-def test_cuda_graphs_give_the_same_logits(family: str) -> None:
-    """Recorded when a bucket is first met, replayed after that, beside calls that are too long for any bucket."""
-    models = [tiny_model(family) for _ in range(2)]
-    runners = [Runner(torch.nn.Module.cuda(model), slots=5, max_length=80, max_query=40) for model in models]
-    runners[0].use_graphs(capture=lambda run: run)
-    chance = random.Random(family)
-    lengths = [0] * 5
-    for _ in range(30):
-        rows = [RowInput(slot, lengths[slot], random_tokens(chance, chance.choice([1, 2, 5]))) for slot in range(5)]
-        if not all(row.end < 80 for row in rows):
-            lengths = [0] * 5
-            continue
-        lengths = [row.end for row in rows]
-        called, replayed = (runner.logits(rows) for runner in runners)
-        torch.testing.assert_close(replayed, called, atol=1e-4, rtol=1e-4)

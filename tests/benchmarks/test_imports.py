@@ -1,19 +1,19 @@
-"""The GPU benchmark runs where little more than torch, transformers, accelerate and msgspec is installed."""
+"""What runs on a GPU needs little more than torch, transformers, accelerate, msgspec and llguidance."""
 
 import subprocess
 import sys
 
+import pytest
+
 MISSING = ["bitsandbytes", "click", "fastapi", "matplotlib", "openai", "pydantic", "ray", "rich", "uvicorn", "zmq"]
 
-PROGRAM = f"""
-import sys
-sys.modules.update(dict.fromkeys({MISSING}))  # an import of these now fails
-from benchmarks.gpu import main
-main(["--help"])
-"""
+WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({MISSING}))\n"  # an import of these now fails
+BENCHMARK = "from benchmarks.gpu import main; main(['--help'])"
+TESTS = "import pytest; sys.exit(pytest.main(['-c', '/dev/null', '--rootdir=.', '--collect-only', '-q', 'tests/gpu']))"
 
 
-def test_the_gpu_benchmark_needs_no_serving_packages() -> None:
-    process = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    assert "--cpu-drafter" in process.stdout
+@pytest.mark.parametrize(("program", "said"), [(BENCHMARK, "--cpu-drafter"), (TESTS, "test_a_step_waits_nowhere")])
+def test_what_runs_on_a_gpu_needs_no_serving_packages(program: str, said: str) -> None:
+    process = subprocess.run([sys.executable, "-c", WITHOUT + program], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert said in process.stdout

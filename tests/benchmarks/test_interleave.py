@@ -65,6 +65,14 @@ def test_each_repetition_has_new_prompts_and_begins_with_another_contestant() ->
         assert not record.contestant.hosts[0].running  # type: ignore[attr-defined]
 
 
+def test_no_repetition_but_the_first_is_begun_when_time_is_up() -> None:
+    said: list[str] = []
+    workload = Workload([[10], [11]], new_tokens=1)
+    records = interleave(line_up([]), workload, repetitions=3, prompts=1, report=said.append, until_s=0.0)
+    assert [len(record.tokens_per_s) for record in records] == [1, 1, 1]
+    assert said[-1] == "no time for more than 1 of 3 repetitions"
+
+
 def test_who_cannot_do_it_does_not_take_part() -> None:
     workload = Workload([[10], [11]], new_tokens=1, streams=2)
     records = interleave(line_up([]), workload, repetitions=1, prompts=2, report=lambda line: None)

@@ -1,0 +1,60 @@
+"""Records calls as CUDA graphs: a replay is one launch, whatever the number of kernels in it.
+
+It knows nothing of models. A recorded call reads and writes the same memory each time.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_log = logging.getLogger(__name__)
+_WARM_UPS = 2  # calls before, in which libraries allocate what they need
+_one_at_a_time = threading.Lock()  # torch records one graph at a time in a process, whose loops are threads
+
+Replay = Callable[[], Tensor]
+
+
+class Recorder:
+    """Whatever it has recorded shares one pool of memory: a result is valid until the next replay of any."""
+
+    def __init__(self, capture: Callable[[Replay], Replay] | None = None) -> None:
+        """capture: another way to record a call, for tests without a GPU."""
+        self._capture = capture or _Pool().capture
+
+    def record(self, run: Replay) -> Replay:
+        """A replay of the call; the call itself where it does something that can't be recorded."""
+        try:
+            return self._capture(run)
+        except RuntimeError as error:
+            _log.warning("no CUDA graph, which costs speed: %s", error)
+            return run
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self._handle = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # always the same, as its workspaces are in the pool
+
+    def capture(self, run: Replay) -> Replay:
+        """The kernels of a call as a graph. Other threads go on meanwhile: only this one must not wait or allocate."""
+        current, side, graph = torch.cuda.current_stream(), self._stream, torch.cuda.CUDAGraph()
+        with _one_at_a_time:
+            side.wait_stream(current)
+            try:
+                torch.cuda.set_stream(side)
+                for _ in range(_WARM_UPS):
+                    run()
+                with torch.cuda.graph(graph, pool=self._handle, stream=side, capture_error_mode="thread_local"):
+                    output = run()
+            finally:
+                torch.cuda.set_stream(current)  # torch does not, if what it was recording failed
+            current.wait_stream(side)
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay

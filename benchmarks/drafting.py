@@ -1,0 +1,109 @@
+"""How fast a drafter is alone: every draft is agreed with at once, so the next one is always late.
+
+python -m benchmarks.drafting --output benchmarks/results/drafting.json
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from actors.drafter import Drafter
+from actors.link import LocalExchange, LocalLink
+from actors.loading import ModelSpec, load_tokenizer
+from actors.messages import Admit, Cancel, Commit, Offer
+from actors.replica import load_runner
+from actors.runner import Runner
+from benchmarks.report import hardware
+from decoding.drafts import DraftTrie
+from decoding.params import SamplingParams
+from training.heldout import read_prompts
+
+_WARM_UP = 3  # rounds that do not count
+
+
+def main() -> None:
+    """Print and keep the milliseconds of a draft token, and how many of them there are per second."""
+    options = _options()
+    spec = ModelSpec(
+        name="drafter", path=options.model, device=options.device, slots=max(options.streams), threads=options.threads
+    )
+    runner = load_runner(spec)
+    prompts = [load_tokenizer(spec.path).encode(text)[:64] for text in read_prompts(Path("models/heldout.jsonl"))]
+    found = []
+    for streams in options.streams:
+        for temperature in options.temperature:
+            rates = [
+                _tokens_per_s(runner, prompts[:streams], temperature, options.draft_length, options.rounds)
+                for _ in range(options.repetitions)
+            ]
+            found.append({"streams": streams, "temperature": temperature, "tokens_per_s": rates})
+            rate = statistics.median(rates)
+            print(
+                f"{streams} stream(s), T = {temperature:g}: {rate:.0f} tokens/s, {streams / rate * 1e3:.3f} ms a step"
+            )
+    if options.output:
+        command = " ".join(["python -m benchmarks.drafting", *sys.argv[1:]])
+        report = {"command": command, "options": vars(options), "hardware": hardware(), "found": found}
+        options.output.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def _tokens_per_s(
+    runner: Runner, prompts: Sequence[list[int]], temperature: float, draft_length: int, rounds: int
+) -> float:
+    """Draft tokens of all rows per second of the drafter's turns."""
+    exchange = LocalExchange()
+    link = exchange.join("coordinator")
+    drafter = Drafter(runner, exchange.join("drafter"))
+    params = SamplingParams(max_tokens=(rounds + _WARM_UP + 1) * (draft_length + 1), temperature=temperature, seed=1)
+    tries = [DraftTrie(list(prompt)) for prompt in prompts]
+    link.send(
+        "drafter",
+        [Admit(i, prompt, len(prompt), params, draft_length, drafter=True) for i, prompt in enumerate(prompts)],
+    )
+    lengths = list(map(len, prompts))
+    seconds = 0.0
+    for number in range(rounds + _WARM_UP):
+        began_s = time.perf_counter()
+        drafts = _drafts(drafter, link, tries, draft_length + 1)
+        seconds += time.perf_counter() - began_s if number >= _WARM_UP else 0.0
+        for i, draft in enumerate(drafts):
+            link.send("drafter", [Commit(i, lengths[i], draft, draft_length, draft_length, None, draft_length)])
+            tries[i].commit(draft)
+            lengths[i] += len(draft)
+    link.send("drafter", [Cancel(i) for i in range(len(prompts))])
+    drafter.turn()
+    return rounds * len(prompts) * (draft_length + 1) / seconds
+
+
+def _drafts(drafter: Drafter, link: LocalLink, tries: Sequence[DraftTrie], length: int) -> list[list[int]]:
+    """So many tokens for each text, as soon as all have them."""
+    while True:
+        drafts = [trie.best_path(length) for trie in tries]
+        if all(len(draft) == length for draft in drafts):
+            return drafts
+        drafter.turn()
+        for _, message in link.receive(0.0):
+            if isinstance(message, Offer):
+                tries[message.request_id].offer(message.base, message.tokens, message.parents, message.chances)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="models/drafter")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--draft-length", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=40, help="of a repetition: drafts of each stream")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

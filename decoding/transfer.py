@@ -1,0 +1,30 @@
+"""From the host to a device without waiting for what the device is doing: pinned memory, copies that are queued.
+
+A plain `torch.tensor(values, device="cuda")` waits until all that was launched before is done.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[Sequence[float]]
+
+
+def tensor_on(device: torch.device | str, values: Values, dtype: torch.dtype) -> Tensor:
+    """The values as a tensor on a device."""
+    return moved_to(device, torch.tensor(values, dtype=dtype))
+
+
+def moved_to(device: torch.device | str, tensor: Tensor) -> Tensor:
+    """A tensor of the CPU on a device."""
+    if torch.device(device).type != "cuda" or not tensor.numel():
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def copy_into(buffer: Tensor, tensor: Tensor) -> None:
+    """Overwrite a buffer on any device with a tensor of the CPU, which has its dtype and as many elements."""
+    if buffer.device.type == "cuda":
+        tensor = tensor.pin_memory()
+    buffer.copy_(tensor.view_as(buffer), non_blocking=True)

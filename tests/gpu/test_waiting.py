@@ -1,0 +1,70 @@
+"""The host waits for the GPU once per step: where it reads the tokens."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from actors.draft_chain import ChainStart, DraftChain
+from actors.row_input import RowInput
+from actors.runner import Runner
+from decoding.history import History, Position
+from decoding.params import SamplingParams
+from decoding.sampling import SamplingBatch, sample
+from tests.support.models import tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+
+PARAMS = [
+    SamplingParams(max_tokens=40, temperature=0),
+    SamplingParams(max_tokens=40, temperature=0.8, seed=3, top_k=9, top_p=0.9, min_p=0.1),
+    SamplingParams(max_tokens=40, temperature=1, typical_p=0.9, repetition_penalty=1.2, logit_bias=((3, 1.0),)),
+]
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner(torch.nn.Module.cuda(tiny_model("llama-gqa")), slots=4, max_length=300, max_query=64)
+
+
+@pytest.fixture
+def waiting_is_an_error(runner: Runner) -> Iterator[None]:
+    """After everything has run once: to record a graph takes waiting."""
+    step(runner, 0)
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def step(runner: Runner, start: int) -> torch.Tensor:
+    """A prompt in a call, a step with drafts in a replay, and the tokens, on the GPU."""
+    rows = range(len(PARAMS))
+    runner.logits([RowInput(slot, start, [1 + slot] * 40) for slot in rows], last_only=True)
+    logits = runner.logits([RowInput(slot, start + 40, [1, 2, 3]) for slot in rows])
+    histories = [History(params, [1] * 44, 4) for params in PARAMS]
+    positions = [Position(history, [2, 3][:count]) for history in histories for count in range(3)]
+    return sample(logits, SamplingBatch.build(positions, logits.shape[-1], logits.device))
+
+
+@pytest.mark.usefixtures("waiting_is_an_error")
+def test_a_step_waits_nowhere(runner: Runner) -> None:
+    sampled = step(runner, 50)
+    runner.keep(0, 50, [52, 51])
+    torch.cuda.set_sync_debug_mode("default")
+    assert len(sampled.tolist()) == 9
+
+
+def test_a_chain_waits_once(runner: Runner) -> None:
+    starts = [ChainStart(RowInput(slot, 0, [5]), params, 1) for slot, params in enumerate(PARAMS[:2])]
+    chain = DraftChain(runner)
+    expected = chain.run(starts, 4)
+    torch.cuda.set_sync_debug_mode("warn")
+    with pytest.warns(UserWarning, match="synchroniz") as warned:
+        found = chain.run(starts, 4)
+    torch.cuda.set_sync_debug_mode("default")
+    assert found == expected
+    assert len(warned) == 1
