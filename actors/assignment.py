@@ -57,6 +57,7 @@ class Assignment:
                 self._outbox.put(name, Cancel(request_id))
                 self._placement.release(name, request_id)
         active.target = active.drafter = None
+        active.admission += 1
         active.unplaced_since_s = now_s
 
     def forget(self, active: ActiveRequest, now_s: float) -> None:

@@ -9,8 +9,6 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 
-from msgspec.structs import replace
-
 from actors.addresses import ReplicaAddress
 from actors.assignment import Assignment
 from actors.link import ConnectingLink, Outbox
@@ -145,24 +143,12 @@ class Coordinator:
 
     def _commit(self, active: ActiveRequest, message: Commit) -> None:
         """Move the verdict to the drafter and the new text to the client."""
-        known = len(active.tokens) - message.base
-        if known >= len(message.tokens):
-            return  # a duplicate
-        if known < 0 or (known > 0 and message.tokens[:known] != active.tokens[-known:]):
-            # Something was lost on the way, or comes from before the request was moved: start again.
+        if message.admission != active.admission or message.base + len(message.tokens) <= len(active.tokens):
+            return  # from before the request was moved, or a duplicate
+        if message.base != len(active.tokens):  # something was lost on the way
             self._assignment.unplace(active, time.monotonic())
             self._assignment.place(active)
             return
-        if known > 0:  # partly a duplicate, after a new start
-            drafted, accepted = max(0, message.drafted - known), max(0, message.accepted - known)
-            message = replace(
-                message,
-                base=len(active.tokens),
-                tokens=message.tokens[known:],
-                drafted=drafted,
-                accepted=accepted,
-                logprobs=message.logprobs and message.logprobs[known:],
-            )
         try:
             delta = active.commit(message)
         except Exception as error:  # a fault of a tokenizer or of a user's rule must not end the other requests

@@ -51,7 +51,11 @@ class MemberShare(msgspec.Struct, frozen=True):
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):
-    """Take up a request. `tokens` are its prompt and all committed tokens, so fail-over is one more Admit."""
+    """Take up a request. `tokens` are its prompt and all committed tokens, so fail-over is one more Admit.
+
+    `admission` counts a request's admissions. What a target says comes with the number that it was admitted with, so
+    that a request which has left a replica and come back is not taken for what it was there before.
+    """
 
     request_id: int
     tokens: list[int]
@@ -63,6 +67,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     ensemble: Ensemble | None = None  # to be led
     target: str | None = None  # the model of the target, for drafters that read other tokens
     beams: BeamOptions | None = None  # search; `tokens` are the prompt
+    admission: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -112,6 +117,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     members: list[MemberShare] | None = None  # of an ensemble
     rejected: bool = False  # whether the last token is not what was drafted in its place
     hit: bool = False  # if so, whether a draft for what follows it was there already
+    admission: int = 0  # as in Admit
 
 
 class Beams(msgspec.Struct, frozen=True, tag=True):

@@ -132,6 +132,7 @@ class ActiveRequest:
         self.drafter: str | None = None
         self.members: list[Member] = []
         self.targets_lost = self.drafters_lost = 0
+        self.admission = 0  # how often it has left its target
         self.began_s = self.unplaced_since_s = now_s
         self._answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
 
@@ -145,7 +146,7 @@ class ActiveRequest:
         request = self.request
         return Admit(
             request_id=request.request_id,
-            tokens=self.tokens,
+            tokens=self.tokens.copy(),  # this list will grow, and links of one process hand objects on
             prompt_length=len(request.prompt),
             params=request.params,
             draft_length=request.most_drafted if self.drafter or request.endpoint.ngram else 0,
@@ -154,6 +155,7 @@ class ActiveRequest:
             beams=request.beams,
             ensemble=self._ensemble(),
             target=request.endpoint.target,
+            admission=self.admission,
         )
 
     def _ensemble(self) -> Ensemble | None:

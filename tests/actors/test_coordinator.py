@@ -71,8 +71,9 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(monkeypatch, max_requests=3, max_silence_s=20, max_unplaced_s=100)
 
 
-def commit(base: int, *tokens: int, request_id: int = 1, finish: str | None = None) -> Commit:
-    return Commit(request_id, base, list(tokens), 4, len(tokens) - 1, finish, 4)  # type: ignore[arg-type]
+def commit(base: int, *tokens: int, request_id: int = 1, finish: str | None = None, admission: int = 0) -> Commit:
+    accepted = len(tokens) - 1
+    return Commit(request_id, base, list(tokens), 4, accepted, finish, 4, admission=admission)  # type: ignore[arg-type]
 
 
 def admitted(messages: list[Message]) -> list[list[int]]:
@@ -141,15 +142,6 @@ def test_duplicates_are_ignored(stage: Stage) -> None:
     assert deltas[-1].statistics.steps == 1
 
 
-def test_the_new_part_of_a_half_known_verdict_counts(stage: Stage) -> None:
-    """Ignored as a whole, a last verdict would leave the request waiting forever."""
-    stage.set_replicas("t1", "d1")
-    deltas = stage.submit()
-    stage.say("t1", commit(3, 5, 6), commit(4, 6, 7, 8, finish="length"))
-    assert tokens_of(deltas) == [5, 6, 7, 8]
-    assert deltas[-1].finish == "length"
-
-
 def test_after_a_gap_the_request_starts_again_from_what_is_committed(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = stage.submit()
@@ -160,8 +152,35 @@ def test_after_a_gap_the_request_starts_again_from_what_is_committed(stage: Stag
         messages = stage.received(name)
         assert messages[0] == Cancel(1)
         assert admitted(messages) == [[*PROMPT, 5]]
-    stage.say("t1", commit(4, 6))
+    stage.say("t1", commit(7, 9))  # sent before it heard of that
+    assert stage.received("t1") == []
+    stage.say("t1", commit(4, 6, admission=1))
     assert tokens_of(deltas) == [5, 6]
+
+
+def test_an_admission_does_not_change_when_the_text_grows(stage: Stage) -> None:
+    """Links within one process hand the object itself on, and its receiver may read it late."""
+    stage.set_replicas("t1", "d1")
+    stage.submit()
+    stage.say("t1", commit(3, 5))
+    assert admitted(stage.received("d1")) == [PROMPT]
+
+
+@pytest.mark.parametrize("verdict", [[5, 6], [5, 9]], ids=["the same", "another"])
+def test_a_verdict_from_a_target_that_the_request_has_left_and_come_back_to_counts_for_nothing(
+    stage: Stage, verdict: list[int]
+) -> None:
+    """Under rejection sampling it is another text's, and would be continued by this one's only where they agree."""
+    stage.set_replicas("t1")
+    deltas = stage.submit()
+    stage.set_replicas("t2")
+    stage.say("t2", commit(3, 4, admission=1))
+    stage.set_replicas("t1")
+    assert [message.admission for message in stage.received("t1") if isinstance(message, Admit)] == [0, 2]
+    stage.say("t1", commit(3, 4), commit(4, *verdict))
+    assert stage.received("t1") == []  # least of all a Cancel, which would end what it works on now
+    stage.say("t1", commit(4, 5, 9, admission=2))
+    assert tokens_of(deltas) == [4, 5, 9]
 
 
 def test_a_lost_target_is_replaced_and_the_stream_goes_on(stage: Stage) -> None:
@@ -170,10 +189,10 @@ def test_a_lost_target_is_replaced_and_the_stream_goes_on(stage: Stage) -> None:
     stage.say("t1", commit(3, 5, 6))
     stage.set_replicas("t2", "d1")
     assert stage.received("t2") == [
-        Admit(1, [*PROMPT, 5, 6], 3, SamplingParams(max_tokens=50), 4, drafter=True, target="big")
+        Admit(1, [*PROMPT, 5, 6], 3, SamplingParams(max_tokens=50), 4, drafter=True, target="big", admission=1)
     ]
     stage.say("t1", commit(5, 9))
-    stage.say("t2", commit(5, 7))
+    stage.say("t2", commit(5, 7, admission=1))
     assert tokens_of(deltas) == [5, 6, 7]
     assert deltas[-1].text == "h"
 
@@ -235,7 +254,7 @@ def test_a_hung_target_loses_its_requests_and_what_it_says_later_counts_for_noth
     assert [message.request_id for message in stage.received("t2") if isinstance(message, Admit)] == [2]
     stage.say("t1", commit(4, 6))
     assert stage.received("t1") == [Cancel(1)]
-    stage.say("t2", commit(4, 6), commit(5, 7))
+    stage.say("t2", commit(4, 6, admission=1), commit(5, 7, admission=1))
     assert tokens_of(deltas) == [5, 6, 7]
 
 
@@ -497,11 +516,11 @@ def test_a_request_that_gets_on_may_lose_any_number_of_targets(stage: Stage) -> 
     deltas = stage.submit(max_tokens=1000)
     for number in range(8):
         stage.set_replicas(f"t{number}")
-        stage.say(f"t{number}", commit(3 + 20 * number, *range(20)))
+        stage.say(f"t{number}", commit(3 + 20 * number, *range(20), admission=number))
     assert [delta.error for delta in deltas] == [None] * 8
 
 
-def test_a_stale_verdict_that_contradicts_the_text_starts_the_request_again(stage: Stage) -> None:
+def test_a_verdict_that_overlaps_the_text_starts_the_request_again(stage: Stage) -> None:
     stage.set_replicas("t1")
     deltas = stage.submit()
     stage.say("t1", commit(3, 5, 6))

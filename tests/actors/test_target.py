@@ -59,8 +59,9 @@ def test_it_writes_without_drafts() -> None:
 def test_it_goes_on_where_another_target_stopped(done: int) -> None:
     stage = Stage()
     text = stage.text()
-    messages = stage.say(Admit(1, text[: 4 + done], 4, GREEDY, 0, drafter=False))
+    messages = stage.say(Admit(1, text[: 4 + done], 4, GREEDY, 0, drafter=False, admission=done))
     assert committed(messages) == text[4 + done :]
+    assert {message.admission for message in messages if isinstance(message, Commit)} == {done}
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 33, 52])
