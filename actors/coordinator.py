@@ -90,7 +90,10 @@ class Coordinator:
 
     def turn(self) -> None:
         """Handle what has arrived, in messages and in calls; look for deaths and time-outs now and then."""
-        for peer, message in self._link.receive(_TICK_S):
+        envelopes = self._link.receive(_TICK_S)
+        heard_at_s = time.monotonic()
+        for peer, message in envelopes:
+            self._placement.heard(peer, heard_at_s, message if isinstance(message, Report) else None)
             self._handle(peer, message)
         while not self._calls.empty():
             self._calls.get()()
@@ -103,7 +106,6 @@ class Coordinator:
         self._outbox.flush()
 
     def _handle(self, peer: str, message: Message) -> None:
-        self._placement.heard(peer, time.monotonic(), message if isinstance(message, Report) else None)
         match message:
             case Offer(request_id):
                 active = self._active.get(request_id)

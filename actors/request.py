@@ -182,13 +182,14 @@ class ActiveRequest:
         tokens = message.tokens[: piece.used]
         self.tokens.extend(tokens)
         accepted = min(message.accepted, piece.used)
-        self.statistics += Statistics(
-            steps=1,
-            drafted=message.drafted,
-            accepted=accepted,
-            committed=piece.used,
-            missed=message.rejected,
-            hits=message.hit,
+        before = self.statistics
+        self.statistics = Statistics(
+            steps=before.steps + 1,
+            drafted=before.drafted + message.drafted,
+            accepted=before.accepted + accepted,
+            committed=before.committed + piece.used,
+            missed=before.missed + message.rejected,
+            hits=before.hits + message.hit,
         )
         own: TokenSource = "recovered" if message.rejected else "bonus" if message.drafted else "plain"
         sources: list[TokenSource] = ["accepted"] * accepted

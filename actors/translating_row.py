@@ -56,7 +56,6 @@ class TranslatingRow(DrafterRow):
     @classmethod
     def make(cls, peer: str, admit: Admit, runner: Runner, translator: Translator) -> "TranslatingRow | None":
         """None: the target has no such tokens, or the drafter has no room for the text."""
-        admit = replace(admit, tokens=list(admit.tokens))  # those of a local coordinator may grow at any time
         if not translator.knows(admit.tokens):
             return None
         aligner = translator.aligner(admit.tokens)
