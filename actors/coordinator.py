@@ -1,4 +1,4 @@
-"""The coordinator: admits requests, places them, moves drafts and verdicts, streams commits, survives deaths.
+"""The coordinator: admits requests, places them, moves verdicts, streams commits, survives deaths.
 
 It owns the truth about a request (prompt, parameters, committed tokens). Replicas only continue what it tells them,
 so any of them can be replaced at any time. It computes nothing on tensors and knows nothing of HTTP.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from actors.addresses import ReplicaAddress
 from actors.assignment import Assignment
 from actors.link import ConnectingLink, Outbox
-from actors.messages import Alive, Beams, Cancel, Commit, Failed, Message, Offer, Report
+from actors.messages import Alive, Beams, Cancel, Commit, Failed, Message, Report
 from actors.placement import Placement
 from actors.request import ActiveRequest, Delta, Request
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
@@ -107,12 +107,6 @@ class Coordinator:
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
-            case Offer(request_id):
-                active = self._active.get(request_id)
-                if active is None or active.drafter != peer:
-                    self._outbox.put(peer, Cancel(request_id))
-                elif active.target is not None:
-                    self._outbox.put(active.target, message)
             case Commit(request_id):
                 active = self._active.get(request_id)
                 if active is not None and active.target == peer:

@@ -38,6 +38,7 @@ class DrafterRow(Row):
 
     def __init__(self, peer: str, admit: Admit, runner: Runner) -> None:
         super().__init__(peer, admit)
+        self.target = "" if admit.target is None else admit.target.name  # gets the offers
         self.history = History(self.params, self.tokens, self.prompt_length)
         self._runner = runner
         self._end = min(self.prompt_length + self.params.max_tokens, runner.max_length)  # no draft beyond
@@ -126,9 +127,11 @@ class DrafterRow(Row):
                 _SAME if node not in leaves else above.choice and above.choice.drawn_from
                 for node, above in zip(nodes, above, strict=True)
             ]
-            return Offer(self.key[1], len(self.tokens), tokens, parents, distributions=drawn_from)
+            return Offer(
+                self.key[1], len(self.tokens), tokens, parents, distributions=drawn_from, coordinator=self.key[0]
+            )
         chances = [node.chance / parent.chance for node, parent in zip(nodes, above, strict=True)]
-        return Offer(self.key[1], len(self.tokens), tokens, parents, chances)
+        return Offer(self.key[1], len(self.tokens), tokens, parents, chances, coordinator=self.key[0])
 
     def commit(self, verdict: Commit, calibration: RankCalibration) -> None:
         """Follow the verdict down the tree; where it leaves the tree, begin anew."""

@@ -37,7 +37,7 @@ class Engine:
         replicas: by the name of their model.
         load_tokenizer: of all of them, for structured answers.
         translators: for the drafters, by the names of targets that have another tokenizer.
-        wrap_link: lets tests put a faulty link under the coordinator.
+        wrap_link: lets tests put faulty links under the coordinator and the replicas.
         """
         exchange = LocalExchange()
         link = wrap_link(exchange.join("coordinator"))
@@ -45,7 +45,7 @@ class Engine:
         self.loops: dict[str, Target | Drafter] = {}
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
-            replica_link = exchange.join(name)
+            replica_link = wrap_link(exchange.join(name))
             only_drafters: dict[str, Any] = {"translators": translators} if translators and role == "drafter" else {}
             self.loops[name] = make_loop(
                 role,

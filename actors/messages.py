@@ -1,9 +1,11 @@
 """Everything that crosses a link: frozen, typed, token ids only. All one-way; none has an answer.
 
     coordinator -> target, drafter:   Admit, Cancel, Alive
-    coordinator -> target:            Offer (forwarded), Drafting, Lost
+    coordinator -> target:            Drafting, Lost
     coordinator -> drafter:           Commit (forwarded)
-    drafter -> coordinator:           Offer, Failed, Report
+    drafter -> coordinator:           Failed, Report
+    drafter -> target:                Offer, Report
+    target -> drafter:                Report
     target -> coordinator:            Commit, Beams, Failed, Report
     leader of an ensemble -> member:  Join, Ask, Cancel, Alive (both are targets)
     member -> leader:                 Joined, Answer, Failed, Report
@@ -65,7 +67,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     drafter: bool  # whether a drafter works on the request
     ngram: NgramOptions | None = None  # look drafts up, too
     ensemble: Ensemble | None = None  # to be led
-    target: str | None = None  # the model of the target, for drafters that read other tokens
+    target: ReplicaAddress | None = None  # where a drafter sends its offers
     beams: BeamOptions | None = None  # search; `tokens` are the prompt
     admission: int = 0
 
@@ -96,6 +98,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     parents: list[int] | None = None
     chances: list[float] | None = None  # of each token, should those before it be the target's, to be so too
     distributions: list[Distribution | None] | None = None  # what each token was drawn from, for rejection sampling
+    coordinator: str = ""  # that admitted the request
 
     def drawn_from(self) -> list[int]:
         """All tokens of the distributions."""

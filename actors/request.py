@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from actors.addresses import ReplicaAddress
 from actors.answer import Answer, Criterion
 from actors.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare
 from decoding.beam_group import Hypothesis
@@ -141,7 +142,7 @@ class ActiveRequest:
         drafts = self.request.endpoint.drafter is not None and self.request.most_drafted > 0
         return drafts and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
-    def admit(self) -> Admit:
+    def admit(self, target: ReplicaAddress) -> Admit:
         """The message that lets a replica take the request up where it is."""
         request = self.request
         return Admit(
@@ -154,7 +155,7 @@ class ActiveRequest:
             ngram=request.endpoint.ngram,
             beams=request.beams,
             ensemble=self._ensemble(),
-            target=request.endpoint.target,
+            target=target,
             admission=self.admission,
         )
 

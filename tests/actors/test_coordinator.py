@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.messages import Admit, Cancel, Drafting, Failed, Offer, Report
+from actors.messages import Admit, Cancel, Drafting, Failed, Report
 from actors.request import Delta, Request
 from decoding.errors import ConsortError, OverloadedError, UnavailableError
 from decoding.params import SamplingParams
@@ -23,24 +23,26 @@ def test_a_request_goes_to_the_least_loaded_replicas(stage: Stage) -> None:
 def test_target_and_drafter_are_told_the_same(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     stage.submit()
-    expected = [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4, drafter=True, target="big")]
+    expected = [
+        Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4, drafter=True, target=stage.replicas["t1"].address)
+    ]
     assert stage.received("t1") == stage.received("d1") == expected
 
 
 def test_a_request_that_does_not_speculate_has_no_drafter(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     stage.submit(speculate=False)
-    assert stage.received("t1") == [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 0, drafter=False, target="big")]
+    assert stage.received("t1") == [
+        Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 0, drafter=False, target=stage.replicas["t1"].address)
+    ]
     stage.turn(later_s=1)
     assert stage.received("d1") == []
 
 
-def test_offers_and_verdicts_are_forwarded_and_text_streams(stage: Stage) -> None:
+def test_verdicts_are_forwarded_and_text_streams(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = stage.submit()
     stage.received("t1"), stage.received("d1")
-    stage.say("d1", offer := Offer(1, 3, [20, 21]))
-    assert stage.received("t1") == [offer]
     stage.say("t1", verdict := commit(3, 20, 0))
     assert stage.received("d1") == [verdict]
     assert [(delta.text, list(delta.tokens), delta.finish) for delta in deltas] == [("ua", [20, 0], None)]
@@ -55,7 +57,6 @@ def test_strangers_change_nothing(stage: Stage) -> None:
     stage.turn()
     others = {"t1", "t2"} - {name for name in ("t1", "t2") if admitted(stage.received(name))}
     stage.say(other := others.pop(), commit(3, 7), Failed(1, "no"), commit(3, 7, request_id=99))
-    stage.say("d2", Offer(99, 3, [1]))
     assert deltas == []
     assert stage.received(other) == [Cancel(1), Cancel(99)]
 

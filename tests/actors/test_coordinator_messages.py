@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.messages import Admit, Cancel, Drafting, Failed, Offer
+from actors.messages import Admit, Cancel, Drafting, Failed
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, reports, tokens_of
 
 
@@ -108,8 +108,6 @@ def test_strays_are_cancelled(stage: Stage) -> None:
     stage.submit()
     stage.say("d1", reports(1, 77))
     assert Cancel(77) in stage.received("d1")
-    stage.say("d1", Offer(78, 3, [5]))
-    assert Cancel(78) in stage.received("d1")
 
 
 def test_a_drafter_that_keeps_losing_a_request_is_not_asked_for_ever(stage: Stage) -> None:

@@ -12,7 +12,16 @@ def test_a_lost_target_is_replaced_and_the_stream_goes_on(stage: Stage) -> None:
     stage.say("t1", commit(3, 5, 6))
     stage.set_replicas("t2", "d1")
     assert stage.received("t2") == [
-        Admit(1, [*PROMPT, 5, 6], 3, SamplingParams(max_tokens=50), 4, drafter=True, target="big", admission=1)
+        Admit(
+            1,
+            [*PROMPT, 5, 6],
+            3,
+            SamplingParams(max_tokens=50),
+            4,
+            drafter=True,
+            target=stage.replicas["t2"].address,
+            admission=1,
+        )
     ]
     stage.say("t1", commit(5, 9))
     stage.say("t2", commit(5, 7, admission=1))
