@@ -1,6 +1,6 @@
 """An answer's text as its tokens come in, and the rules on text that end it. Knows nothing of steps or drafts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from decoding.detokenizer import Detokenizer
@@ -40,10 +40,11 @@ class Answer:
 
     def add(self, tokens: Sequence[int], finish: FinishReason | None) -> Piece:
         """What the next tokens add. finish: why the answer ends after them, if it does."""
-        text = ""
-        for used, token in enumerate(tokens, 1):
-            self._tokens.append(token)
-            shown, stop_reason = self._read(token)
+        text, used = "", 0
+        for part in self._parts(tokens):
+            used += len(part)
+            self._tokens.extend(part)
+            shown, stop_reason = self._read(part)
             text += shown
             stop_reason = stop_reason or self._criterion(shown)
             if stop_reason is not None:
@@ -62,13 +63,19 @@ class Answer:
         shown, _ = self._stop_strings.add(self._detokenizer.flush())
         return shown + self._stop_strings.flush()
 
-    def _read(self, token: int) -> tuple[str, str | None]:
-        """The text that a token makes certain, and the stop string that it completes."""
+    def _parts(self, tokens: Sequence[int]) -> Iterable[Sequence[int]]:
+        """Tokens to be read at once: all of them, unless the text may end at any."""
+        by_token = self._params.stop or self._criteria
+        return ([token] for token in tokens) if by_token else [tokens]
+
+    def _read(self, tokens: Sequence[int]) -> tuple[str, str | None]:
+        """The text that tokens make certain, and the stop string that they complete."""
         params = self._params
         hidden = params.eos_token_ids if params.include_stop_str_in_output else params.end_token_ids
-        if token in hidden:  # it ends the text and is not part of it
+        visible = [token for token in tokens if token not in hidden]  # those end the text and are not part of it
+        if not visible:
             return "", None
-        text = self._detokenizer.add([token])
+        text = self._detokenizer.add(visible)
         if len(self._tokens) < params.min_tokens:  # as vLLM has it, stop strings count only from then on
             return text, None
         return self._stop_strings.add(text)

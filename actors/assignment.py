@@ -46,7 +46,7 @@ class Assignment:
         active.members = members
         if active.wants_drafter and endpoint.drafter is not None:
             active.drafter = self._placement.assign(endpoint.drafter, request_id)
-        self._outbox.put(active.target, active.admit())
+        self._outbox.put(active.target, active.admit(self._placement.address(active.target)))
         self._admit_to_drafter(active)
 
     def unplace(self, active: ActiveRequest, now_s: float) -> None:
@@ -57,6 +57,7 @@ class Assignment:
                 self._outbox.put(name, Cancel(request_id))
                 self._placement.release(name, request_id)
         active.target = active.drafter = None
+        active.admission += 1
         active.unplaced_since_s = now_s
 
     def forget(self, active: ActiveRequest, now_s: float) -> None:
@@ -184,7 +185,7 @@ class Assignment:
     def _admit_to_drafter(self, active: ActiveRequest) -> None:
         """The drafter begins at once if drafts are wanted, else when a verdict says so."""
         if active.target is not None and active.drafter is not None:
-            admit = replace(active.admit(), drafts_only=True)
+            admit = replace(active.admit(self._placement.address(active.target)), drafts_only=True)
             wanted = self._placement.wants_drafts(active.target)
             self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))
 

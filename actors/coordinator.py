@@ -1,4 +1,4 @@
-"""The coordinator: admits requests, places them, moves drafts and verdicts, streams commits, survives deaths.
+"""The coordinator: admits requests, places them, moves verdicts, streams commits, survives deaths.
 
 It owns the truth about a request (prompt, parameters, committed tokens). Replicas only continue what it tells them,
 so any of them can be replaced at any time. It computes nothing on tensors and knows nothing of HTTP.
@@ -9,12 +9,10 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 
-from msgspec.structs import replace
-
 from actors.addresses import ReplicaAddress
 from actors.assignment import Assignment
 from actors.link import ConnectingLink, Outbox
-from actors.messages import Alive, Beams, Cancel, Commit, Failed, Message, Offer, Report
+from actors.messages import Alive, Beams, Cancel, Commit, Failed, Message, Report
 from actors.placement import Placement
 from actors.request import ActiveRequest, Delta, Request
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
@@ -92,7 +90,10 @@ class Coordinator:
 
     def turn(self) -> None:
         """Handle what has arrived, in messages and in calls; look for deaths and time-outs now and then."""
-        for peer, message in self._link.receive(_TICK_S):
+        envelopes = self._link.receive(_TICK_S)
+        heard_at_s = time.monotonic()
+        for peer, message in envelopes:
+            self._placement.heard(peer, heard_at_s, message if isinstance(message, Report) else None)
             self._handle(peer, message)
         while not self._calls.empty():
             self._calls.get()()
@@ -105,14 +106,7 @@ class Coordinator:
         self._outbox.flush()
 
     def _handle(self, peer: str, message: Message) -> None:
-        self._placement.heard(peer, time.monotonic(), message if isinstance(message, Report) else None)
         match message:
-            case Offer(request_id):
-                active = self._active.get(request_id)
-                if active is None or active.drafter != peer:
-                    self._outbox.put(peer, Cancel(request_id))
-                elif active.target is not None:
-                    self._outbox.put(active.target, message)
             case Commit(request_id):
                 active = self._active.get(request_id)
                 if active is not None and active.target == peer:
@@ -145,24 +139,12 @@ class Coordinator:
 
     def _commit(self, active: ActiveRequest, message: Commit) -> None:
         """Move the verdict to the drafter and the new text to the client."""
-        known = len(active.tokens) - message.base
-        if known >= len(message.tokens):
-            return  # a duplicate
-        if known < 0 or (known > 0 and message.tokens[:known] != active.tokens[-known:]):
-            # Something was lost on the way, or comes from before the request was moved: start again.
+        if message.admission != active.admission or message.base + len(message.tokens) <= len(active.tokens):
+            return  # from before the request was moved, or a duplicate
+        if message.base != len(active.tokens):  # something was lost on the way
             self._assignment.unplace(active, time.monotonic())
             self._assignment.place(active)
             return
-        if known > 0:  # partly a duplicate, after a new start
-            drafted, accepted = max(0, message.drafted - known), max(0, message.accepted - known)
-            message = replace(
-                message,
-                base=len(active.tokens),
-                tokens=message.tokens[known:],
-                drafted=drafted,
-                accepted=accepted,
-                logprobs=message.logprobs and message.logprobs[known:],
-            )
         try:
             delta = active.commit(message)
         except Exception as error:  # a fault of a tokenizer or of a user's rule must not end the other requests

@@ -8,17 +8,18 @@ It knows nothing of verification: commits tell it what the text became.
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from actors.addresses import ReplicaAddress
 from actors.draft_chain import ChainStart, DraftChain
 from actors.draft_choice import choose
 from actors.draft_tree import DraftNode
 from actors.drafter_row import WIDTH, DrafterRow, DrafterStep
-from actors.link import Link
+from actors.link import ConnectingLink
 from actors.loop import LoopTimes
 from actors.messages import Admit, Commit, Failed, Message, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
@@ -39,7 +40,7 @@ class Drafter:
     def __init__(
         self,
         runner: Runner,
-        link: Link,
+        link: ConnectingLink,
         *,
         prefill_chunk: int = 256,
         alternatives: int = WIDTH,
@@ -59,7 +60,9 @@ class Drafter:
         self._prefill_chunk = min(prefill_chunk, runner.max_query)
         self._alternatives = min(alternatives, WIDTH)
         self._ahead = ahead
-        self._rows: RowTable[DrafterRow] = RowTable(runner.cache)
+        self._link = link
+        self._targets: Counter[str] = Counter()  # rows of each target that is connected
+        self._rows: RowTable[DrafterRow] = RowTable(runner.cache, removed=self._leave)
         self._chain = DraftChain(runner)
         self._chain.warm_up()
         self._reception = Reception(link, self._rows, self.times)
@@ -149,7 +152,7 @@ class Drafter:
     def _offer(self, row: DrafterRow, children: list[DraftNode]) -> None:
         offer = row.offer(children) if children and self._ahead else None
         if offer is not None:
-            self._reception.put(row.key[0], offer)
+            self._reception.put(row.target, offer)
 
     def _node_logits(self, steps: list[DrafterStep]) -> Tensor:
         """[N, V], after each of the nodes that are run."""
@@ -170,12 +173,14 @@ class Drafter:
                 self._commit(peer, message)
             case Admit():
                 self._admit(peer, message)
+            case Report():
+                pass  # of a target
             case _:
                 _log.warning("%s sent a %s, which is not for drafters", peer, type(message).__name__)
 
     def _admit(self, peer: str, message: Admit) -> None:
         row: DrafterRow | None
-        translator = None if message.target is None else self._translators.get(message.target)
+        translator = None if message.target is None else self._translators.get(message.target.model)
         if translator is not None:
             row = TranslatingRow.make(peer, message, self._runner, translator, ahead=self._ahead)
         elif self._runner.knows(message.tokens):
@@ -186,8 +191,23 @@ class Drafter:
             error = "the drafter has no room for the text, or not its tokens"
             self._reception.put(peer, Failed(message.request_id, error))
             return
+        if message.target is not None:
+            self._reach(message.target)
         self._structures.begin(row)
         self._rows.add(row)
+
+    def _reach(self, target: ReplicaAddress) -> None:
+        """Connect to one more row's target; hang up on those without a row, which may be gone."""
+        if target.name not in self._targets:
+            for name in [name for name, rows in self._targets.items() if rows == 0]:
+                self._link.disconnect(name)
+                del self._targets[name]
+            self._link.connect(target)
+        self._targets[target.name] += 1
+
+    def _leave(self, row: DrafterRow) -> None:
+        """A row is removed."""
+        self._targets[row.target] -= 1
 
     def _commit(self, peer: str, message: Commit) -> None:
         """Follow a verdict, or give the request back where that is impossible."""

@@ -40,6 +40,7 @@ class DrafterRow(Row):
     def __init__(self, peer: str, admit: Admit, runner: Runner, *, ahead: bool = True) -> None:
         """ahead: draft what follows the draft under verification, too."""
         super().__init__(peer, admit)
+        self.target = "" if admit.target is None else admit.target.name  # gets the offers
         self._ahead_of_verdicts = ahead
         self.history = History(self.params, self.tokens, self.prompt_length)
         self._runner = runner
@@ -158,9 +159,11 @@ class DrafterRow(Row):
                 _SAME if node not in leaves else above.choice and above.choice.drawn_from
                 for node, above in zip(nodes, above, strict=True)
             ]
-            return Offer(self.key[1], len(self.tokens), tokens, parents, distributions=drawn_from)
+            return Offer(
+                self.key[1], len(self.tokens), tokens, parents, distributions=drawn_from, coordinator=self.key[0]
+            )
         chances = [node.chance / parent.chance for node, parent in zip(nodes, above, strict=True)]
-        return Offer(self.key[1], len(self.tokens), tokens, parents, chances)
+        return Offer(self.key[1], len(self.tokens), tokens, parents, chances, coordinator=self.key[0])
 
     def commit(self, verdict: Commit, calibration: RankCalibration) -> None:
         """Follow the verdict down the tree; where it leaves the tree, begin anew."""

@@ -39,7 +39,7 @@ class Engine:
         load_tokenizer: of all of them, for structured answers.
         inside: drafters that take turns with a target in its thread, by the target's name.
         translators: for the drafters, by the names of targets that have another tokenizer.
-        wrap_link: lets tests put a faulty link under the coordinator.
+        wrap_link: lets tests put faulty links under the coordinator and the replicas.
         """
         exchange = LocalExchange()
         link = wrap_link(exchange.join("coordinator"))
@@ -47,6 +47,7 @@ class Engine:
         self.loops: dict[str, Loop] = {}
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
+            replica_link = wrap_link(exchange.join(name))
             replica_link = exchange.join(name)
             drafts: dict[str, Any] = {"translators": translators} if translators and role != "target" else {}
             if inside and name in inside:

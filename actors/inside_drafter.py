@@ -5,9 +5,10 @@ message has to travel, nobody waits, and both models have the whole device in th
 coordinators: to them, its target drafts for itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange
 from actors.messages import Admit, Alive, Cancel, Commit, Failed
@@ -18,6 +19,7 @@ from actors.target_row import TargetRow
 from actors.translator import Translator
 
 _TARGET, _DRAFTER = "target", "drafter"
+_ADDRESS = ReplicaAddress(_TARGET, _TARGET)
 
 
 class InsideDrafter:
@@ -29,11 +31,12 @@ class InsideDrafter:
         *,
         prefill_chunk: int = 256,
         load_tokenizer: LoadTokenizer | None = None,
-        translators: Mapping[str, Translator] | None = None,
+        translator: Translator | None = None,
     ) -> None:
         """
         runner: over as many slots as the target's, at least.
-        prefill_chunk, load_tokenizer, translators: as `Drafter` has them.
+        prefill_chunk, load_tokenizer: as `Drafter` has them.
+        translator: where the target has another tokenizer.
         """
         exchange = LocalExchange()
         self._link = exchange.join(_TARGET)
@@ -44,7 +47,7 @@ class InsideDrafter:
             alternatives=0,
             ahead=False,
             load_tokenizer=load_tokenizer,
-            translators=translators,
+            translators={} if translator is None else {_TARGET: translator},
         )
         self._told: dict[RowKey, int] = {}  # how much of each row's text the drafter knows
 
@@ -94,7 +97,7 @@ class InsideDrafter:
             params=row.params,
             draft_length=row.useful_draft_length,
             drafter=True,
-            target=row.model,
+            target=_ADDRESS,
         )
 
     def _give_up(self, row: TargetRow) -> None:

@@ -1,9 +1,11 @@
 """Everything that crosses a link: frozen, typed, token ids only. All one-way; none has an answer.
 
     coordinator -> target, drafter:   Admit, Cancel, Alive
-    coordinator -> target:            Offer (forwarded), Drafting, Lost
+    coordinator -> target:            Drafting, Lost
     coordinator -> drafter:           Commit (forwarded)
-    drafter -> coordinator:           Offer, Failed, Report
+    drafter -> coordinator:           Failed, Report
+    drafter -> target:                Offer, Report
+    target -> drafter:                Report
     target -> coordinator:            Commit, Beams, Failed, Report
     leader of an ensemble -> member:  Join, Ask, Cancel, Alive (both are targets)
     member -> leader:                 Joined, Answer, Failed, Report
@@ -51,7 +53,11 @@ class MemberShare(msgspec.Struct, frozen=True):
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):
-    """Take up a request. `tokens` are its prompt and all committed tokens, so fail-over is one more Admit."""
+    """Take up a request. `tokens` are its prompt and all committed tokens, so fail-over is one more Admit.
+
+    `admission` counts a request's admissions. What a target says comes with the number that it was admitted with, so
+    that a request which has left a replica and come back is not taken for what it was there before.
+    """
 
     request_id: int
     tokens: list[int]
@@ -61,9 +67,10 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     drafter: bool  # whether a drafter works on the request
     ngram: NgramOptions | None = None  # look drafts up, too
     ensemble: Ensemble | None = None  # to be led
-    target: str | None = None  # the model of the target, for drafters that read other tokens
+    target: ReplicaAddress | None = None  # where a drafter sends its offers
     beams: BeamOptions | None = None  # search; `tokens` are the prompt
     drafts_only: bool = False  # the receiver is to draft for `target`, which matters to one that can be both
+    admission: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -92,6 +99,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     parents: list[int] | None = None
     chances: list[float] | None = None  # of each token, should those before it be the target's, to be so too
     distributions: list[Distribution | None] | None = None  # what each token was drawn from, for rejection sampling
+    coordinator: str = ""  # that admitted the request
 
     def drawn_from(self) -> list[int]:
         """All tokens of the distributions."""
@@ -113,6 +121,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     members: list[MemberShare] | None = None  # of an ensemble
     rejected: bool = False  # whether the last token is not what was drafted in its place
     hit: bool = False  # if so, whether a draft for what follows it was there already
+    admission: int = 0  # as in Admit
 
 
 class Beams(msgspec.Struct, frozen=True, tag=True):

@@ -89,6 +89,10 @@ class Placement:
         candidates = [one for one in self._replicas.values() if one.model == model and not one.leaving]
         return min(candidates, key=lambda one: (one.suspected, one.load)).address if candidates else None
 
+    def address(self, name: str) -> ReplicaAddress:
+        """Where a replica is."""
+        return self._replicas[name].address
+
     def wants_drafts(self, name: str) -> bool:
         """Whether a target would use drafts, by its last report."""
         reported = self._replicas[name].reported

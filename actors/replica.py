@@ -86,7 +86,8 @@ def make_loop(
         inside: of a target, the model that drafts by turns with it.
     """
     options: dict[str, Any] = {"prefill_chunk": prefill_chunk, "load_tokenizer": load_tokenizer}
-    drafter_inside = None if inside is None else InsideDrafter(inside, translators=translators, **options)
+    translator = next(iter((translators or {}).values()), None)
+    drafter_inside = None if inside is None else InsideDrafter(inside, translator=translator, **options)
     make_target: Callable[[ConnectingLink], Target] = partial(Target, runner, inside=drafter_inside, **options)
     if role == "target":
         return make_target(link)

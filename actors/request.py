@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from actors.addresses import ReplicaAddress
 from actors.answer import Answer, Criterion
 from actors.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare
 from decoding.beam_group import Hypothesis
@@ -133,6 +134,7 @@ class ActiveRequest:
         self.drafter: str | None = None
         self.members: list[Member] = []
         self.targets_lost = self.drafters_lost = 0
+        self.admission = 0  # how often it has left its target
         self.began_s = self.unplaced_since_s = now_s
         self._answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
 
@@ -144,13 +146,13 @@ class ActiveRequest:
         drafts = apart and self.request.most_drafted > 0
         return drafts and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
-    def admit(self) -> Admit:
+    def admit(self, target: ReplicaAddress) -> Admit:
         """The message that lets a replica take the request up where it is."""
         request = self.request
         drafted_for = self.drafter is not None or (request.endpoint.inside and request.most_drafted > 0)
         return Admit(
             request_id=request.request_id,
-            tokens=self.tokens,
+            tokens=self.tokens.copy(),  # this list will grow, and links of one process hand objects on
             prompt_length=len(request.prompt),
             params=request.params,
             draft_length=request.most_drafted if drafted_for or request.endpoint.ngram else 0,
@@ -158,7 +160,8 @@ class ActiveRequest:
             ngram=request.endpoint.ngram,
             beams=request.beams,
             ensemble=self._ensemble(),
-            target=request.endpoint.target,
+            target=target,
+            admission=self.admission,
         )
 
     def _ensemble(self) -> Ensemble | None:
@@ -185,13 +188,14 @@ class ActiveRequest:
         tokens = message.tokens[: piece.used]
         self.tokens.extend(tokens)
         accepted = min(message.accepted, piece.used)
-        self.statistics += Statistics(
-            steps=1,
-            drafted=message.drafted,
-            accepted=accepted,
-            committed=piece.used,
-            missed=message.rejected,
-            hits=message.hit,
+        before = self.statistics
+        self.statistics = Statistics(
+            steps=before.steps + 1,
+            drafted=before.drafted + message.drafted,
+            accepted=before.accepted + accepted,
+            committed=before.committed + piece.used,
+            missed=before.missed + message.rejected,
+            hits=before.hits + message.hit,
         )
         own: TokenSource = "recovered" if message.rejected else "bonus" if message.drafted else "plain"
         sources: list[TokenSource] = ["accepted"] * accepted

@@ -4,6 +4,7 @@ Each has KV slots of its own, and knows nothing of the other. To its peers it is
 say by their kind which loop they are for, and both loads are reported as one.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from actors.addresses import ReplicaAddress
@@ -24,8 +25,9 @@ class TargetAndDrafter:
         make_drafter: Callable[[ConnectingLink], Drafter],
     ) -> None:
         self._link = link
-        self._targets_share = _Share(link, self._receive_for_target, self._whole)
-        self._drafters_share = _Share(link, self._receive_for_drafter, lambda peer, report: None)
+        self._connections: Counter[str] = Counter()  # how many of the two need each
+        self._targets_share = _Share(link, self._receive_for_target, self._whole, self._connections)
+        self._drafters_share = _Share(link, self._receive_for_drafter, lambda peer, report: None, self._connections)
         self._target, self._drafter = make_target(self._targets_share), make_drafter(self._drafters_share)
 
     @property
@@ -75,11 +77,16 @@ class _Share:
         link: ConnectingLink,
         receive: Callable[[float], None],
         reported: Callable[[str, Report], Report | None],
+        connections: Counter[str],
     ) -> None:
-        """receive: waits up to so many seconds for messages. reported: what to send for a report to a peer."""
+        """
+        receive: waits up to so many seconds for messages.
+        reported: what to send for a report to a peer.
+        connections: of the link, by how many of its shares need each.
+        """
         self.name = link.name
         self.inbox: list[Envelope] = []
-        self._link, self._receive, self._reported = link, receive, reported
+        self._link, self._receive, self._reported, self._connections = link, receive, reported, connections
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         reported = [self._reported(peer, one) if isinstance(one, Report) else one for one in messages]
@@ -96,10 +103,15 @@ class _Share:
         self._link.wake()
 
     def connect(self, address: ReplicaAddress) -> None:
-        self._link.connect(address)
+        self._connections[address.name] += 1
+        if self._connections[address.name] == 1:
+            self._link.connect(address)
 
     def disconnect(self, peer: str) -> None:
-        self._link.disconnect(peer)
+        self._connections[peer] -= 1
+        if self._connections[peer] <= 0:
+            del self._connections[peer]
+            self._link.disconnect(peer)
 
     def close(self) -> None:
         """Nothing to do: the link is the replica's."""

@@ -52,7 +52,7 @@ class TargetInbox:
     def _handle(self, peer: str, message: Message) -> None:
         match message:
             case Offer(request_id, _, tokens):
-                row = self._rows.get((peer, request_id))
+                row = self._rows.get((message.coordinator, request_id))
                 if isinstance(row, TargetRow) and self._runner.knows([*tokens, *message.drawn_from()]):
                     fits = row.offer(message)
                     if fits or row.params.rejects:  # what is drawn by chance never fits when it is late
@@ -76,7 +76,7 @@ class TargetInbox:
                 if failed is not None:
                     self.fail(*failed)
             case Report():
-                pass  # of a member
+                pass  # of a member or a drafter
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 

@@ -26,7 +26,7 @@ class TargetRow(Row):
         self.proposer = proposer
         self.ensemble: RowEnsemble | None = None  # that it leads
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if asked for
-        self.model = admit.target  # the target's, by name
+        self.admission = admit.admission
         self.drafter = admit.drafter  # whether one works on the request
         self.expects_drafts = self.drafter and self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # what is worth waiting for

@@ -66,7 +66,6 @@ class TranslatingRow(DrafterRow):
         cls, peer: str, admit: Admit, runner: Runner, translator: Translator, *, ahead: bool = True
     ) -> "TranslatingRow | None":
         """None: the target has no such tokens, or the drafter has no room for the text."""
-        admit = replace(admit, tokens=list(admit.tokens))  # those of a local coordinator may grow at any time
         if not translator.knows(admit.tokens):
             return None
         aligner = translator.aligner(admit.tokens)
@@ -118,7 +117,8 @@ class TranslatingRow(DrafterRow):
         places = {path: place for place, path in enumerate(paths)} | {(): -1}
         parents = [places[path[:-1]] for path in paths]
         tokens = [path[-1] for path in paths]
-        return Offer(self.key[1], self._length, tokens, parents, [known[path] for path in paths])
+        given = [known[path] for path in paths]
+        return Offer(self.key[1], self._length, tokens, parents, given, coordinator=self.key[0])
 
     def _weights(self) -> dict[tuple[int, ...], float]:
         """The chance that the text goes on with a path of the target's tokens, of each that is drafted."""

@@ -5,10 +5,10 @@ replica makes its CURVE key pair at start; its public key, handed out over Ray's
 """
 
 import logging
-import math
-import secrets
+import os
+import select
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -19,6 +19,7 @@ from actors.link import MAX_RECEIVED, Envelope
 from actors.messages import Message
 
 _QUEUED_BATCHES = 100_000  # per peer; a peer that lags further behind loses messages
+_POLLIN = int(zmq.POLLIN)  # as a plain number: arithmetic on ZeroMQ's own takes longer than to ask a socket
 _log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
@@ -35,31 +36,84 @@ def _decode(frames: Sequence[bytes]) -> list[Envelope]:
         return []
 
 
-class _Wakeup:
-    """A self-addressed socket pair with which any thread interrupts a poll."""
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    return int(socket.get(zmq.EVENTS)) & _POLLIN != 0
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        address = f"inproc://wake-{secrets.token_hex(8)}"  # not a name: ZeroMQ frees addresses late
-        self.receiver = context.socket(zmq.PULL)
-        self.receiver.bind(address)
-        self._sender = context.socket(zmq.PUSH)
-        self._sender.connect(address)
+
+class _Wakeup:
+    """A descriptor with which any thread interrupts a wait."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._open = True
         self._lock = threading.Lock()
 
     def set(self) -> None:
         with self._lock:
-            if not self._sender.closed:
-                with suppress(zmq.Again):  # then the queue is full of wake-up calls, and one is enough
-                    self._sender.send(b"", zmq.NOBLOCK)
+            if self._open:
+                os.eventfd_write(self.fd, 1)
 
     def clear(self) -> None:
-        while self.receiver.poll(0):
-            self.receiver.recv()
+        os.eventfd_read(self.fd)
 
     def close(self) -> None:
         with self._lock:
-            self._sender.close(0)
-        self.receiver.close(0)
+            self._open = False
+            os.close(self.fd)
+
+
+class _Sockets:
+    """Finds out which of many sockets have something to read, at the cost of those that have, not of all.
+
+    The descriptor that stands for a ZeroMQ socket is readable when something new has happened to the socket, and no
+    longer once the socket has noticed, be it while sending. So a socket that was used is asked itself the next time
+    (zmq_getsockopt(3), ZMQ_FD).
+    """
+
+    def __init__(self, wakeup: _Wakeup) -> None:
+        self._wakeup = wakeup
+        self._epoll = select.epoll()
+        self._epoll.register(wakeup.fd, select.EPOLLIN)
+        self._by_fd: dict[int, zmq.Socket[bytes]] = {}
+        self._used: set[zmq.Socket[bytes]] = set()
+
+    def add(self, socket: zmq.Socket[bytes]) -> None:
+        self._by_fd[socket.FD] = socket
+        self._epoll.register(socket.FD, select.EPOLLIN)
+        self._used.add(socket)
+
+    def discard(self, socket: zmq.Socket[bytes]) -> None:
+        self._epoll.unregister(socket.FD)
+        self._used.discard(self._by_fd.pop(socket.FD))
+
+    def send(self, socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
+        """Without waiting; to a peer that is gone or stuck, nothing: its silence will be noticed."""
+        self._used.add(socket)
+        with suppress(zmq.Again):
+            socket.send_multipart(frames, zmq.NOBLOCK)
+
+    def receive(self, timeout_s: float) -> Iterator[tuple[zmq.Socket[bytes], list[bytes]]]:
+        """Batches that have arrived, at most MAX_RECEIVED of each socket; waits for the first."""
+        ready = [socket for socket in self._used if _readable(socket)]
+        self._used.clear()
+        for fd, _ in self._epoll.poll(0.0 if ready else timeout_s):
+            if fd == self._wakeup.fd:
+                self._wakeup.clear()
+            elif self._by_fd[fd] not in ready:
+                ready.append(self._by_fd[fd])
+        for socket in ready:
+            for _ in range(MAX_RECEIVED):
+                if not _readable(socket):
+                    break
+                yield socket, socket.recv_multipart(zmq.NOBLOCK)
+            else:
+                self._used.add(socket)
+
+    def close(self) -> None:
+        for socket in list(self._by_fd.values()):
+            self.discard(socket)
+            socket.close(0)
+        self._epoll.close()
 
 
 class ConnectingZmqLink:
@@ -69,10 +123,10 @@ class ConnectingZmqLink:
         self.name = name
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._public_key, self._secret_key = zmq.curve_keypair()
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._wakeup = _Wakeup(self._context)
-        self._poller = zmq.Poller()
-        self._poller.register(self._wakeup.receiver, zmq.POLLIN)
+        self._wakeup = _Wakeup()
+        self._sockets = _Sockets(self._wakeup)
+        self._connected: dict[str, zmq.Socket[bytes]] = {}
+        self._peers: dict[zmq.Socket[bytes], bytes] = {}
 
     def connect(self, address: ReplicaAddress) -> None:
         socket = self._context.socket(zmq.DEALER)
@@ -81,41 +135,34 @@ class ConnectingZmqLink:
         socket.curve_serverkey = address.public_key
         socket.set_hwm(_QUEUED_BATCHES)
         socket.connect(address.uri)
-        self._sockets[address.name] = socket
-        self._poller.register(socket, zmq.POLLIN)
+        self._connected[address.name] = socket
+        self._peers[socket] = address.name.encode()
+        self._sockets.add(socket)
 
     def disconnect(self, peer: str) -> None:
-        socket = self._sockets.pop(peer, None)
+        socket = self._connected.pop(peer, None)
         if socket is not None:
-            self._poller.unregister(socket)
+            del self._peers[socket]
+            self._sockets.discard(socket)
             socket.close(0)
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
-        socket = self._sockets.get(peer)
-        if socket is None:
-            return
-        try:
-            socket.send(_encoder.encode(messages), zmq.NOBLOCK)
-        except zmq.Again:
-            return  # the replica is gone or stuck; its silence will be noticed
+        socket = self._connected.get(peer)
+        if socket is not None:
+            self._sockets.send(socket, [_encoder.encode(messages)])
 
     def receive(self, timeout_s: float) -> list[Envelope]:
-        ready = {socket for socket, _ in self._poller.poll(math.ceil(timeout_s * 1e3))}
-        self._wakeup.clear()
         envelopes: list[Envelope] = []
-        for peer, socket in list(self._sockets.items()):
-            for _ in range(MAX_RECEIVED if socket in ready else 0):
-                if not socket.poll(0):
-                    break
-                envelopes += _decode([peer.encode(), *socket.recv_multipart()])
+        for socket, frames in self._sockets.receive(timeout_s):
+            peer = self._peers.get(socket)  # None: a listener, which puts the sender's name before what it sent
+            envelopes += _decode(frames if peer is None else [peer, *frames])
         return envelopes
 
     def wake(self) -> None:
         self._wakeup.set()
 
     def close(self) -> None:
-        for peer in list(self._sockets):
-            self.disconnect(peer)
+        self._sockets.close()
         self._wakeup.close()
 
 
@@ -132,23 +179,10 @@ class ReplicaZmqLink(ConnectingZmqLink):
         self._listener.router_handover = True
         port = self._listener.bind_to_random_port(f"tcp://{host}")
         self.address = ReplicaAddress(name, model, f"tcp://{host}:{port}", public_key)
-        self._poller.register(self._listener, zmq.POLLIN)
+        self._sockets.add(self._listener)
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
-        if peer in self._sockets:
+        if peer in self._connected:
             super().send(peer, messages)
-            return
-        with suppress(zmq.Again):  # the peer stopped reading long ago; it will be re-admitted elsewhere
-            self._listener.send_multipart([peer.encode(), _encoder.encode(messages)], zmq.NOBLOCK)
-
-    def receive(self, timeout_s: float) -> list[Envelope]:
-        envelopes = super().receive(timeout_s)
-        for _ in range(MAX_RECEIVED):
-            if not self._listener.poll(0):
-                break
-            envelopes += _decode(self._listener.recv_multipart())
-        return envelopes
-
-    def close(self) -> None:
-        super().close()
-        self._listener.close(0)
+        else:
+            self._sockets.send(self._listener, [peer.encode(), _encoder.encode(messages)])

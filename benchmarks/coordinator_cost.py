@@ -1,4 +1,4 @@
-"""What a coordinator costs: its processor time per batch, per message and per 1,000 committed tokens.
+"""What a coordinator costs: its processor time per batch, per verdict and per 1,000 committed tokens.
 
 A real coordinator over real links. The ends of replicas are driven by hand, in the same thread, while its clock rests.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.coordinator import Coordinator
-from actors.messages import Admit, Commit, Message, Offer
+from actors.messages import Admit, Commit, Message
 from actors.request import Delta, Endpoint, Request
 from actors.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.params import SamplingParams
@@ -19,15 +19,13 @@ from deployments.endpoints.endpoint import load_endpoints
 
 _DELIVERY_S = 0.003
 _COMMITTED = 3  # tokens per verdict
-_NODES = 6  # per offer: a chain's next token, the path to it, what may come in its place
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCost:
-    """Of one coordinator, in seconds of a core. tokens: 1,000 committed ones, in the mix of messages that was sent."""
+    """Of one coordinator, in seconds of a core. tokens: 1,000 committed ones."""
 
     rows: int
-    offers_per_verdict: int
     thread_s_per_1000_tokens: float
     network_s_per_1000_tokens: float  # in ZeroMQ's own thread, which encrypts
     thread_s_per_round: float
@@ -61,10 +59,8 @@ class _Bench:
             link.close()
 
 
-def measure(
-    *, rows: int, offers_per_verdict: int, rounds: int, profile: cProfile.Profile | None = None
-) -> CoordinatorCost:
-    """Rounds of one batch of verdicts, and of batches of offers between them; one message of each row in a batch."""
+def measure(*, rows: int, rounds: int, profile: cProfile.Profile | None = None) -> CoordinatorCost:
+    """Rounds of one batch of verdicts, one of each row."""
     endpoint = load_endpoints(load_config())["consort"].endpoint
     endpoint = Endpoint("bench", "target", "drafter", 4, endpoint.decode)
     bench = _Bench()
@@ -81,24 +77,17 @@ def measure(
         if profile is not None:
             profile.enable()
         for done in range(rounds):
-            _round(bench, rows, 100 + _COMMITTED * done, offers_per_verdict)
+            _round(bench, rows, 100 + _COMMITTED * done)
         if profile is not None:
             profile.disable()
         network_s = (time.process_time() - began_s - (time.thread_time() - own_s)) / 2  # of both ends of every link
         per_1000 = 1000 / (rounds * rows * _COMMITTED)
-        return CoordinatorCost(
-            rows, offers_per_verdict, bench.thread_s * per_1000, network_s * per_1000, bench.thread_s / rounds
-        )
+        return CoordinatorCost(rows, bench.thread_s * per_1000, network_s * per_1000, bench.thread_s / rounds)
     finally:
         bench.close()
 
 
-def _round(bench: _Bench, rows: int, base: int, offers_per_verdict: int) -> None:
-    for _ in range(offers_per_verdict):
-        parents = [-1, *range(_NODES - 1)]
-        offers = [Offer(row, base, [11] * _NODES, parents, [0.5] * _NODES) for row in range(rows)]
-        bench.say(1, offers)
-        bench.turn()
+def _round(bench: _Bench, rows: int, base: int) -> None:
     bench.say(0, [Commit(row, base, [300, 301, 302], 4, 2, None, 4, rejected=True) for row in range(rows)])
     bench.turn()
     bench.heard(0)
@@ -109,12 +98,15 @@ def _ignore(delta: Delta) -> None:
     assert delta.error is None, delta.error
 
 
-def print_profile(*, rows: int, offers_per_verdict: int, rounds: int) -> None:
+def print_profile(*, rows: int, rounds: int) -> None:
     """The functions that take most of the time."""
     profile = cProfile.Profile(time.thread_time)
-    measure(rows=rows, offers_per_verdict=offers_per_verdict, rounds=rounds, profile=profile)
+    measure(rows=rows, rounds=rounds, profile=profile)
     pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 
 
 if __name__ == "__main__":
-    print_profile(rows=8, offers_per_verdict=5, rounds=100)
+    for rows in (1, 4, 8, 16, 32):
+        costs = sorted(measure(rows=rows, rounds=100).thread_s_per_1000_tokens for _ in range(5))
+        print(f"{rows} rows: {costs[2]:.1%} of a core per 1,000 tokens/s ({costs[0]:.1%} to {costs[-1]:.1%})")
+    print_profile(rows=8, rounds=100)

@@ -41,7 +41,6 @@ class Pair:
             "drafter_turn_s": self.drafter,
             "link_s": LOCAL_LINK_S,
             "coordinator_batch_s": coordinator.batch_s,
-            "coordinator_offer_s": coordinator.offer_s,
             "coordinator_verdict_s": coordinator.verdict_s,
         }
         return Scenario(**{**usual, **given})
@@ -49,25 +48,17 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTimes:
-    """What a coordinator's loop takes, in seconds."""
+    """What a coordinator's loop takes for verdicts, in seconds."""
 
     batch_s: float
-    offer_s: float
     verdict_s: float
 
 
 def measure_coordinator() -> tuple[list[coordinator_cost.CoordinatorCost], CoordinatorTimes]:
-    """For several sizes of batches; and straight lines through that."""
-    costs = [
-        coordinator_cost.measure(rows=rows, offers_per_verdict=offers, rounds=60)
-        for rows in (1, 4, 8, 16, 32)
-        for offers in (0, 5)
-    ]
-    without = {one.rows: one.thread_s_per_round for one in costs if one.offers_per_verdict == 0}
-    batches = {one.rows: (one.thread_s_per_round - without[one.rows]) / 5 for one in costs if one.offers_per_verdict}
-    offer_s, batch_s = linear_regression(list(batches), list(batches.values()))
-    verdict_s, _ = linear_regression(list(without), list(without.values()))
-    return costs, CoordinatorTimes(batch_s, offer_s, verdict_s)
+    """For several sizes of batches; and a straight line through that."""
+    costs = [coordinator_cost.measure(rows=rows, rounds=60) for rows in (1, 4, 8, 16, 32)]
+    verdict_s, batch_s = linear_regression([one.rows for one in costs], [one.thread_s_per_round for one in costs])
+    return costs, CoordinatorTimes(batch_s, verdict_s)
 
 
 def measure_pair(name: str, coordinator: CoordinatorTimes, report: Callable[[str], None]) -> dict[str, Any]:

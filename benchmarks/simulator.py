@@ -32,8 +32,7 @@ class Scenario:
     drafter_turn_s: Costs
     link_s: float = 0.0001  # one way, between any two processes
     coordinators: int = 1  # each with its share of the requests
-    coordinator_batch_s: float = 0.0  # of a core, per batch of messages that arrives …
-    coordinator_offer_s: float = 0.0  # … per offer in it …
+    coordinator_batch_s: float = 0.0  # of a core, per batch of verdicts that arrives …
     coordinator_verdict_s: float = 0.0  # … and per verdict
     seed: int = 0
 
@@ -109,7 +108,7 @@ class _Inbox:
 
 
 class _Coordinator:
-    """Forwards offers and verdicts, one batch after the other; each costs it time."""
+    """Forwards verdicts, one batch after the other; each costs it time."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -122,24 +121,20 @@ class _Coordinator:
         while True:
             yield self.inbox.arrival()
             batches = self.inbox.take()
-            messages = [message for batch in batches for message in batch]
-            offers = sum(isinstance(message, _Offer) for message in messages)
-            cost_s = len(batches) * scenario.coordinator_batch_s + offers * scenario.coordinator_offer_s
-            cost_s += (len(messages) - offers) * scenario.coordinator_verdict_s
+            verdicts = [verdict for batch in batches for verdict in batch]
+            cost_s = len(batches) * scenario.coordinator_batch_s + len(verdicts) * scenario.coordinator_verdict_s
             self.busy_s += cost_s
             yield self._world.env.timeout(cost_s)
-            self._forward(messages)
+            self._forward(verdicts)
 
-    def _forward(self, messages: list[Any]) -> None:
+    def _forward(self, verdicts: list[_Verdict]) -> None:
         parcels: dict[_Inbox, list[Any]] = {}
-        for message in messages:
-            row = message.row
-            if isinstance(message, _Offer):
-                parcels.setdefault(row.target.inbox, []).append(message)
-            elif message.finished:
+        for verdict in verdicts:
+            row = verdict.row
+            if verdict.finished:
                 self._world.finish(row)
             elif row.drafter is not None:
-                parcels.setdefault(row.drafter.inbox, []).append(message)
+                parcels.setdefault(row.drafter.inbox, []).append(verdict)
         for inbox, batch in parcels.items():
             inbox.deliver(batch, self._world.scenario.link_s)
 
@@ -271,7 +266,7 @@ class _Drafter:
             parcels: dict[_Inbox, list[Any]] = {}
             for row in wanting:
                 row.ahead_to += 1
-                parcels.setdefault(row.coordinator.inbox, []).append(_Offer(row, row.known_branch, row.ahead_to))
+                parcels.setdefault(row.target.inbox, []).append(_Offer(row, row.known_branch, row.ahead_to))
             for inbox, batch in parcels.items():
                 inbox.deliver(batch, self._world.scenario.link_s)
 

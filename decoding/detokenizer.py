@@ -3,39 +3,42 @@
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"  # what a decoder prints for bytes that are not (yet) a character
-_CONTEXT_TOKENS = range(5, 17)  # of the prompt: as few as begin with a whole character
+_LEAST_CONTEXT = 5  # tokens
+_CONTEXT_TOKENS = range(_LEAST_CONTEXT, 17)  # of the prompt: as few as begin with a whole character
 
 
 class Detokenizer:
     """Turns a growing list of tokens into text deltas whose concatenation is the decoded text of all tokens.
 
-    Decodes only a short window: the tokens since the last clean boundary, with a little context before them, because
-    decoders treat the beginning of a text differently (leading spaces).
+    Decodes only a short window: the latest tokens, with a little context before them, because decoders treat the
+    beginning of a text differently (leading spaces).
     """
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int] = ()) -> None:
         """decode: ids to text; prompt: the tokens before, which are never emitted."""
         self._decode = decode
-        self._window = _context(decode, prompt)  # context tokens, then tokens not yet emitted
-        self._context_length = len(self._window)
-        self._context_text = decode(self._window)
+        self._window = _context(decode, prompt)
+        self._shown = decode(self._window)  # the window's text as far as it is certain
+        self._cut = len(self._window)  # where the window may begin: a character does
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text that became certain with these tokens; empty while a character is incomplete."""
+        """The text that became certain with these tokens: all but a character that is incomplete at the end."""
         self._window.extend(tokens)
         text = self._decode(self._window)
-        if text.endswith(_INCOMPLETE) or len(text) <= len(self._context_text):
-            return ""
-        shown = text[len(self._context_text) :]
-        self._window = self._window[self._context_length :]
-        self._context_length = len(self._window)
-        self._context_text = self._decode(self._window)
-        return shown
+        certain = text.rstrip(_INCOMPLETE)
+        new = certain[len(self._shown) :]
+        if new:
+            self._shown = certain
+            if len(certain) == len(text) and len(self._window) - self._cut >= _LEAST_CONTEXT:
+                self._window = self._window[self._cut :]
+                self._shown = self._decode(self._window)
+                self._cut = len(self._window)
+        return new
 
     def flush(self) -> str:
         """What is left at the end, incomplete characters included, as the decoder prints them."""
-        shown = self._decode(self._window)[len(self._context_text) :]
-        self._window, self._context_length, self._context_text = [], 0, ""
+        shown = self._decode(self._window)[len(self._shown) :]
+        self._window, self._shown, self._cut = [], "", 0
         return shown
 
 

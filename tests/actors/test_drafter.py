@@ -1,10 +1,12 @@
 """The drafter alone, turn by turn: what it offers is its own continuation, and verdicts steer it."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
 
+from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange, LocalLink
 from actors.messages import Admit, Cancel, Commit, Failed, Message, Offer, Report
@@ -13,17 +15,20 @@ from decoding.params import SamplingParams
 from tests.support.models import tiny_model
 
 PROMPT = [5, 6, 7, 8]
+admit = partial(Admit, target=ReplicaAddress("t", "target"))
 GREEDY = SamplingParams(max_tokens=40, temperature=0)
 
 
 class Stage:
-    """A tiny drafter, and the coordinator's end of its link."""
+    """A tiny drafter, and the coordinator's and the target's ends of its link."""
 
     def __init__(self) -> None:
         exchange = LocalExchange()
         self.coordinator: LocalLink = exchange.join("coordinator")
+        self.target = exchange.join("t")
         self.model = tiny_model("llama-gqa")
-        self.drafter = Drafter(Runner(self.model, slots=2, max_length=64, max_query=32), exchange.join("d"))
+        self.link = exchange.join("d")
+        self.drafter = Drafter(Runner(self.model, slots=2, max_length=64, max_query=32), self.link)
 
     def say(self, *messages: Message) -> list[Offer]:
         """Its offers after a few turns."""
@@ -31,7 +36,7 @@ class Stage:
         for _ in range(20):
             self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()
-        return [message for _, message in self.coordinator.receive(0) if isinstance(message, Offer)]
+        return [message for _, message in self.target.receive(0) if isinstance(message, Offer)]
 
     @torch.no_grad()
     def continuation(self, tokens: list[int], count: int) -> list[int]:
@@ -56,7 +61,7 @@ def longest(offers: list[Offer]) -> tuple[int, list[int]]:
 
 def test_it_runs_ahead_up_to_its_lookahead() -> None:
     stage = Stage()
-    base, tokens = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
+    base, tokens = longest(stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     assert base == 4
     assert len(tokens) > 3
     assert tokens == stage.continuation(PROMPT, len(tokens))
@@ -65,7 +70,7 @@ def test_it_runs_ahead_up_to_its_lookahead() -> None:
 
 def test_an_agreeing_verdict_lets_it_go_on() -> None:
     stage = Stage()
-    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
+    _, first = longest(stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     base, tokens = longest(stage.say(Commit(1, 4, first[:4], 3, 3, None, 3)))
     assert base == 8
     assert tokens == stage.continuation([*PROMPT, *first[:4]], len(tokens))
@@ -73,7 +78,7 @@ def test_an_agreeing_verdict_lets_it_go_on() -> None:
 
 def test_after_a_rejection_it_starts_from_the_true_token() -> None:
     stage = Stage()
-    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
+    _, first = longest(stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     verdict = [first[0], (first[1] + 1) % 64]
     base, tokens = longest(stage.say(Commit(1, 4, verdict, 3, 1, None, 3)))
     assert base == 6
@@ -82,7 +87,7 @@ def test_after_a_rejection_it_starts_from_the_true_token() -> None:
 
 def test_a_verdict_beyond_its_draft_is_followed_and_a_repeated_one_changes_nothing() -> None:
     stage = Stage()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True))
+    stage.say(admit(1, PROMPT, 4, GREEDY, 1, drafter=True))
     verdict = Commit(1, 4, list(range(20, 32)), 0, 0, None, 3)
     base, tokens = longest(stage.say(verdict))
     assert base == 16
@@ -93,24 +98,24 @@ def test_a_verdict_beyond_its_draft_is_followed_and_a_repeated_one_changes_nothi
 def test_it_does_not_draft_beyond_the_end_of_the_request() -> None:
     stage = Stage()
     params = SamplingParams(max_tokens=2, temperature=0)
-    _, tokens = longest(stage.say(Admit(1, PROMPT, 4, params, 8, drafter=True)))
+    _, tokens = longest(stage.say(admit(1, PROMPT, 4, params, 8, drafter=True)))
     assert len(tokens) <= 3
     eos = stage.continuation(PROMPT, 1)[0]
     params = SamplingParams(max_tokens=30, temperature=0, eos_token_ids=(eos,))
-    found = [path for offer in stage.say(Admit(2, PROMPT, 4, params, 8, drafter=True)) for path in paths(offer)]
+    found = [path for offer in stage.say(admit(2, PROMPT, 4, params, 8, drafter=True)) for path in paths(offer)]
     assert [eos] in found
     assert all(eos not in path[:-1] for path in found)
 
 
 def test_a_text_that_is_too_long_for_it_is_not_drafted() -> None:
     stage = Stage()
-    assert stage.say(Admit(1, [1] * 64, 64, GREEDY, 4, drafter=True)) == []
+    assert stage.say(admit(1, [1] * 64, 64, GREEDY, 4, drafter=True)) == []
     assert [stage.drafter.load()] == [Report(active=0, waiting=0, slots=2, request_ids=[])]
 
 
 def test_a_cancelled_request_frees_its_slot() -> None:
     stage = Stage()
-    stage.say(*(Admit(i, PROMPT, 4, GREEDY, 2, drafter=True) for i in range(3)))
+    stage.say(*(admit(i, PROMPT, 4, GREEDY, 2, drafter=True) for i in range(3)))
     assert (stage.drafter.load().active, stage.drafter.load().waiting) == (2, 1)
     assert longest(stage.say(Cancel(0)))[0] == 4
     stage.say(Cancel(1), Cancel(2))
@@ -119,7 +124,7 @@ def test_a_cancelled_request_frees_its_slot() -> None:
 
 def test_after_a_lost_verdict_it_gives_the_request_back() -> None:
     stage = Stage()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
+    stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
     stage.coordinator.send("d", [Commit(1, 9, [1], 0, 0, None, 3)])
     stage.drafter.turn()
     assert isinstance(stage.coordinator.receive(0)[-1][1], Failed)
@@ -128,7 +133,7 @@ def test_after_a_lost_verdict_it_gives_the_request_back() -> None:
 
 def test_it_rests_while_drafts_do_not_pay_and_goes_on_when_they_do() -> None:
     stage = Stage()
-    _, first = longest(stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
+    _, first = longest(stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     text = [*PROMPT, *first[:1]]
     wrong = (stage.continuation(text, 1)[0] + 1) % stage.model.config.vocab_size
     assert stage.say(Commit(1, 4, [first[0], wrong], 0, 0, None, draft_length=0)) == []
@@ -139,7 +144,7 @@ def test_it_rests_while_drafts_do_not_pay_and_goes_on_when_they_do() -> None:
 
 def test_what_follows_an_alternative_is_there_before_the_verdict() -> None:
     stage = Stage()
-    offers = stage.say(Admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
+    offers = stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
     _, chain = longest(offers)
     found = [path for offer in offers for path in paths(offer)]
     beside = [path for path in found if len(path) > 1 and path[0] != chain[0]]
@@ -153,7 +158,7 @@ def test_after_any_verdicts_its_chain_is_its_own_continuation(seed: int) -> None
     stage = Stage()
     chance = random.Random(seed)
     params = SamplingParams(max_tokens=60, temperature=0)
-    offers = stage.say(Admit(1, PROMPT, 4, params, 4, drafter=True))
+    offers = stage.say(admit(1, PROMPT, 4, params, 4, drafter=True))
     offered: set[tuple[int, ...]] = set()
     text = list(PROMPT)
     while True:
@@ -173,7 +178,22 @@ def test_after_any_verdicts_its_chain_is_its_own_continuation(seed: int) -> None
 @pytest.mark.parametrize("tokens", [[], [-1], [10**6]], ids=str)
 def test_requests_that_it_cannot_read_are_given_back(tokens: list[int]) -> None:
     stage = Stage()
-    stage.coordinator.send("d", [Admit(1, tokens, len(tokens), GREEDY, 3, drafter=True)])
+    stage.coordinator.send("d", [admit(1, tokens, len(tokens), GREEDY, 3, drafter=True)])
     stage.drafter.turn()
     assert Failed in [type(message) for _, message in stage.coordinator.receive(0)]
     assert stage.drafter.load().active == 0
+
+
+def test_it_connects_to_targets_and_hangs_up_once_it_has_nothing_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    calls: list[str] = []
+    monkeypatch.setattr(stage.link, "connect", lambda address: calls.append(f"connect {address.name}"))
+    monkeypatch.setattr(stage.link, "disconnect", lambda name: calls.append(f"disconnect {name}"))
+    first, second = ReplicaAddress("t", "target"), ReplicaAddress("t2", "target")
+    stage.say(*(Admit(i, PROMPT, 4, GREEDY, 3, drafter=True, target=first) for i in (1, 2)))
+    stage.say(Cancel(1), Admit(3, PROMPT, 4, GREEDY, 3, drafter=True, target=second))
+    assert calls == ["connect t", "connect t2"]
+    stage.say(Admit(2, PROMPT, 4, GREEDY, 3, drafter=True, target=second), Cancel(3))
+    assert calls == ["connect t", "connect t2"]
+    stage.say(Admit(4, PROMPT, 4, GREEDY, 3, drafter=True, target=ReplicaAddress("t3", "target")))
+    assert calls == ["connect t", "connect t2", "disconnect t", "connect t3"]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from actors.addresses import ReplicaAddress
 from actors.messages import Commit
 from actors.request import ActiveRequest, Delta, Endpoint, Request, Statistics
 from decoding.params import SamplingParams
@@ -67,7 +68,7 @@ def test_the_admission_carries_all_committed_tokens(drafter: str | None, draft_l
     active = make_active()
     commit(active, encode("cat"))
     active.drafter = drafter
-    admit = active.admit()
+    admit = active.admit(ReplicaAddress("t1", "t"))
     assert admit.tokens == encode("the") + encode("cat")
     assert admit.prompt_length == len(encode("the"))
     assert admit.draft_length == draft_length

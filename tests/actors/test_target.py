@@ -1,6 +1,7 @@
 """The target alone, turn by turn: its text is its own, and no message can end its loop."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -14,22 +15,25 @@ from tests.support.models import VOCAB, tiny_model
 from tests.support.waiting import wait_until
 
 PROMPT = [5, 6, 7, 8]
+offer = partial(Offer, coordinator="coordinator")
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 
 class Stage:
-    """A tiny target, and the coordinator's end of its link."""
+    """A tiny target, and the coordinator's and a drafter's ends of its link."""
 
     def __init__(self) -> None:
         exchange = LocalExchange()
         self.coordinator: LocalLink = exchange.join("coordinator")
+        self.drafter: LocalLink = exchange.join("d")
         self.model = tiny_model("llama-gqa")
         runner = Runner(self.model, slots=2, max_length=64, max_query=64)
         self.target = Target(runner, exchange.join("t"), prefill_chunk=16, adaptive=False)
 
     def say(self, *messages: Message, turns: int = 30) -> list[Message]:
         """What it answers within some turns."""
-        self.coordinator.send("t", messages)
+        self.coordinator.send("t", [message for message in messages if not isinstance(message, Offer)])
+        self.drafter.send("t", [message for message in messages if isinstance(message, Offer)])
         for _ in range(turns):
             self.coordinator.send("t", [Cancel(999)])  # something to receive, so that no turn waits
             self.target.turn()
@@ -59,8 +63,9 @@ def test_it_writes_without_drafts() -> None:
 def test_it_goes_on_where_another_target_stopped(done: int) -> None:
     stage = Stage()
     text = stage.text()
-    messages = stage.say(Admit(1, text[: 4 + done], 4, GREEDY, 0, drafter=False))
+    messages = stage.say(Admit(1, text[: 4 + done], 4, GREEDY, 0, drafter=False, admission=done))
     assert committed(messages) == text[4 + done :]
+    assert {message.admission for message in messages if isinstance(message, Commit)} == {done}
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 33, 52])
@@ -78,7 +83,7 @@ def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     stage = Stage()
     text = stage.text()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
-    messages = stage.say(Offer(1, 4, text[4:10]), turns=1)
+    messages = stage.say(offer(1, 4, text[4:10]), turns=1)
     assert messages == [Commit(1, 5, text[5:10], 4, 4, None, draft_length=4)]
     assert committed(stage.say(Drafting(1, False))) == text[10:]
 
@@ -88,7 +93,7 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     text = stage.text()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
-    assert stage.say(Offer(1, 4, draft), turns=1) == [
+    assert stage.say(offer(1, 4, draft), turns=1) == [
         Commit(1, 5, text[5:8], 4, 2, None, draft_length=4, rejected=True)
     ]
     assert committed(stage.say(Drafting(1, False))) == text[8:]
@@ -100,8 +105,8 @@ def test_an_alternative_is_verified_beside_the_chain() -> None:
     text = stage.text()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
-    offer = Offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
-    assert stage.say(offer, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None, draft_length=4)]
+    tree = offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
+    assert stage.say(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None, draft_length=4)]
     assert committed(stage.say(Drafting(1, False))) == text[9:]
 
 
@@ -109,37 +114,37 @@ def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
     stage = Stage()
     text = stage.text()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True), turns=1)
-    offer = Offer(1, 4, [text[4], (text[5] + 1) % VOCAB, *text[5:7]], [-1, 0, 0, 2], [1.0, 0.6, 0.4, 1.0])
-    assert stage.say(offer, turns=2) == [
+    tree = offer(1, 4, [text[4], (text[5] + 1) % VOCAB, *text[5:7]], [-1, 0, 0, 2], [1.0, 0.6, 0.4, 1.0])
+    assert stage.say(tree, turns=2) == [
         Commit(1, 5, text[5:6], 1, 0, None, draft_length=1, rejected=True, hit=True),
         Commit(1, 6, text[6:8], 1, 1, None, draft_length=1),
     ]
 
 
 @pytest.mark.parametrize(
-    "offer",
+    "hostile",
     [
-        Offer(1, 4, [1, 2], [-1]),
-        Offer(1, 4, [1, 2], [0, 5]),
-        Offer(1, 4, [1, 2], [-1, -7]),
-        Offer(1, 5, [1, 2], None, [math.nan, 7.0]),
-        Offer(1, 5, [1, 2], None, [0.0, -1.0]),
-        Offer(1, 5, [1, 2], [-1, -1], [0.5]),
-        Offer(1, 4, [VOCAB]),
-        Offer(1, 5, [2**40]),
-        Offer(1, 5, [-1]),
-        Offer(1, 99, [1]),
-        Offer(1, -5, [1]),
-        Offer(7, 5, [1]),
+        offer(1, 4, [1, 2], [-1]),
+        offer(1, 4, [1, 2], [0, 5]),
+        offer(1, 4, [1, 2], [-1, -7]),
+        offer(1, 5, [1, 2], None, [math.nan, 7.0]),
+        offer(1, 5, [1, 2], None, [0.0, -1.0]),
+        offer(1, 5, [1, 2], [-1, -1], [0.5]),
+        offer(1, 4, [VOCAB]),
+        offer(1, 5, [2**40]),
+        offer(1, 5, [-1]),
+        offer(1, 99, [1]),
+        offer(1, -5, [1]),
+        offer(7, 5, [1]),
     ],
     ids=str,
 )
-def test_impossible_offers_change_nothing(offer: Offer) -> None:
+def test_impossible_offers_change_nothing(hostile: Offer) -> None:
     stage = Stage()
     messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
 
     def is_done() -> bool:
-        messages.extend(stage.say(offer, turns=1))
+        messages.extend(stage.say(hostile, turns=1))
         return len(committed(messages)) == GREEDY.max_tokens
 
     wait_until(is_done, "all tokens")

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from actors.addresses import ReplicaAddress
 from actors.engine import Engine
 from actors.link import LocalExchange
 from actors.messages import Admit, Alive, Cancel, Commit, Message, Offer, Report
@@ -57,8 +58,18 @@ def test_peers_see_one_replica() -> None:
 
         wait_until(found, kind.__name__)
 
-    own = Admit(1, PROMPTS[2], len(PROMPTS[2]), GREEDY, 0, drafter=False, target="both")
-    others = Admit(2, PROMPTS[3], len(PROMPTS[3]), GREEDY, 2, drafter=True, target="large", drafts_only=True)
+    large = ReplicaAddress(peer.name, "large")
+    own = Admit(1, PROMPTS[2], len(PROMPTS[2]), GREEDY, 0, drafter=False)
+    others = Admit(
+        2,
+        PROMPTS[3],
+        len(PROMPTS[3]),
+        GREEDY,
+        2,
+        drafter=True,
+        target=large,
+        drafts_only=True,
+    )
     peer.send("both", [Alive(), own, others])
     turn_until(Offer, 2)
     turn_until(Commit, 1)
@@ -67,7 +78,16 @@ def test_peers_see_one_replica() -> None:
     peer.send("both", [Cancel(1), Cancel(2)])
     heard.clear()
     turn_until(Report)
-    third = Admit(3, PROMPTS[3], len(PROMPTS[3]), GREEDY, 2, drafter=True, target="large", drafts_only=True)
+    third = Admit(
+        3,
+        PROMPTS[3],
+        len(PROMPTS[3]),
+        GREEDY,
+        2,
+        drafter=True,
+        target=large,
+        drafts_only=True,
+    )
     peer.send("both", [third])
     heard.clear()
     turn_until(Report)

@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange
 from actors.messages import Admit, Cancel, Commit, Failed, Message, Offer
@@ -33,6 +34,7 @@ class Stage:
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], *, max_length: int = 512) -> None:
         exchange = LocalExchange()
         self.coordinator = exchange.join("coordinator")
+        self.target = exchange.join("t")
         self.speller = tokenizers.speller_of(tokenizer)
         self.runner = KnowingRunner(self.speller, [text.encode() for text in texts], slots=2, max_length=max_length)
         translators = {"target": Translator.build(TARGET, self.speller)}
@@ -41,7 +43,8 @@ class Stage:
 
     def admit(self, tokens: list[int], params: SamplingParams = GREEDY, draft_length: int = 4) -> list[Message]:
         self.trie = DraftTrie(list(tokens))
-        return self.say(Admit(1, tokens, len(tokens), params, draft_length, drafter=True, target="target"))
+        target = ReplicaAddress("t", "target")
+        return self.say(Admit(1, tokens, len(tokens), params, draft_length, drafter=True, target=target))
 
     def commit(self, base: int, tokens: list[int]) -> list[Message]:
         self.trie.commit(tokens)
@@ -53,7 +56,7 @@ class Stage:
         for _ in range(30):
             self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()
-        said = [message for _, message in self.coordinator.receive(0)]
+        said = [message for link in (self.coordinator, self.target) for _, message in link.receive(0)]
         for offer in said:
             if isinstance(offer, Offer):
                 self.trie.offer(offer.base, offer.tokens, offer.parents, offer.chances)

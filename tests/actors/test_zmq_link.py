@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -186,3 +187,16 @@ def test_waking_a_busy_receiver_never_blocks(replica: ReplicaZmqLink) -> None:
     thread.join(timeout=20)
     assert not thread.is_alive()
     assert replica.receive(60.0) == []
+
+
+def test_what_arrives_while_a_link_sends_is_not_overlooked(replica: ReplicaZmqLink) -> None:
+    """A socket notices arrivals while it sends, and its descriptor then says nothing of them."""
+    with connected(replica) as coordinator:
+        coordinator.send("r1", [Cancel(0)])
+        receive(replica, 1)
+        for i in range(50):
+            replica.send("c1", [Cancel(i)])
+            time.sleep(0.001)
+            for _ in range(150):  # some of them look for arrivals
+                coordinator.send("r1", [Cancel(i)])
+            assert receive(coordinator, 1) == [("r1", Cancel(i))]

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping
 
+from actors.addresses import ReplicaAddress
 from actors.link import Link, Outbox
 from actors.messages import Admit, Commit, Offer
 
@@ -18,22 +19,25 @@ class AdversarialDrafter:
         self._vocab_size = vocab_size
         self._random = random.Random(seed)
         self._committed: dict[int, int] = {}
+        self._targets: dict[int, str] = {}
 
     def turn(self) -> None:
         """Answer each sign of progress with a few offers."""
         for peer, message in self._link.receive(1.0):
             match message:
-                case Admit(request_id, tokens):
+                case Admit(request_id, tokens, target=ReplicaAddress(target)):
+                    self._targets[request_id] = target
                     self._committed[request_id] = len(tokens)
                 case Commit(request_id, base, tokens):
                     self._committed[request_id] = base + len(tokens)
                 case _:
                     continue
             for _ in range(3):
-                self._outbox.put(peer, self._offer(request_id, self._committed[request_id]))
+                offer = self._offer(peer, request_id, self._committed[request_id])
+                self._outbox.put(self._targets[request_id], offer)
         self._outbox.flush()
 
-    def _offer(self, request_id: int, committed: int) -> Offer:
+    def _offer(self, coordinator: str, request_id: int, committed: int) -> Offer:
         chance = self._random
         base = max(0, committed + chance.choice([0, 0, 0, 0, -1, -7, 1, 5]))
         right = self._texts[request_id][base : base + chance.choice([0, 0, 1, 2, 5])]
@@ -42,7 +46,8 @@ class AdversarialDrafter:
             wrong[-1] = chance.choice([self._vocab_size, self._vocab_size + 7, 2**40, -1])
         tokens = [*right, *wrong]
         if chance.random() < 0.5:
-            return Offer(request_id, base, tokens)
+            return Offer(request_id, base, tokens, coordinator=coordinator)
         parents = [chance.randrange(max(-1, at - 3), at) for at in range(len(tokens))]
         parents[: len(right)] = range(-1, len(right) - 1)
-        return Offer(request_id, base, tokens, parents, [chance.uniform(-0.1, 1.1) for _ in tokens])
+        chances = [chance.uniform(-0.1, 1.1) for _ in tokens]
+        return Offer(request_id, base, tokens, parents, chances, coordinator=coordinator)

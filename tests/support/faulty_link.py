@@ -1,4 +1,4 @@
-"""A coordinator's link that loses, doubles, delays and so re-orders messages, the same ones for the same seed."""
+"""A link that loses, doubles, delays and so re-orders messages, the same ones for the same seed."""
 
 import random
 from collections import Counter

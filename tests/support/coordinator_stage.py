@@ -1,0 +1,79 @@
+"""A coordinator between fake replicas, turn by turn, with a clock that the test moves."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from actors.coordinator import Coordinator
+from actors.link import LocalExchange
+from actors.messages import Admit, Alive, Commit, Message, Report
+from actors.request import Delta, Endpoint, Request
+from decoding.params import SamplingParams
+from tests.support.replicas import FakeReplica
+
+PROMPT = [10, 11, 12]
+
+
+def decode(tokens: list[int]) -> str:
+    return "".join(chr(ord("a") + token % 26) for token in tokens)
+
+
+ENDPOINT = Endpoint("e", "big", "small", 4, decode)
+
+
+class Stage:
+    """A coordinator and its replicas: "t…" run the target's model, "d…" the drafter's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr("actors.coordinator.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.exchange = LocalExchange()
+        self.link = self.exchange.join("coordinator")
+        self.coordinator = Coordinator(self.link, **limits)  # type: ignore[arg-type]
+        self.replicas: dict[str, FakeReplica] = {}
+        self.deltas: list[list[Delta]] = []
+
+    def set_replicas(self, *names: str) -> None:
+        for name in names:
+            if name not in self.replicas:
+                self.replicas[name] = FakeReplica(self.exchange, name, "big" if name[0] == "t" else "small")
+        self.coordinator.set_replicas(self.replicas[name].address for name in names)
+        self.turn()
+
+    def turn(self, *, later_s: float = 0.0) -> None:
+        self.now_s += later_s
+        self.link.wake()
+        self.coordinator.turn()
+
+    def submit(self, request_id: int = 1, *, max_tokens: int = 50, speculate: bool = True) -> list[Delta]:
+        """Begin a request; returns the list that its deltas will be in."""
+        deltas: list[Delta] = []
+        params = SamplingParams(max_tokens=max_tokens)
+        self.coordinator.submit(Request(ENDPOINT, PROMPT, params, speculate, request_id=request_id), deltas.append)
+        self.turn()
+        return deltas
+
+    def say(self, name: str, *messages: Message) -> None:
+        self.replicas[name].say(*messages)
+        self.turn()
+
+    def received(self, name: str) -> list[Message]:
+        """What the replica was told since last asked, signs of life left out."""
+        return [message for message in self.replicas[name].received() if not isinstance(message, Alive)]
+
+
+def commit(base: int, *tokens: int, request_id: int = 1, finish: str | None = None, admission: int = 0) -> Commit:
+    accepted = len(tokens) - 1
+    return Commit(request_id, base, list(tokens), 4, accepted, finish, 4, admission=admission)  # type: ignore[arg-type]
+
+
+def admitted(messages: list[Message]) -> list[list[int]]:
+    return [message.tokens for message in messages if isinstance(message, Admit)]
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.tokens]
+
+
+def reports(*request_ids: int) -> Report:
+    return Report(active=len(request_ids), waiting=0, slots=4, request_ids=list(request_ids))
