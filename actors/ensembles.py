@@ -11,21 +11,30 @@ from actors.link import ConnectingLink
 from actors.messages import Answer, Ask, Cancel, Ensemble, Failed, Join, Joined, Lost, Message
 from actors.packed_logits import LogitsTransport, unpack
 from actors.row_ensemble import RowEnsemble
+from actors.runner import Runner
+from actors.shared_logits import SharedLogits, SharedOffer, offer
 from actors.target_row import TargetRow
 from decoding.errors import ConsortError, UnavailableError
 
 Send = Callable[[str, Message], None]
 FromMember = Joined | Answer | Lost | Failed  # or about one
+_Place = tuple[int, str]  # a request, and a member's replica
+
+_LOST = 3  # reports of a member that has not answered: one may be on its way already, one be from the turn before
+_IDLE_S = 60.0
+_PADDING = 1024  # vocabularies that are the same may be padded to other sizes
 
 
 class Ensembles:
     """Those that one target leads. Requests are known by their ids, which are unique among all coordinators."""
 
-    def __init__(self, link: ConnectingLink, send: Send, device: torch.device) -> None:
-        """device: where the leader's logits are."""
-        self._link, self._send, self._device = link, send, device
+    def __init__(self, link: ConnectingLink, send: Send, runner: Runner) -> None:
+        """runner: the leader's."""
+        self._link, self._send, self._runner = link, send, runner
         self._rows: dict[int, TargetRow] = {}
-        self._connected: set[str] = set()
+        self._used_at_s: dict[str, float] = {}  # by connected replica
+        self._unanswered: dict[_Place, tuple[Join | Ask, int]] = {}  # and how often the member has reported since
+        self._shared: dict[_Place, SharedLogits] = {}
 
     def begin(self, row: TargetRow, ensemble: Ensemble, now_s: float) -> None:
         """Invite the members of a new row's ensemble."""
@@ -34,10 +43,25 @@ class Ensembles:
         self._rows[row.key[1]] = row
         for member in ensemble.members:
             if member.address is not None:
-                if member.address.name not in self._connected:
+                replica = member.address.name
+                if replica not in self._used_at_s:
                     self._link.connect(member.address)
-                    self._connected.add(member.address.name)
-                self._send(member.address.name, Join(row.key[1], row.tokens))
+                self._used_at_s[replica] = now_s
+                shared = self._share(row, replica) if member.address.uri else None
+                self._put((row.key[1], replica), Join(row.key[1], list(row.tokens), shared))
+
+    def _share(self, row: TargetRow, replica: str) -> SharedOffer | None:
+        """Memory for the answers of a member that may be on the same node."""
+        room = (row.draft_length + 1) * (self._runner.vocab_size + _PADDING) * torch.float32.itemsize
+        offered = offer(room)
+        if offered is None:
+            return None
+        self._shared[row.key[1], replica] = offered[0]
+        return offered[1]
+
+    def _put(self, place: _Place, message: Join | Ask) -> None:
+        self._unanswered[place] = message, 0
+        self._send(place[1], message)
 
     def ask(self, row: TargetRow, ensemble: RowEnsemble) -> None:
         """Send the round that has begun to the other members."""
@@ -54,7 +78,15 @@ class Ensembles:
         )
         ensemble.told = len(row.tokens)
         for replica in ensemble.others:
-            self._send(replica, ask)
+            self._put((row.key[1], replica), ask)
+
+    def ask_again(self, replica: str) -> None:
+        """A member has reported, which it does after it has answered. What it never answers was lost on the way."""
+        for place, (message, reports) in list(self._unanswered.items()):
+            if place[1] == replica:
+                self._unanswered[place] = message, reports + 1
+                if reports + 1 == _LOST:
+                    self._put(place, message)
 
     def take(
         self, replica: str, message: Joined | Answer | Lost | Failed, now_s: float
@@ -63,12 +95,16 @@ class Ensembles:
         row = self._rows.get(message.request_id)
         if row is None or row.ensemble is None:
             return None
+        place = row.key[1], replica
         try:
             match message:
                 case Joined():
                     row.ensemble.join(replica)
+                    self._answered(place, step=0)
                 case Answer(_, step, logits):
-                    row.ensemble.take(replica, step, unpack(logits, self._device), now_s)
+                    found = unpack(logits, self._runner.device, self._shared.get(place))
+                    row.ensemble.take(replica, step, found, now_s)
+                    self._answered(place, step)
                 case Lost(_, lost):
                     row.ensemble.lose(lost, "is gone")
                 case Failed(_, error):
@@ -89,7 +125,18 @@ class Ensembles:
                     row.ensemble.lose(replica, "took too long")
                 except UnavailableError as error:
                     failed.append((row, error))
+        self._hang_up(now_s)
         return failed
+
+    def _hang_up(self, now_s: float) -> None:
+        """Close the connections that have been idle for long: to dead members, among others."""
+        for replica, used_at_s in list(self._used_at_s.items()):
+            if now_s - used_at_s > _IDLE_S:
+                if any(row.ensemble is not None and replica in row.ensemble.others for row in self._rows.values()):
+                    self._used_at_s[replica] = now_s
+                else:
+                    self._link.disconnect(replica)
+                    del self._used_at_s[replica]
 
     def leave(self, row: TargetRow) -> None:
         """The row is gone; so are its members' rows."""
@@ -97,3 +144,15 @@ class Ensembles:
         if row.ensemble is not None:
             for replica in row.ensemble.others:
                 self._send(replica, Cancel(row.key[1]))
+            for replica in row.ensemble.replicas:
+                place = row.key[1], replica
+                self._unanswered.pop(place, None)
+                shared = self._shared.pop(place, None)
+                if shared is not None:
+                    shared.withdraw()
+
+    def _answered(self, place: _Place, step: int) -> None:
+        """The member need not be asked again. step: of the round; 0: it has joined."""
+        asked = self._unanswered.get(place)
+        if asked is not None and (asked[0].step if isinstance(asked[0], Ask) else 0) == step:
+            del self._unanswered[place]

@@ -4,6 +4,7 @@ from actors.messages import Admit, Ask, Join
 from actors.row_input import RowInput, draft_input
 from actors.rows import Row
 from actors.runner import Runner
+from actors.shared_logits import accept
 from decoding.drafts import Draft
 from decoding.params import SamplingParams
 
@@ -14,6 +15,8 @@ class MemberRow(Row):
     def __init__(self, peer: str, join: Join, runner: Runner) -> None:
         params = SamplingParams(max_tokens=1)  # a member samples nothing
         super().__init__(peer, Admit(join.request_id, join.tokens, len(join.tokens), params, 0, drafter=False))
+        self.join = join
+        self.memory = None if join.shared is None else accept(join.shared)  # for its answers
         self._runner = runner
         self._draft = Draft([], [])  # in the cache
         self.joined = False

@@ -7,7 +7,7 @@
     drafter -> target:                Offer, Report
     target -> drafter:                Report
     target -> coordinator:            Commit, Beams, Failed, Report
-    leader of an ensemble -> member:  Join, Ask, Cancel, Alive (both are targets)
+    leader of an ensemble -> member:  Join, Ask, Cancel, Report (both are targets)
     member -> leader:                 Joined, Answer, Failed, Report
 
 `request_id` is a random 63-bit integer, unique among all coordinators.
@@ -17,6 +17,7 @@ import msgspec
 
 from actors.addresses import ReplicaAddress
 from actors.packed_logits import LogitsTransport, PackedLogits
+from actors.shared_logits import SharedOffer
 from decoding.beam_group import Hypothesis
 from decoding.beam_options import BeamOptions
 from decoding.drafts import Distribution
@@ -144,6 +145,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     request_id: int
     tokens: list[int]
+    shared: SharedOffer | None = None  # memory for the answers, where the member can see it
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):

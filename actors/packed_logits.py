@@ -8,6 +8,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from actors.shared_logits import SharedLogits
+
 
 @dataclass(frozen=True, slots=True)
 class LogitsTransport:
@@ -30,26 +32,36 @@ class PackedLogits(msgspec.Struct, frozen=True):
     dtype: str
     values: bytes
     tokens: bytes | None = None  # int32, with top-k
+    shared: bool = False  # the values are not here, but in the memory that the leader shares with the member
 
 
-def pack(logits: Tensor, transport: LogitsTransport) -> PackedLogits:
-    """logits: [N, V] of any float type, on any device."""
+def pack(logits: Tensor, transport: LogitsTransport, memory: SharedLogits | None = None) -> PackedLogits:
+    """logits: [N, V] of any float type, on any device. memory: that the leader shares, for all of them, if they fit.
+
+    Logits of a narrower type than the transport's travel as they are: nothing is lost.
+    """
     dtype = getattr(torch, transport.dtype)
+    dtype = min(dtype, logits.dtype, key=lambda one: one.itemsize)
     positions, vocab_size = logits.shape
     tokens = None
     if 0 < transport.top_k < vocab_size:
         logits, indices = logits.topk(transport.top_k, dim=-1)
         tokens = _to_bytes(indices.int())
-    return PackedLogits(positions, vocab_size, transport.dtype, _to_bytes(logits.to(dtype)), tokens)
+    name, logits = str(dtype).removeprefix("torch."), logits.to(dtype)
+    if tokens is None and memory is not None and memory.write(logits):
+        return PackedLogits(positions, vocab_size, name, b"", shared=True)
+    return PackedLogits(positions, vocab_size, name, _to_bytes(logits), tokens)
 
 
-def unpack(packed: PackedLogits, device: torch.device | str = "cpu") -> Tensor:
-    """[N, V] float32; −∞ for what did not travel.
+def unpack(packed: PackedLogits, device: torch.device | str = "cpu", memory: SharedLogits | None = None) -> Tensor:
+    """[N, V] float32; −∞ for what did not travel. memory: shared with the member, to be read before its next answer.
 
     Raises:
         ValueError: sizes that don't fit together.
     """
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if packed.shared and packed.dtype in dtypes and memory is not None:
+        return memory.read(dtypes[packed.dtype], packed.positions, packed.vocab_size).to(device).float()
     if packed.dtype not in dtypes or packed.positions < 1 or not packed.values:
         raise ValueError(f"logits of {packed.positions} positions in {packed.dtype}")
     values = _from_bytes(packed.values, dtypes[packed.dtype], packed.positions).float()

@@ -75,7 +75,7 @@ class RowEnsemble:
             self.round.logits[0] = logits
 
     def take(self, replica: str, step: int, logits: Tensor, now_s: float) -> None:
-        """Another member's answer, [K + 1, V or so]; one to an earlier step is ignored.
+        """Another member's answer, [K + 1, V or so]; one to an earlier step, or a second one, is ignored.
 
         Raises:
             ValueError: it has another number of positions.
@@ -85,6 +85,8 @@ class RowEnsemble:
         if len(logits) != len(self.round.draft.tokens) + 1:
             raise ValueError(f"logits of {len(logits)} positions, not {len(self.round.draft.tokens) + 1}")
         at = self.replicas.index(replica)
+        if self.round.logits[at] is not None:
+            return
         self.round.logits[at] = logits
         self._answers[at] += 1
         self._answering_s[at] += now_s - self.round.asked_at_s

@@ -64,7 +64,7 @@ class Target:
         self._reception = Reception(link, self._rows, self.times)
         self._inside = inside
         self._planner = DraftPlanner(runner, adaptive=adaptive, in_turn=inside is not None)
-        self._ensembles = Ensembles(link, self._reception.put, runner.device)
+        self._ensembles = Ensembles(link, self._reception.put, runner)
         structures = Structures(load_tokenizer, runner.vocab_size)
         self._inbox = TargetInbox(self._rows, self._reception, runner, self._planner, structures, self._ensembles)
         self._masks = MaskThreads()
@@ -254,7 +254,7 @@ class Target:
         """Tell leaders what they asked. parts: [K + 1, V] of each row."""
         for row, logits in zip(asked, parts, strict=True):
             ask = row.answered()
-            self._reception.put(row.key[0], Answer(row.key[1], ask.step, pack(logits, ask.transport)))
+            self._reception.put(row.key[0], Answer(row.key[1], ask.step, pack(logits, ask.transport, row.memory)))
 
     def _search(self, rows: list[BeamRow], parts: Sequence[Tensor]) -> None:
         """Follow the beams of all rows. parts: [1, V] of each beam."""

@@ -76,7 +76,7 @@ class TargetInbox:
                 if failed is not None:
                     self.fail(*failed)
             case Report():
-                pass  # of a member or a drafter
+                self._ensembles.ask_again(peer)  # if it is a member
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 
@@ -113,7 +113,10 @@ class TargetInbox:
             self._rows.add(BeamRow(peer, message, options, self._runner.cache))
 
     def _join(self, peer: str, message: Join) -> None:
-        if self._runner.knows(message.tokens):
+        row = self._rows.get((peer, message.request_id))
+        if isinstance(row, MemberRow) and row.join == message:  # asked again; what was said may be lost
+            row.joined = False
+        elif self._runner.knows(message.tokens):
             self._rows.add(MemberRow(peer, message, self._runner))
         else:
             self._reception.put(

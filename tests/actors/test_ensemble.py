@@ -13,10 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.engine import Engine
+from actors.link import LocalLink
+from actors.messages import Answer, Ask, Join, Joined, Message
 from actors.replica import Role
 from actors.request import Delta, Endpoint, Request
 from actors.row_input import RowInput
 from actors.runner import Runner
+from actors.target_inbox import TargetInbox
 from decoding.blend import BlendBatch, blend
 from decoding.blend_params import BlendParams
 from decoding.ensemble_options import EnsembleOptions
@@ -200,6 +203,38 @@ def test_a_member_that_takes_too_long_is_dropped() -> None:
     assert shares is not None
     assert shares[1].weight == 0
     assert rest[-1].statistics.committed == 40
+
+
+def test_messages_to_and_from_members_that_are_lost_are_sent_again() -> None:
+    handle, lost = TargetInbox._handle, {Join, Joined, Ask, Answer}
+
+    def lossy(inbox: TargetInbox, peer: str, message: Message) -> None:
+        if type(message) in lost:
+            lost.remove(type(message))
+        else:
+            handle(inbox, peer, message)
+
+    with (
+        mock.patch.object(TargetInbox, "_handle", lossy),
+        mock.patch("actors.reception.REPORT_PERIOD_S", 0.02),
+        running() as engine,
+    ):
+        answer = list(engine.stream(Request(ensemble(BlendParams()), PROMPTS[3], params(1))))
+    assert not lost
+    assert tokens(answer) == reference(("first", "second"), BlendParams(), PROMPTS[3], params(1))
+
+
+def test_connections_to_members_that_nobody_needs_are_closed() -> None:
+    with (
+        mock.patch("actors.ensembles._IDLE_S", 0.0),
+        mock.patch.object(LocalLink, "disconnect") as closed,
+        running() as engine,
+    ):
+        for i in range(2):
+            answer = list(engine.stream(Request(ensemble(BlendParams()), PROMPTS[1], params(i))))
+            assert tokens(answer) == reference(("first", "second"), BlendParams(), PROMPTS[1], params(i))
+            wait_until(lambda: mock.call("second") in closed.mock_calls, "the connection to be closed")
+            closed.reset_mock()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
