@@ -25,13 +25,22 @@ class BeamRow(Row):
         """cache: in which the row gets its slots."""
         super().__init__(peer, admit)
         del self.tokens[self.prompt_length :]
-        ends = self.params.end_token_ids
-        self.search = BeamSearch(options, max_tokens=self.params.max_tokens, end_token_ids=ends)
         self.slots_needed = options.num_beams
-        self.steps = 0  # of the target, the prefill's last included
-        self.steps = 0  # of the target, the prefill's last included
-        self._cache = cache
+        self._options, self._cache = options, cache
         self._history = History(self.params, self.tokens, self.prompt_length)
+        self._begin()
+
+    def _begin(self) -> None:
+        ends = self.params.end_token_ids
+        self.search = BeamSearch(self._options, max_tokens=self.params.max_tokens, end_token_ids=ends)
+        self.steps = 0  # of the target, the prefill's last included
+        self._taking = False  # a step
+        self.__dict__.pop("_slots", None)
+
+    def undo(self) -> None:
+        if self._taking:
+            self._begin()
+            self.cached = self.prompt_length - 1  # the first of the slots still holds the prompt
 
     @property
     def prefilling(self) -> bool:
@@ -53,8 +62,8 @@ class BeamRow(Row):
 
         logits: [B, V] of any float type, after each of `inputs`; the first time [1, V], after the prompt.
         """
-        self.steps += 1
-        self.steps += 1
+        self.cached = self.prompt_length
+        self._taking = True
         answers = self.search.live
         self._slots.wrote(answers)
         positions = [Position(self._history, answer) for answer in answers]
@@ -62,6 +71,8 @@ class BeamRow(Row):
         log_probs = logits.float().log_softmax(dim=-1).expand(len(answers), -1)
         fork = self.search.advance(process(log_probs, batch), self._noise(log_probs))
         self._slots.fork(fork.parents)
+        self.steps += 1
+        self._taking = False
         return self.search.done
 
     def _noise(self, log_probs: Tensor) -> Tensor | None:
