@@ -19,7 +19,7 @@ from actors.ensembles import Ensembles
 from actors.link import ConnectingLink
 from actors.loop import LoopTimes
 from actors.member_row import MemberRow
-from actors.messages import Beams, Commit, Joined, Report
+from actors.messages import Commit, Joined, Report
 from actors.reception import REPORT_PERIOD_S, Reception
 from actors.row_ensemble import blended
 from actors.row_input import RowInput
@@ -254,8 +254,13 @@ class Target:
 
     def _fork(self, row: BeamRow, logits: Tensor) -> None:
         """Let a row's beams fork, and tell what they found once none goes on. logits: as `BeamRow.take` has it."""
-        if row.take(logits):
-            self._reception.put(row.key[0], Beams(row.key[1], row.search.best(), row.steps))
+        if not row.take(logits):
+            return
+        found = row.found()
+        if row.error is not None and not found.answers:
+            self._inbox.fail(row, row.error)
+        else:
+            self._reception.put(row.key[0], found)
             self._rows.remove(row.key)
 
     def _look_after_rows(self) -> None:
