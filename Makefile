@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-http help install demo serve bench bench-serve bench-peers models test test-cluster lint types format chaos chaos-serve
+.PHONY: fuzz-http help install demo serve bench bench-serve bench-peers models test test-cluster lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ chaos: install ## kill, hang and cut off replicas under load; compare every answ
 
 chaos-serve: install ## the same on Ray Serve, over HTTP, with few faults
 	$(BIN)/python -m benchmarks.chaos_serve $(ARGS)
+
+soak: install ## minutes with all slots in use: nothing may leak or grow (docs/failures.md)
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 models: install ## train the bundled pair of models
 	$(BIN)/python -m training

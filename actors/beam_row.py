@@ -3,18 +3,23 @@
 Its first tokens come with the last chunk of its prompt, and nothing is told before the search is over.
 """
 
+import math
+from collections.abc import Sequence
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from actors.beam_slots import BeamSlots
-from actors.messages import Admit
+from actors.messages import Admit, Beams
 from actors.row_input import RowInput
 from actors.rows import Row
 from actors.slots import SlotCache
 from decoding.beam import BeamSearch, beam_noise
 from decoding.beam_options import BeamOptions
+from decoding.errors import InvalidRequestError
 from decoding.history import History, Position
+from decoding.logprobs import TokenLogprobs, token_logprobs
 from decoding.sampling import SamplingBatch, process
 
 
@@ -25,13 +30,24 @@ class BeamRow(Row):
         """cache: in which the row gets its slots."""
         super().__init__(peer, admit)
         del self.tokens[self.prompt_length :]
-        ends = self.params.end_token_ids
-        self.search = BeamSearch(options, max_tokens=self.params.max_tokens, end_token_ids=ends)
         self.slots_needed = options.num_beams
-        self.steps = 0  # of the target, the prefill's last included
-        self.steps = 0  # of the target, the prefill's last included
-        self._cache = cache
+        self._options, self._cache = options, cache
         self._history = History(self.params, self.tokens, self.prompt_length)
+        self.error: InvalidRequestError | None = None  # why a beam could not go on in its structure
+        self._begin()
+
+    def _begin(self) -> None:
+        ends = self.params.end_token_ids
+        self.search = BeamSearch(self._options, max_tokens=self.params.max_tokens, end_token_ids=ends)
+        self.steps = 0  # of the target, the prefill's last included
+        self._taking = False  # a step
+        self._logprobs: dict[tuple[int, ...], list[TokenLogprobs]] = {(): []}  # by answer, if asked for
+        self.__dict__.pop("_slots", None)
+
+    def undo(self) -> None:
+        if self._taking:
+            self._begin()
+            self.cached = self.prompt_length - 1  # the first of the slots still holds the prompt
 
     @property
     def prefilling(self) -> bool:
@@ -53,16 +69,52 @@ class BeamRow(Row):
 
         logits: [B, V] of any float type, after each of `inputs`; the first time [1, V], after the prompt.
         """
-        self.steps += 1
-        self.steps += 1
+        self.cached = self.prompt_length
+        self._taking = True
         answers = self.search.live
         self._slots.wrote(answers)
-        positions = [Position(self._history, answer) for answer in answers]
-        batch = SamplingBatch.build(positions, logits.shape[-1], logits.device)
         log_probs = logits.float().log_softmax(dim=-1).expand(len(answers), -1)
-        fork = self.search.advance(process(log_probs, batch), self._noise(log_probs))
+        fork = self.search.advance(self._process(log_probs, answers), self._noise(log_probs))
+        if self.params.logprobs is not None:
+            self._note_logprobs(log_probs, answers)
         self._slots.fork(fork.parents)
+        self.steps += 1
+        self._taking = False
         return self.search.done
+
+    def found(self) -> Beams:
+        """The answers, once the search is over."""
+        answers = self.search.best()
+        wanted = self.params.logprobs is not None
+        logprobs = [self._logprobs[tuple(one.tokens)] for one in answers] if wanted else None
+        return Beams(self.key[1], answers, self.steps, logprobs)
+
+    def _process(self, log_probs: Tensor, answers: Sequence[Sequence[int]]) -> Tensor:
+        """[B, V] −∞ for all that may follow a beam that its structure can't go on from."""
+        if self.structure is None:
+            positions = [Position(self._history, answer) for answer in answers]
+            return process(log_probs, SamplingBatch.build(positions, log_probs.shape[-1], log_probs.device))
+        masks, errors = self.structure.follow(answers)
+        positions = [Position(self._history, answer, mask) for answer, mask in zip(answers, masks, strict=True)]
+        processed = process(log_probs, SamplingBatch.build(positions, log_probs.shape[-1], log_probs.device))
+        lost = torch.tensor([error is not None for error in errors], device=log_probs.device)
+        self.error = next(filter(None, errors), self.error)
+        return processed.masked_fill(lost[:, None], -math.inf)
+
+    def _note_logprobs(self, log_probs: Tensor, answers: Sequence[Sequence[int]]) -> None:
+        """Remember those of every answer that this step has made one token longer. log_probs: [B, V]."""
+        length = len(answers[0]) + 1
+        ended = [one.tokens for one in self.search.finished if len(one.tokens) == length]
+        longer = list({tuple(answer): None for answer in (*self.search.live, *ended)})
+        beams = {tuple(answer): beam for beam, answer in enumerate(answers)}
+        parents = torch.tensor([beams[answer[:-1]] for answer in longer], device=log_probs.device)
+        tokens = [answer[-1] for answer in longer]
+        found = token_logprobs(log_probs[parents], tokens, [self.params.logprobs or 0] * len(tokens))
+        earlier = [tuple(one.tokens) for one in self.search.finished if len(one.tokens) < length]
+        known = {answer: self._logprobs[answer] for answer in earlier}
+        for answer, one in zip(longer, found, strict=True):
+            known[answer] = [*self._logprobs[answer[:-1]], one]
+        self._logprobs = known
 
     def _noise(self, log_probs: Tensor) -> Tensor | None:
         """[B, V] if continuations are drawn."""

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ from actors.link import ConnectingLink
 from actors.loop import LoopTimes
 from actors.messages import Admit, Commit, Failed, Message, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
-from actors.rows import PREPARING_S, RowKey, RowTable, choose_prefill, in_slot_order
+from actors.rows import PREPARING_S, RowKey, RowTable, choose_prefill
 from actors.runner import Runner
+from actors.shortage import Shortage
 from actors.structures import LoadTokenizer, Structures
 from actors.translating_row import TranslatingRow
 from actors.translator import Translator
@@ -57,7 +59,6 @@ class Drafter:
         """
         self.times = LoopTimes()
         self._runner = runner
-        self._prefill_chunk = min(prefill_chunk, runner.max_query)
         self._alternatives = min(alternatives, WIDTH)
         self._ahead = ahead
         self._link = link
@@ -66,6 +67,8 @@ class Drafter:
         self._chain = DraftChain(runner)
         self._chain.warm_up()
         self._reception = Reception(link, self._rows, self.times)
+        chunk = min(prefill_chunk, runner.max_query)
+        self._shortage = Shortage(runner.cache.slots, self.times, self._give_back, prefill_chunk=chunk)
         self._structures = Structures(load_tokenizer, runner.vocab_size)
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
         self._translators = {name: translator.to(runner.device) for name, translator in (translators or {}).items()}
@@ -91,23 +94,28 @@ class Drafter:
         for peer, message in self._reception.receive(self.timeout_s()):
             self._handle(peer, message)
         for row, error in self._rows.make_ready():
-            self._rows.remove(row.key)
-            self._reception.put(row.key[0], Failed(row.key[1], str(error)))
+            self._give_back(row, error)
         wanting, alternatives = self._wanting()
         behind = [row for row in wanting if row.pending > WIDTH]
-        running = in_slot_order(row for row in wanting if row.pending <= WIDTH)
+        running = self._shortage.choose([row for row in wanting if row.pending <= WIDTH])
         if behind:
-            chosen = choose_prefill(behind, self._prefill_chunk)
-            self.times.prefill_s += self._run([(row, row.text_step(self._prefill_chunk)) for row in chosen])
+            chosen = choose_prefill(behind, self._shortage.prefill_chunk)
+            self._shortage.prefill(partial(self._prefill, chosen), chosen)
         if running:
-            length = 0 if alternatives else self._chain_length(running)
-            self.times.steps += max(length, 1)
-            self.times.step_s += (
-                self._run_chains(running, length)
-                if length
-                else self._run([(row, row.next_step(alternatives)) for row in running])
-            )
+            self._shortage.step(partial(self._step, running, alternatives), running)
         self._reception.close_turn()
+
+    def _prefill(self, rows: list[DrafterRow]) -> None:
+        chunk = self._shortage.prefill_chunk
+        self.times.prefill_s += self._run([(row, row.text_step(chunk)) for row in rows])
+
+    def _step(self, rows: list[DrafterRow], alternatives: int) -> None:
+        length = 0 if alternatives else self._chain_length(rows)
+        if length:
+            self.times.step_s += self._run_chains(rows, length)
+        else:
+            self.times.step_s += self._run([(row, row.next_step(alternatives)) for row in rows])
+        self.times.steps += max(length, 1)
 
     def timeout_s(self) -> float:
         """How long to wait for messages: not at all while there is something to compute."""
@@ -117,8 +125,13 @@ class Drafter:
 
     def _wanting(self) -> tuple[list[DrafterRow], int]:
         """The rows to work on, and how many nodes of each at most: more than the chain's only where no row is late."""
-        alternatives = 0 if any(row.ready and row.is_late() for row in self._rows) else self._alternatives
+        late = any(row.ready and row.is_late() for row in self._rows)
+        alternatives = self._alternatives if self._shortage.speculates and not late else 0
         return [row for row in self._rows if row.ready and row.wants_step(alternatives)], alternatives
+
+    def _give_back(self, row: DrafterRow, error: BaseException) -> None:
+        self._rows.remove(row.key)
+        self._reception.put(row.key[0], Failed(row.key[1], str(error)))
 
     def _run(self, steps: list[tuple[DrafterRow, DrafterStep]]) -> float:
         """One batched forward; every node that was run gets children, which are offered. Returns seconds."""

@@ -48,6 +48,7 @@ class DrafterRow(Row):
         self._trunk = self._used = 0  # columns of text; columns in use
         self._spine: list[int] = []  # columns of the text that follows the trunk
         self._chains = self.translator is None and can_chain(self.params)
+        self._start = 0  # the first column that the last step wrote
         self.follow(self.draft_length)
         self._plant(None)
 
@@ -69,7 +70,12 @@ class DrafterRow(Row):
         return self._lookahead == 0
 
     def resume(self, count: int) -> None:
-        self.cached = self._trunk = self._used = count
+        self.cached = self._trunk = self._used = self._start = count
+
+    def undo(self) -> None:
+        self._spine = []
+        self.resume(min(self._trunk, self._start, len(self.tokens) - 1))
+        self._plant(None)
 
     def follow(self, draft_length: int) -> None:
         """From the next commit on, look ahead as far as pays: a draft under verification, its bonus token, the next."""
@@ -121,6 +127,7 @@ class DrafterRow(Row):
         """The next pending text, at most `limit` tokens. No node is in the cache then: the root comes before them."""
         self._compact()
         run = self.next_input(limit)
+        self._start = run.start
         self.cached += len(run.tokens)
         self._trunk = self._used = self.cached
         return DrafterStep(run, [] if self.pending else [self.tree.root])
@@ -216,7 +223,7 @@ class DrafterRow(Row):
 
     def _place(self, nodes: list[DraftNode]) -> RowInput:
         """Give the nodes the next columns."""
-        start = self._used
+        start = self._start = self._used
         for node in nodes:
             node.column = self._used
             self._used += 1

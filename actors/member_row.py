@@ -1,6 +1,9 @@
 """A request of an ensemble on one of its members, which tells what it thinks of the text and of drafts."""
 
-from actors.messages import Admit, Ask, Join
+from torch import Tensor
+
+from actors.messages import Admit, Answer, Ask, Join
+from actors.packed_logits import pack
 from actors.row_input import RowInput, draft_input
 from actors.rows import Row
 from actors.runner import Runner
@@ -46,12 +49,13 @@ class MemberRow(Row):
         """The text's last token and the draft."""
         return draft_input(self.slot, self.cached, self.tokens[-1], self._draft)
 
-    def answered(self) -> Ask:
-        """The step was taken, so that the cache holds all of the text. Returns what was asked."""
+    def answer(self, logits: Tensor) -> Answer:
+        """The step was taken, so that the cache holds all of the text. logits: [K + 1, V]."""
         assert self.ask is not None
-        ask, self.ask = self.ask, None
+        answer = Answer(self.key[1], self.ask.step, pack(logits, self.ask.transport, self.memory))
+        self.ask = None
         self.cached += 1
-        return ask
+        return answer
 
     def next_input(self, limit: int) -> RowInput:
         """The last token is run with the draft."""

@@ -131,6 +131,7 @@ class Beams(msgspec.Struct, frozen=True, tag=True):
     request_id: int
     answers: list[Hypothesis]  # best first; fewer than asked for where no more have the words that must appear
     steps: int  # of the target, the prefill's last included
+    logprobs: list[list[TokenLogprobs]] | None = None  # of each answer's tokens, if asked for
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):

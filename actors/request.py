@@ -222,11 +222,12 @@ class ActiveRequest:
             field = "force_words" if self.request.beams and self.request.beams.force_words_ids else "n"
             reason = f"the search found {len(message.answers)} answers that the parameters allow, not {wanted}"
             raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
-        best, *others = [self._found(one) for one in message.answers]
+        logprobs: Sequence[list[TokenLogprobs] | None] = message.logprobs or [None] * len(message.answers)
+        best, *others = [self._found(*one) for one in zip(message.answers, logprobs, strict=True)]
         self.statistics = Statistics(steps=message.steps, committed=len(best.tokens))
         return replace(best, statistics=self.statistics, others=others)
 
-    def _found(self, one: Hypothesis) -> Delta:
+    def _found(self, one: Hypothesis, logprobs: list[TokenLogprobs] | None) -> Delta:
         request = self.request
         answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
         piece = answer.add(one.tokens, one.finish)
@@ -235,6 +236,7 @@ class ActiveRequest:
             one.tokens[: piece.used],
             Statistics(committed=piece.used),
             ["plain"] * piece.used,
+            logprobs and logprobs[: piece.used],
             finish=piece.finish,
             stop_reason=piece.stop_reason,
             score=one.score,

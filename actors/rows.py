@@ -30,6 +30,10 @@ class Row:
         self.shared = 0
         self.preparing: Future[StructureState] | None = None
         self.structure: StructureState | None = None  # what the answer must match
+        self.stepped_at = 0  # the loop's last step that it was in, as `Shortage` counts them
+
+    def undo(self) -> None:
+        """The forward that it was in has failed, so what was prepared for that is not to be relied on."""
 
     @property
     def pending(self) -> int:

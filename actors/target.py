@@ -7,6 +7,7 @@ blend in place of its own distribution; as a member it answers what a leader ask
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from msgspec.structs import replace
@@ -19,13 +20,13 @@ from actors.inside_drafter import InsideDrafter
 from actors.link import ConnectingLink
 from actors.loop import LoopTimes
 from actors.member_row import MemberRow
-from actors.messages import Answer, Beams, Commit, Joined, Report
-from actors.packed_logits import pack
+from actors.messages import Commit, Joined, Report
 from actors.reception import REPORT_PERIOD_S, Reception
 from actors.row_ensemble import blended
 from actors.row_input import RowInput
-from actors.rows import PREPARING_S, RowTable, choose_prefill, in_slot_order
+from actors.rows import PREPARING_S, RowTable, choose_prefill
 from actors.runner import Runner
+from actors.shortage import Shortage
 from actors.structures import LoadTokenizer, Structures
 from actors.target_inbox import ServedRow, TargetInbox
 from actors.target_row import TargetRow
@@ -59,7 +60,6 @@ class Target:
         """
         self.times = LoopTimes()
         self._runner = runner
-        self._prefill_chunk = min(prefill_chunk, runner.max_query)
         self._rows: RowTable[ServedRow] = RowTable(runner.cache, removed=self._leave)
         self._reception = Reception(link, self._rows, self.times)
         self._inside = inside
@@ -67,6 +67,8 @@ class Target:
         self._ensembles = Ensembles(link, self._reception.put, runner)
         structures = Structures(load_tokenizer, runner.vocab_size)
         self._inbox = TargetInbox(self._rows, self._reception, runner, self._planner, structures, self._ensembles)
+        chunk = min(prefill_chunk, runner.max_query)
+        self._shortage = Shortage(runner.cache.slots, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
         self._waited_before_s = 0.0  # for drafts, up to the step before
 
@@ -79,38 +81,49 @@ class Target:
         self._inbox.receive(self._timeout_s())
         if len(self._rows):
             self._planner.rows_in_hand = len(self._rows)
-            self._rows.drafting = self._planner.speculates()
+            self._rows.drafting = self._planner.speculates() and self._shortage.speculates
         self._look_after_rows()
         prefilling = self._prefilling()
         if prefilling:
-            self._prefill(choose_prefill(prefilling, self._prefill_chunk))
-        self._judge_rounds()
-        running, asked, searching = self._running(), self._asked(), self._searching()
-        if _wait_s(running) > 0:
-            running = []
-        if running or asked or searching:
-            self._step(running, asked, searching)
+            chosen = choose_prefill(prefilling, self._shortage.prefill_chunk)
+            self._shortage.prefill(partial(self._prefill, chosen), chosen)
+        complete = self._shortage.choose(self._complete())
+        if complete:
+            self._shortage.step(partial(self._judge_rounds, complete), complete)
+        running = self._running()
+        ready = [] if _wait_s(running) > 0 else running
+        candidates: list[ServedRow] = [*ready, *self._asked(), *self._searching()]
+        rows = self._shortage.choose(candidates)
+        if rows:
+            self._shortage.step(partial(self._step, rows), rows)
         self._reception.close_turn()
 
-    def _step(self, rows: list[TargetRow], asked: list[MemberRow], searching: list[BeamRow]) -> None:
+    def _step(self, batch: list[ServedRow]) -> None:
         """One batched forward over every row's last token and its draft; each row commits one token or more.
 
         But those that lead an ensemble commit when its members have answered, those asked by a leader answer, and beams
         fork.
         """
         turn_began_s = time.perf_counter()
-        if self._inside is not None and rows and self._planner.speculates():
+        rows = [row for row in batch if isinstance(row, TargetRow)]
+        asked = [row for row in batch if isinstance(row, MemberRow)]
+        searching = [row for row in batch if isinstance(row, BeamRow)]
+        if self._inside is not None and rows and self._rows.drafting:
             self._draft(self._inside, rows)
         began_s = time.perf_counter()
         drafts = self._planner.choose(rows, began_s)
+        if not self._shortage.speculates:
+            drafts = [draft.first(0) for draft in drafts]
         masks = self._masks.start([row.structure for row in rows], drafts)
         self._ask(rows, drafts, began_s)
         runs = [row.step_input(draft) for row, draft in zip(rows, drafts, strict=True)]
         runs += [row.step_input() for row in asked]
         runs += [run for row in searching for run in row.inputs()]
-        logits = self._runner.logits(runs)  # [N, V]
+        try:
+            logits = self._runner.logits(runs)  # [N, V]
+        finally:
+            allowed = masks()
         parts = logits.split([len(run.tokens) for run in runs])
-        allowed = masks()
         alone = [at for at, row in enumerate(rows) if row.ensemble is None]
         if len(alone) < len(runs):
             logits = torch.cat([parts[at] for at in alone]) if alone else logits[:0]
@@ -136,11 +149,8 @@ class Target:
             self._planner.note_drafting(token_s)
         self.times.drafted_s += time.perf_counter() - began_s
 
-    def _judge_rounds(self) -> None:
+    def _judge_rounds(self, rows: list[TargetRow]) -> None:
         """Follow the blends of ensembles whose members have all answered."""
-        rows = self._complete()
-        if not rows:
-            return
         ensembles = [row.ensemble for row in rows if row.ensemble is not None]
         rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]
         drafts = [one.draft for one in rounds]
@@ -176,14 +186,10 @@ class Target:
     def _prefill(self, rows: list[ServedRow]) -> None:
         """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token, or forks."""
         began_s = time.perf_counter()
-        chunks = [row.next_input(self._prefill_chunk) for row in rows]
+        chunks = [row.next_input(self._shortage.prefill_chunk) for row in rows]
         logits = self._last_logits(rows, chunks)  # [B, V]
-        for row, chunk in zip(rows, chunks, strict=True):
-            row.cached += len(chunk.tokens)
-        done = [(at, row) for at, row in enumerate(rows) if row.pending == 0 and isinstance(row, TargetRow)]
-        for at, row in enumerate(rows):
-            if isinstance(row, BeamRow) and row.pending == 0:
-                self._fork(row, logits[at : at + 1])
+        last = [at for at, row in enumerate(rows) if chunks[at].end == len(row.tokens)]
+        done = [(at, row) for at in last if isinstance(row := rows[at], TargetRow)]
         verdicts: list[Verdict] = []
         none = [Draft([], []) for _ in done]
         if done:
@@ -194,6 +200,11 @@ class Target:
                 logits[tensor_on(logits.device, [at for at, _ in done], torch.int64)],
                 masks(),
             )
+        for at in last:
+            if isinstance(row := rows[at], BeamRow):
+                self._fork(row, logits[at : at + 1])
+        for row, chunk in zip(rows, chunks, strict=True):
+            row.cached = chunk.end
         self.times.prefill_s += time.perf_counter() - began_s
         self._inbox.receive(0.0)
         for (_, row), draft, verdict in zip(done, none, verdicts, strict=True):
@@ -253,8 +264,7 @@ class Target:
     def _answer(self, asked: list[MemberRow], parts: tuple[Tensor, ...]) -> None:
         """Tell leaders what they asked. parts: [K + 1, V] of each row."""
         for row, logits in zip(asked, parts, strict=True):
-            ask = row.answered()
-            self._reception.put(row.key[0], Answer(row.key[1], ask.step, pack(logits, ask.transport, row.memory)))
+            self._reception.put(row.key[0], row.answer(logits))
 
     def _search(self, rows: list[BeamRow], parts: Sequence[Tensor]) -> None:
         """Follow the beams of all rows. parts: [1, V] of each beam."""
@@ -266,8 +276,13 @@ class Target:
 
     def _fork(self, row: BeamRow, logits: Tensor) -> None:
         """Let a row's beams fork, and tell what they found once none goes on. logits: as `BeamRow.take` has it."""
-        if row.take(logits):
-            self._reception.put(row.key[0], Beams(row.key[1], row.search.best(), row.steps))
+        if not row.take(logits):
+            return
+        found = row.found()
+        if row.error is not None and not found.answers:
+            self._inbox.fail(row, row.error)
+        else:
+            self._reception.put(row.key[0], found)
             self._rows.remove(row.key)
 
     def _look_after_rows(self) -> None:
@@ -292,7 +307,7 @@ class Target:
         return [row for row in self._rows if row.prefilling and row.ready]
 
     def _running(self) -> list[TargetRow]:
-        return in_slot_order(row for row in self._own_rows() if row.can_step)
+        return [row for row in self._own_rows() if row.can_step]
 
     def _complete(self) -> list[TargetRow]:
         """The leaders whose members have all answered."""
@@ -301,11 +316,11 @@ class Target:
     def _asked(self) -> list[MemberRow]:
         """The rows whose leaders wait for an answer that one step gives."""
         rows = [row for row in self._rows if isinstance(row, MemberRow)]
-        return in_slot_order(row for row in rows if row.ask is not None and row.ready and not row.prefilling)
+        return [row for row in rows if row.ask is not None and row.ready and not row.prefilling]
 
     def _searching(self) -> list[BeamRow]:
         rows = [row for row in self._rows if isinstance(row, BeamRow)]
-        return in_slot_order(row for row in rows if row.ready and not row.prefilling)
+        return [row for row in rows if row.ready and not row.prefilling]
 
     def _timeout_s(self) -> float:
         """How long to wait for messages: not at all while there is something to compute."""

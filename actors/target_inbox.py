@@ -110,7 +110,9 @@ class TargetInbox:
             error = f"num_beams is {options.num_beams}, but the target has {slots} slots"
             self._reception.put(peer, Failed(message.request_id, error, "num_beams"))
         else:
-            self._rows.add(BeamRow(peer, message, options, self._runner.cache))
+            row = BeamRow(peer, message, options, self._runner.cache)
+            self._structures.begin(row)
+            self._rows.add(row)
 
     def _join(self, peer: str, message: Join) -> None:
         row = self._rows.get((peer, message.request_id))

@@ -36,6 +36,10 @@ class TargetRow(Row):
         self.deadline_s = 0.0
         self.rejected_at = 0  # the length of the text when a draft token was last rejected
 
+    def undo(self) -> None:
+        if self.ensemble is not None:
+            self.ensemble.round = None  # the next step asks the members again
+
     @property
     def prefilling(self) -> bool:
         return self.pending > 1
@@ -105,6 +109,7 @@ class TargetRow(Row):
         """Keep the log-probabilities of the prompt's tokens. logits: [N, V], after each token of a prefill chunk."""
         following = self.tokens[chunk.start + 1 : min(chunk.end + 1, self.prompt_length)]
         counts = [self.params.prompt_logprobs or 0] * len(following)
+        del self.prompt_logprobs[chunk.start :]  # there are some if the chunk is computed anew
         self.prompt_logprobs += token_logprobs(logits[: len(following)], following, counts)
 
     def has_wanted_draft(self) -> bool:

@@ -20,7 +20,7 @@ from actors.loading import ModelSpec
 from actors.row_input import RowInput
 from actors.runner import Runner
 from actors.slots import SlotCache
-from decoding.errors import ConfigError
+from decoding.errors import ConfigError, UnavailableError
 
 _PATIENCE = timedelta(days=365)  # a gang without requests waits; when a rank dies, the others' connections break
 
@@ -153,7 +153,10 @@ class ShardedRunner(Runner):
 
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
         self._gang.announce(_Forward(list(rows), last_only))
-        return super().logits(rows, last_only=last_only)
+        try:
+            return super().logits(rows, last_only=last_only)
+        except torch.OutOfMemoryError as error:  # the others wait in the midst of a layer, so there is no way back
+            raise UnavailableError(f"rank 0 ran out of memory: {error}") from error
 
 
 class _ShardedCache(SlotCache):

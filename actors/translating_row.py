@@ -88,6 +88,11 @@ class TranslatingRow(DrafterRow):
             count = max(self.cached, min(count, common_prefix(self.donor.tokens, self.tokens)))
         super().resume(count)
 
+    def undo(self) -> None:
+        self.tokens += self._aligner.tokens[len(self.tokens) :]  # to end within a draft it needs that draft
+        self._ahead = b""
+        super().undo()
+
     def follow(self, draft_length: int) -> None:
         super().follow(draft_length)
         self._lookahead = self._stretched(self._lookahead)

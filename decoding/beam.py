@@ -38,6 +38,11 @@ class BeamSearch:
         return [beam.tokens for group in self._groups for beam in group.live]
 
     @property
+    def finished(self) -> list[Hypothesis]:
+        """The answers that have ended and are among the best so far, of one group after the other."""
+        return [one for group in self._groups for one in group.finished]
+
+    @property
     def done(self) -> bool:
         """Whether no beam goes on."""
         return not any(group.live for group in self._groups)
@@ -70,7 +75,7 @@ class BeamSearch:
 
         What several groups found comes last but for the first time.
         """
-        ranked = sorted((one for group in self._groups for one in group.finished), key=lambda one: -one.score)
+        ranked = sorted(self.finished, key=lambda one: -one.score)
         distinct: dict[tuple[int, ...], Hypothesis] = {}
         for one in ranked:
             distinct.setdefault(tuple(one.tokens), one)

@@ -87,9 +87,16 @@ class StructureState:
 
     def masks_after(self, paths: Sequence[Sequence[int]]) -> Tensor:
         """[N, ⌈V / 32⌉] int32 on the CPU: what may follow each of N paths from the text on, as `masks` has it."""
+        masks, _ = self.follow(paths)
+        return masks
+
+    def follow(self, paths: Sequence[Sequence[int]]) -> tuple[Tensor, list[InvalidRequestError | None]]:
+        """What `masks_after` gives, and for each path why nothing can follow it, if so."""
         draft = Draft([], [])
-        places = [_plant(draft, path) for path in paths]
-        return self._masks(draft, set(places))[[place + 1 for place in places]]
+        known: dict[tuple[int, int], int] = {}  # places by the one above, and the token
+        places = [_plant(draft, known, path) for path in paths]
+        masks = self._masks(draft, set(places))[[place + 1 for place in places]]
+        return masks, [self.error_after(place) for place in places]
 
     def _masks(self, draft: Draft, wanted: Collection[int]) -> Tensor:
         """As `masks`; only those after the wanted places are right."""
@@ -215,14 +222,12 @@ def _part(draft: Draft, fits: Sequence[bool]) -> Draft:
     )
 
 
-def _plant(draft: Draft, path: Sequence[int]) -> int:
+def _plant(draft: Draft, known: dict[tuple[int, int], int], path: Sequence[int]) -> int:
     """Add a path from the text on; returns the place of its last token, -1 if it has none."""
     at = -1
     for token in path:
-        children = zip(draft.tokens, draft.parents, strict=True)
-        found = next((place for place, child in enumerate(children) if child == (token, at)), None)
-        if found is None:
-            found = len(draft.tokens)
+        found = known.setdefault((at, token), len(draft.tokens))
+        if found == len(draft.tokens):
             draft.tokens.append(token)
             draft.parents.append(at)
         at = found

@@ -28,6 +28,7 @@ COUNTERS = {  # by the names of LoopTimes
         "Time with requests, but without drafts (target) or verdicts (drafter).",
     ),
     "idle_s": ("consort_idle_seconds_total", "Time without requests."),
+    "out_of_memory": ("consort_out_of_memory_total", "Forwards that the device had too little memory for."),
 }
 
 

@@ -99,16 +99,13 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         ]
 
     def _conditions_of_a_search(self) -> list[tuple[bool, str, str]]:
-        given = {
-            "logprobs": self.logprob_count,
-            "prompt_logprobs": self.prompt_logprobs,
-            "max_time": self.max_time,
-            "response_format": self.structure,
-        }
         if not self.searches:
             return []
+        prompt_logprobs = "prompt_logprobs" if self.prompt_logprobs is not None else "echo"  # beside logprobs
+        reason = "has no place in a beam search"
         return [
-            *((value is None, name, "has no place in a beam search") for name, value in given.items()),
+            (self.prompt_logprob_count is None, prompt_logprobs, f"with log-probabilities {reason}"),
+            (self.max_time is None, "max_time", reason),
             ((self.n or 1) <= (self.num_beams or MAX_BEAMS), "n", f"is above num_beams, {self.num_beams}"),
         ]
 

@@ -30,7 +30,7 @@ def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
     assert row.follow(ask(10, [], [20, 21, 22, 30], [-1, 0, 1, 0])) is None
     step = row.step_input()
     logits = RUNNER.logits([step])
-    row.answered()
+    row.answer(logits)
     assert row.follow(ask(10, [20, 30, 7], [8])) is None
     assert (row.cached, row.pending) == (12, 1)
     found = RUNNER.logits([row.step_input()])

@@ -69,9 +69,35 @@ def test_conversations(client: TestClient) -> None:
     assert [choice["finish_reason"] for choice in reply.json()["choices"]] == ["length", "length"]
 
 
+def test_log_probabilities_of_all_answers(client: TestClient) -> None:
+    plain = ask(client, num_beams=4, n=2)["choices"]
+    for choice, same in zip(ask(client, num_beams=4, n=2, logprobs=2)["choices"], plain, strict=True):
+        told = choice["logprobs"]
+        assert choice["text"] == same["text"] == "".join(told["tokens"])
+        assert sum(told["token_logprobs"]) / len(told["tokens"]) == pytest.approx(choice["score"], abs=1e-4)
+        assert all(len(best) >= 2 for best in told["top_logprobs"])
+
+
+def test_structured_answers(client: TestClient) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"]}
+    body = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+        "max_tokens": 40,
+    }
+    choices = ask(client, num_beams=4, n=4, **body)["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["stop"] * 4
+    assert {json.loads(choice["text"])["n"] for choice in choices} <= {1, 2, 3}
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
-    [({"n": 3, "num_beams": 2}, "n"), ({"logprobs": 1, "num_beams": 2}, "logprobs"), ({"num_beams": 5}, "num_beams")],
+    [
+        ({"n": 3, "num_beams": 2}, "n"),
+        ({"prompt_logprobs": 1, "num_beams": 2}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1, "num_beams": 2}, "echo"),
+        ({"max_time": 1, "num_beams": 2}, "max_time"),
+        ({"num_beams": 5}, "num_beams"),
+    ],
 )
 def test_what_cannot_be_is_refused(client: TestClient, fields: dict[str, object], field: str) -> None:
     reply = client.post("/v1/completions", json={**BODY, **fields})

@@ -1,0 +1,200 @@
+"""A long time with all slots in use: nothing may leak, and every answer must be what it was at the start.
+
+    make soak ARGS="--minutes 5"
+
+Requests of all kinds, beam searches and prompts that begin alike among them, come at random from more clients than
+there are slots; many hang up at random moments. After each round all slots must be free, and neither the process nor
+the number of its objects may grow from round to round.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from actors.engine import Engine
+from actors.loading import ModelSpec, load_tokenizer
+from actors.replica import Role, load_runner
+from actors.runner import Runner
+from actors.structure_tokenizer import structure_tokenizer
+from benchmarks.chaos_load import Case, collect, make_cases
+from decoding.beam_options import BeamOptions
+from decoding.params import SamplingParams
+
+_HANG_UPS = 0.4  # of all requests
+_SETTLE_S = 30.0  # until nothing is in progress, after the last client's end
+_SAMPLE_S = 0.05
+_MOST_MIB, _MOST_OBJECTS = 24.0, 0.02  # that all rounds after the first may add
+_MODELS: Mapping[str, Role] = {"target": "target", "member": "target", "drafter": "drafter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What came of one."""
+
+    asked: int
+    hung_up: int
+    wrong: list[str]  # answers that were not what they had been at the start
+    occupancy: float  # mean share of the target's slots in use
+    leaked: dict[str, int]  # slots that are not free, by replica
+    rss_bytes: int
+    objects: int
+
+
+class Soak:
+    """One engine under load."""
+
+    def __init__(self, engine: Engine, runners: Mapping[str, Runner], cases: Sequence[Case], *, seed: int) -> None:
+        self._engine, self._runners, self._cases = engine, runners, cases
+        self._streams = 2 * runners["target"].cache.slots
+        self._chance = random.Random(seed)
+        with ThreadPoolExecutor(4) as pool:
+            self._expected = list(pool.map(lambda case: collect(engine.stream(case.fresh())), cases))
+
+    def round(self, seconds: float) -> Round:
+        """Keep all clients busy for that long."""
+        until_s = time.monotonic() + seconds
+        occupied: list[float] = []
+        done = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(occupied, done))
+        watch.start()
+        with ThreadPoolExecutor(self._streams) as pool:
+            chances = [random.Random(self._chance.random()) for _ in range(self._streams)]
+            told = [each for found in pool.map(lambda one: self._ask(one, until_s), chances) for each in found]
+        done.set()
+        watch.join()
+        leaked = self._leaked()
+        gc.collect()
+        return Round(
+            asked=len(told),
+            hung_up=sum(said is None for said in told),
+            wrong=[said for said in told if said],
+            occupancy=sum(occupied) / max(len(occupied), 1),
+            leaked=leaked,
+            rss_bytes=rss_bytes(),
+            objects=len(gc.get_objects()),
+        )
+
+    def _ask(self, chance: random.Random, until_s: float) -> list[str | None]:
+        """One client's requests. For each what is wrong with its answer, "" if nothing is; None: it hung up."""
+        said: list[str | None] = []
+        while time.monotonic() < until_s:
+            at = chance.randrange(len(self._cases))
+            case = self._cases[at]
+            deltas = self._engine.stream(case.fresh())
+            if chance.random() < _HANG_UPS:
+                list(itertools.islice(deltas, int(chance.expovariate(0.2))))
+                del deltas  # which cancels the request
+                said.append(None)
+            else:
+                answer = collect(deltas)
+                said.append("" if answer.same_as(self._expected[at]) else f"{case.kind}: {answer}")
+        return said
+
+    def _watch(self, occupied: list[float], done: threading.Event) -> None:
+        while not done.wait(_SAMPLE_S):
+            load = self._engine.loops["target"].load()
+            occupied.append(load.active / load.slots)
+
+    def _leaked(self) -> dict[str, int]:
+        """Slots that are still in use when nothing should be in progress any more."""
+        until_s = time.monotonic() + _SETTLE_S
+        while (leaked := self._in_use()) and time.monotonic() < until_s:
+            time.sleep(_SAMPLE_S)
+        return leaked
+
+    def _in_use(self) -> dict[str, int]:
+        caches = {name: runner.cache for name, runner in self._runners.items()}
+        return {name: cache.slots - cache.free for name, cache in caches.items() if cache.free < cache.slots}
+
+
+def rss_bytes() -> int:
+    """What the process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def with_shared_prefixes(case: Case, *, count: int, most: int, vocab_size: int, seed: int) -> Iterator[Case]:
+    """The case with other prompts, up to `most` tokens long: each continues a part of an earlier one."""
+    chance = random.Random(seed)
+    prompts = [list(case.request.prompt)]
+    for at in range(count):
+        stem = chance.choice(prompts)
+        stem = stem[: chance.randint(0, len(stem))]
+        prompts.append([*stem, *(chance.randrange(vocab_size) for _ in range(chance.randint(1, most)))][:most])
+        params = replace(case.request.params, max_tokens=chance.randint(1, 40), seed=at, temperature=float(at % 2))
+        yield Case(case.kind, replace(case.request, prompt=prompts[-1], params=params))
+
+
+def with_beams(case: Case, num_beams: int) -> Case:
+    """A search in place of the case's request."""
+    ends = case.request.params.eos_token_ids
+    params = SamplingParams(max_tokens=min(case.request.params.max_tokens, 24), temperature=0, eos_token_ids=ends)
+    return Case("beams", replace(case.request, params=params, beams=BeamOptions(num_beams=num_beams)))
+
+
+def _bundled_cases(seed: int) -> list[Case]:
+    cases = make_cases(Path("models/target"), 40, 12, seed=seed)
+    sampled = next(case for case in cases if case.kind == "sampled")
+    searches = [with_beams(case, 2 + at % 3) for at, case in enumerate(cases) if case.kind == "greedy"]
+    return [*cases, *searches, *with_shared_prefixes(sampled, count=24, most=300, vocab_size=2048, seed=seed)]
+
+
+def grown(rounds: Sequence[Round]) -> tuple[float, float]:
+    """How much more memory (MiB) and how many more objects (relative) there are than after the first round."""
+    first, last = rounds[0], rounds[-1]
+    return (last.rss_bytes - first.rss_bytes) / 2**20, last.objects / first.objects - 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if nothing leaked, grew or differed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=1, help="of each model")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="a JSON file")
+    options = parser.parse_args(arguments)
+    runners = {
+        name: load_runner(
+            ModelSpec(
+                name=name,
+                path=f"models/{name}",
+                dtype="float32",
+                device="cpu",
+                threads=options.threads,
+                slots=options.slots,
+                max_length=384,
+            )
+        )
+        for name in _MODELS
+    }
+    cases = _bundled_cases(options.seed)
+    tokenizer = structure_tokenizer(load_tokenizer("models/target"))
+    replicas = {name: (role, runners[name]) for name, role in _MODELS.items()}
+    with Engine(replicas, load_tokenizer=lambda: tokenizer) as engine:
+        soak = Soak(engine, runners, cases, seed=options.seed)
+        rounds: list[Round] = []
+        for number in range(options.rounds):
+            rounds.append(soak.round(60 * options.minutes / options.rounds))
+            print(number, rounds[-1], flush=True)
+    more_mib, more_objects = grown(rounds)
+    print(f"{sum(one.asked for one in rounds)} requests; {more_mib:+.1f} MiB, {more_objects:+.2%} objects")
+    if options.output:
+        options.output.write_text(json.dumps([asdict(one) for one in rounds], indent=1) + "\n", encoding="utf-8")
+    fine = all(not one.wrong and not one.leaked for one in rounds)
+    return 0 if fine and more_mib < _MOST_MIB and more_objects < _MOST_OBJECTS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

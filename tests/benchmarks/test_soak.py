@@ -1,0 +1,51 @@
+"""The soak test, seconds long and on tiny models: all slots in use, clients that hang up, nothing left behind."""
+
+from actors.engine import Engine
+from actors.replica import Role
+from actors.request import Endpoint, Request
+from actors.runner import Runner
+from benchmarks.chaos_load import Case
+from benchmarks.soak import Soak, grown, with_beams, with_shared_prefixes
+from decoding.blend_params import BlendParams
+from decoding.ensemble_options import EnsembleOptions
+from decoding.ngram import NgramOptions
+from decoding.params import SamplingParams
+from tests.support.models import VOCAB, tiny_model
+
+MODELS: dict[str, tuple[Role, str]] = {
+    "target": ("target", "llama-gqa"),
+    "member": ("target", "qwen3"),
+    "drafter": ("drafter", "mistral-window"),
+}
+
+
+def cases() -> list[Case]:
+    pair = Endpoint("pair", "target", "drafter", 4, decode=str)
+    blend = EnsembleOptions(blend=BlendParams())
+    endpoints = {
+        "plain": Endpoint("plain", "target", None, 0, decode=str),
+        "drafted": pair,
+        "n-grams": Endpoint("n-grams", "target", None, 4, decode=str, ngram=NgramOptions()),
+        "ensemble": Endpoint("blend", "target", "drafter", 4, decode=str, members=["member"], ensemble=blend),
+    }
+    found: list[Case] = []
+    for kind, endpoint in endpoints.items():
+        case = Case(kind, Request(endpoint, [1, 2, 3], SamplingParams(max_tokens=24)))
+        found += with_shared_prefixes(case, count=8, most=70, vocab_size=VOCAB, seed=len(found))
+    return [*found, *(with_beams(case, 2 + at % 2) for at, case in enumerate(found[:6]))]
+
+
+def test_nothing_is_left_behind_and_every_answer_is_right() -> None:
+    runners = {
+        name: Runner(tiny_model(family), slots=4, max_length=128, max_query=64) for name, (_, family) in MODELS.items()
+    }
+    replicas = {name: (role, runners[name]) for name, (role, _) in MODELS.items()}
+    with Engine(replicas, prefill_chunk=32) as engine:
+        soak = Soak(engine, runners, cases(), seed=1)
+        rounds = [soak.round(1.5) for _ in range(4)]
+    assert [one.wrong for one in rounds] == [[]] * 4
+    assert [one.leaked for one in rounds] == [{}] * 4
+    assert all(one.occupancy > 0.5 and one.hung_up > 0 for one in rounds)
+    more_mib, more_objects = grown(rounds)
+    assert more_mib < 48  # a busy machine's allocator is no clock: growth without end is more
+    assert more_objects < 0.05
