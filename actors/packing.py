@@ -1,7 +1,7 @@
 """Weights laid out for oneDNN once, at loading, instead of at every call: about twice as fast on CPUs.
 
 torch's own `linear` leaves weights as they are, and reads them at little more than half the memory bandwidth when there
-are few tokens: see docs/experiments.md.
+are few tokens: see docs/experiments.md. Layers that see the same input are computed as one, on CPUs and GPUs.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 _TOKENS = 8  # what the layout is made for; it serves other numbers almost as well
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -33,13 +34,27 @@ class PackedLinear(nn.Module):
         return result
 
 
+class JoinedLinear(nn.Module):
+    """Some linear layers' weights, one below the other, as torch computes them."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [out_features, in_features]; bias: [out_features]."""
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in_features]; returns [..., out_features]."""
+        return linear(x, self.weight, self.bias)
+
+
 class PackedTogether:
     """Some linear layers that see the same input, computed at once when the first of them is called."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [bias for linear in linears if (bias := getattr(linear, "bias", None)) is not None]
-        self._all = PackedLinear(weight, torch.cat(biases) if biases else None)
+        kind = PackedLinear if weight.device.type == "cpu" else JoinedLinear
+        self._all = kind(weight, torch.cat(biases) if biases else None)
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._results: Sequence[Tensor] = ()
@@ -67,12 +82,10 @@ class OneOfSeveral(nn.Module):
 @torch.no_grad()
 def pack_linears(module: nn.Module) -> None:
     """Replace the linear layers below `module` that profit, in turn, so that memory never holds two copies."""
-    if not torch.backends.mkldnn.is_available():
-        return
     for names in _TOGETHER:
         _join(module, names)
     for name, child in module.named_children():
-        if _profits(child):
+        if _profits(child) and child.weight.device.type == "cpu":
             setattr(module, name, PackedLinear(child.weight, child.bias))
         else:
             pack_linears(child)
@@ -81,7 +94,8 @@ def pack_linears(module: nn.Module) -> None:
 def _join(module: nn.Module, names: Sequence[str]) -> None:
     """Make one of the layers of these names, if the module has all of them and they are alike."""
     linears = [child for name in names if _profits(child := getattr(module, name, None))]
-    if len(linears) < len(names) or len({getattr(linear, "bias", None) is None for linear in linears}) > 1:
+    kinds = {(layer.weight.device, layer.weight.dtype, layer.bias is None) for layer in linears}
+    if len(linears) < len(names) or len(kinds) > 1:
         return
     together = PackedTogether(linears)
     for index, name in enumerate(names):
@@ -89,9 +103,13 @@ def _join(module: nn.Module, names: Sequence[str]) -> None:
 
 
 def _profits(module: object) -> TypeGuard[nn.Linear]:
-    if type(module) is not nn.Linear:
+    """Whether it is a plain layer, of a model that is on one device, and of a type that its device is good at."""
+    if type(module) is not nn.Linear or hasattr(module, "_hf_hook"):
         return False
-    weight = module.weight
-    if weight.device.type != "cpu" or weight.dtype not in _DTYPES:
+    if module.weight.device.type == "cuda":
+        return module.weight.is_floating_point()
+    if module.weight.device.type != "cpu" or module.weight.dtype not in _DTYPES:
         return False
-    return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return module.weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

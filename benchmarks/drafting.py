@@ -1,9 +1,10 @@
-"""How fast a drafter is alone: every draft is agreed with at once, so the next one is always late.
+"""How fast a drafter is alone, a token at a time and in chains: drafts are agreed with at once, so the next is late.
 
 python -m benchmarks.drafting --output benchmarks/results/drafting.json
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -26,7 +27,7 @@ _WARM_UP = 3  # rounds that do not count
 
 
 def main() -> None:
-    """Print and keep the milliseconds of a draft token, and how many of them there are per second."""
+    """Print and keep how many draft tokens there are per second, in turn in both ways."""
     options = _options()
     spec = ModelSpec(
         name="drafter", path=options.model, device=options.device, slots=max(options.streams), threads=options.threads
@@ -34,17 +35,26 @@ def main() -> None:
     runner = load_runner(spec)
     prompts = [load_tokenizer(spec.path).encode(text)[:64] for text in read_prompts(Path("models/heldout.jsonl"))]
     found = []
-    for streams in options.streams:
-        for temperature in options.temperature:
-            rates = [
-                _tokens_per_s(runner, prompts[:streams], temperature, options.draft_length, options.rounds)
-                for _ in range(options.repetitions)
-            ]
-            found.append({"streams": streams, "temperature": temperature, "tokens_per_s": rates})
-            rate = statistics.median(rates)
-            print(
-                f"{streams} stream(s), T = {temperature:g}: {rate:.0f} tokens/s, {streams / rate * 1e3:.3f} ms a step"
-            )
+    for streams, temperature in itertools.product(options.streams, options.temperature):
+        rates: dict[bool, list[float]] = {False: [], True: []}  # by whether there are chains
+        for _ in range(options.repetitions):
+            for runner.whole, of_kind in rates.items():
+                of_kind.append(_tokens_per_s(runner, prompts[:streams], temperature, options))
+        ratio = statistics.median(chain / single for single, chain in zip(*rates.values(), strict=True))
+        single, chain = (statistics.median(of_kind) for of_kind in rates.values())
+        found.append(
+            {
+                "streams": streams,
+                "temperature": temperature,
+                "single_tokens_per_s": rates[False],
+                "chain_tokens_per_s": rates[True],
+                "ratio": ratio,
+            }
+        )
+        print(
+            f"{streams} stream(s), T = {temperature:g}: one by one {single:.0f} tokens/s, in chains {chain:.0f}, "
+            f"{ratio:.2f} times as many; {streams / single * 1e3:.3f} ms a step, {streams / chain * 1e3:.3f} ms"
+        )
     if options.output:
         command = " ".join(["python -m benchmarks.drafting", *sys.argv[1:]])
         report = {"command": command, "options": vars(options), "hardware": hardware(), "found": found}
@@ -52,9 +62,10 @@ def main() -> None:
 
 
 def _tokens_per_s(
-    runner: Runner, prompts: Sequence[list[int]], temperature: float, draft_length: int, rounds: int
+    runner: Runner, prompts: Sequence[list[int]], temperature: float, options: argparse.Namespace
 ) -> float:
     """Draft tokens of all rows per second of the drafter's turns."""
+    draft_length, rounds = options.draft_length, options.rounds
     exchange = LocalExchange()
     link = exchange.join("coordinator")
     drafter = Drafter(runner, exchange.join("drafter"))

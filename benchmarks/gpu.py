@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_floor_text(floor))
     tokenizer = load_tokenizer("models/target")
     prompts = [tokenizer(text)["input_ids"] for text in read_prompts(Path("models/heldout.jsonl"))]
-    checks = check_graphs(_runner(_twin(target), _CHECKED), _runner(_twin(drafter), _CHECKED), prompts[:_CHECKED])
+    checks = check_graphs(_bucketed(_twin(target), _CHECKED), _bucketed(_twin(drafter), _CHECKED), prompts[:_CHECKED])
     print(f"replays give what calls give: {checks}", flush=True)
     comparisons: list[Comparison] = []
     workloads = [
@@ -166,7 +166,7 @@ def _compare(
     print(f"{workload.streams} stream(s), temperature {workload.temperature:g}", flush=True)
     models = Local(HuggingFace(target, drafter))
     slots, γs, most = workload.streams, options.draft_length, options.adaptive_limit
-    runner, beside = _runner(_twin(target), slots), _runner(_twin(drafter), slots)
+    runner, beside = _bucketed(_twin(target), slots), _bucketed(_twin(drafter), slots)
     drafters = {_BESIDE: lambda: beside, _ON_CPU: lambda: _cpu_runner(options, drafter, slots)}
     with running(runner, drafters, draft_lengths=γs, most=most) as ours:
         by_group = {each.group: each for each in ours if each.kind == "fixed"}
@@ -204,24 +204,28 @@ def _twin(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def _runner(model: PreTrainedModel, slots: int) -> Runner:
+    """As a server has it. What it changes in the model is the twin's alone."""
+    pack_linears(model)
+    replace_norms(model)
+    return Runner(model, slots=slots, max_length=_MAX_LENGTH, max_query=256)
+
+
+def _bucketed(model: PreTrainedModel, slots: int) -> Runner:
     """On a CPU, with what a GPU would replay called instead."""
-    runner = Runner(model, slots=slots, max_length=_MAX_LENGTH, max_query=256)
+    runner = _runner(model, slots)
     if runner.device.type == "cpu":
         runner.use_graphs(capture=lambda run: run)
     return runner
 
 
 def _cpu_runner(options: argparse.Namespace, drafter: LlamaForCausalLM, slots: int) -> Runner:
-    """In float32, which CPUs compute fastest at the bundled size, and as fast as a server's."""
+    """In float32, which CPUs compute fastest at the bundled size."""
     torch.set_num_threads(options.threads)
     if options.cpu_drafter == "inflated":
-        model: PreTrainedModel = copy.deepcopy(drafter).cpu().float()
-    else:
-        spec = ModelSpec(name="drafter", path="models/drafter", dtype="float32", device="cpu", max_length=_MAX_LENGTH)
-        model = load_model(spec)
-    pack_linears(model)
-    replace_norms(model)
-    return Runner(model, slots=slots, max_length=_MAX_LENGTH, max_query=256)
+        moved: PreTrainedModel = copy.deepcopy(drafter).cpu().float()
+        return _runner(moved, slots)
+    spec = ModelSpec(name="drafter", path="models/drafter", dtype="float32", device="cpu", max_length=_MAX_LENGTH)
+    return _runner(load_model(spec), slots)
 
 
 def _floor_text(floor: Floor) -> str:

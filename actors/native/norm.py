@@ -4,6 +4,7 @@ import ctypes
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from actors.native.library import library
 
@@ -42,15 +43,35 @@ class NativeRMSNorm(nn.Module):
         return output
 
 
+class TorchRMSNorm(nn.Module):
+    """The same in torch's own kernel, on GPUs: it rounds once, after the weights."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight, self._eps = weight, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., H]; returns the same shape."""
+        return rms_norm(x, self.weight.shape, self.weight, self._eps)
+
+
 @torch.no_grad()
 def replace_norms(module: nn.Module) -> None:
-    """Replace the layers below `module` that compute what `NativeRMSNorm` does: each is tried on random numbers."""
+    """Replace the layers below `module` that compute what those here do: each is tried on random numbers."""
     for name, child in module.named_children():
         weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", getattr(child, "eps", None))
         if not type(child).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
             replace_norms(child)
-        elif weight.device.type == "cpu" and weight.dtype in _NAMES and weight.is_contiguous() and library():
-            native = NativeRMSNorm(child, weight, eps)
-            x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-            if torch.allclose(native(x), child(x), rtol=_TOLERANCE, atol=_TOLERANCE):
-                setattr(module, name, native)
+        elif (faster := _faster(child, weight, eps)) is not None:
+            x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+            if torch.allclose(faster(x), child(x), rtol=_TOLERANCE, atol=_TOLERANCE):
+                setattr(module, name, faster)
+
+
+def _faster(norm: nn.Module, weight: Tensor, eps: float) -> nn.Module | None:
+    """What might stand for a norm, on its device."""
+    if weight.device.type == "cuda" and not hasattr(norm, "_hf_hook"):
+        return TorchRMSNorm(weight, eps)
+    if weight.device.type == "cpu" and weight.dtype in _NAMES and weight.is_contiguous() and library():
+        return NativeRMSNorm(norm, weight, eps)
+    return None

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from actors.native.norm import replace_norms
-from actors.packing import PackedLinear, pack_linears
+from actors.native.norm import TorchRMSNorm, replace_norms
+from actors.packing import JoinedLinear, PackedLinear, pack_linears
 from actors.row_input import RowInput
 from actors.runner import Runner
 from tests.support.models import CONFIGS, tiny_model
@@ -21,6 +22,17 @@ def test_a_packed_layer_equals_the_layer(dtype: torch.dtype, tolerance: float, b
         parameter.normal_(std=0.2, generator=generator)
     x = torch.randn(1, tokens, 48, generator=generator).to(dtype)
     torch.testing.assert_close(PackedLinear(linear.weight, linear.bias)(x), linear(x), atol=tolerance, rtol=tolerance)
+
+
+def test_what_stands_for_layers_on_a_gpu_computes_the_same() -> None:
+    """Tried here on the CPU."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 5, 48, generator=generator)
+    parts = [nn.Linear(48, size).requires_grad_(False) for size in (32, 16, 16)]
+    joined = JoinedLinear(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
+    torch.testing.assert_close(joined(x), torch.cat([part(x) for part in parts], dim=-1))
+    norm = LlamaRMSNorm(48, eps=1e-5)
+    torch.testing.assert_close(TorchRMSNorm(norm.weight, 1e-5)(x), norm(x))
 
 
 @pytest.mark.parametrize("family", CONFIGS)

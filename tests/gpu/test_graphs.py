@@ -8,6 +8,8 @@ import torch
 
 from actors.draft_chain import ChainStart, DraftChain
 from actors.draft_tree import DraftChoice
+from actors.native.norm import replace_norms
+from actors.packing import OneOfSeveral, pack_linears
 from actors.row_input import RowInput
 from actors.runner import Runner
 from actors.streams import use_own_stream
@@ -85,3 +87,16 @@ def test_two_threads_record_and_replay_beside_each_other() -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(work, (one, other)))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "qwen3", "gemma3"])
+def test_a_packed_model_gives_the_same_logits(family: str) -> None:
+    rows = [RowInput(0, 0, [3, 1, 4, 1, 5]), RowInput(2, 0, [9, 2])]
+    expected = runners(family)[0].logits(rows)
+    model = torch.nn.Module.cuda(tiny_model(family))
+    before = {type(module) for module in model.modules()}
+    pack_linears(model)
+    replace_norms(model)
+    assert OneOfSeveral in {type(module) for module in model.modules()} - before
+    found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
