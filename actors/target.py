@@ -223,6 +223,7 @@ class Target:
             logprobs=verdict.logprobs and verdict.logprobs[: len(kept)],
             prompt_logprobs=row.prompt_logprobs if row.generated == 0 and row.wants_prompt_logprobs else None,
             members=row.ensemble.shares() if row.ensemble else None,
+            views=row.ensemble.views and row.ensemble.views[: len(kept)] if row.ensemble else None,
         )
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
