@@ -2,12 +2,12 @@
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.page.driving import send, tokens_of, wait_until_done
 from tests.page.fake_server import STEPS, TEXT, Fake
-from tests.page.test_browser import CONTRAST, send, tokens_of, wait_until_done
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -157,31 +157,3 @@ def test_completions_have_no_tools(page: "Page", fake: Fake) -> None:
     page.locator("#send").click()
     wait_until_done(page)
     assert "tools" not in fake.bodies[0]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_members_and_calls_can_be_read_on_their_grounds(page: "Page", scheme: Any) -> None:
-    """Contrast of at least 4.5, as WCAG 2 asks for."""
-    page.emulate_media(color_scheme=scheme)
-    choose_blend(page)
-    send(page, "ensemble")
-    wait_until_done(page)
-    send(page, "call")
-    wait_until_done(page, 2)
-    selectors = [".call .facts", ".call-name", ".call-arguments", ".raw summary", "#colours"]
-    contrasts = {selector: page.locator(selector).first.evaluate(CONTRAST) for selector in selectors}
-    for mark in ("0", "1", "agreed"):
-        tokens = page.locator(f'.card .token[data-member="{mark}"]')
-        if tokens.count():
-            contrasts[mark] = tokens.first.evaluate(CONTRAST)
-    assert {selector: ratio for selector, ratio in contrasts.items() if ratio < 4.5} == {}
-
-
-def test_several_answers_and_calls_fit_on_a_narrow_screen(page: "Page") -> None:
-    page.set_viewport_size({"width": 360, "height": 640})
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Answers", exact=True).fill("3")
-    page.get_by_role("button", name="Settings").click()
-    send(page, "call " + "and" * 50)
-    wait_until_done(page, 3)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
