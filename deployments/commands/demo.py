@@ -11,7 +11,7 @@ from rich.markup import escape
 from deployments.commands.client import Client
 
 _PROMPT = "def read_lines(path):"
-_REQUEST = {"prompt": _PROMPT, "max_tokens": 160, "temperature": 0.6, "seed": 7}
+_REQUEST = {"prompt": _PROMPT, "max_tokens": 110, "temperature": 0.5, "seed": 7}
 
 
 @dataclass(frozen=True, slots=True)
