@@ -53,6 +53,15 @@ class MemberShare(msgspec.Struct, frozen=True):
     latency_s: float  # mean, of its answers; 0 for the leader
 
 
+class MemberView(msgspec.Struct, frozen=True):
+    """What a member of an ensemble thought of a token that was committed."""
+
+    model: str
+    logprob: float  # of the token, to this member alone
+    agreed: bool  # whether it was the most probable token to this member
+    share: float  # weight × probability, of 1 in all members
+
+
 class Admit(msgspec.Struct, frozen=True, tag=True):
     """Take up a request. `tokens` are its prompt and all committed tokens, so fail-over is one more Admit.
 
@@ -120,6 +129,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     logprobs: list[TokenLogprobs] | None = None  # of the tokens, if asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt's from its second on, with the first tokens
     members: list[MemberShare] | None = None  # of an ensemble
+    views: list[list[MemberView]] | None = None  # of an ensemble: for each token, of those who answered, if asked for
     rejected: bool = False  # whether the last token is not what was drafted in its place
     hit: bool = False  # if so, whether a draft for what follows it was there already
     admission: int = 0  # as in Admit

@@ -7,7 +7,7 @@ from typing import Literal
 
 from actors.addresses import ReplicaAddress
 from actors.answer import Answer, Criterion
-from actors.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare
+from actors.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
 from decoding.beam_group import Hypothesis
 from decoding.beam_options import BeamOptions
 from decoding.ensemble_options import EnsembleOptions
@@ -117,6 +117,7 @@ class Delta:
     finish: FinishReason | None = None
     members: Sequence[MemberShare] | None = None  # of an ensemble: what each contributed so far
     stop_reason: str | int | None = None  # the stop string, stop token, or name of the rule that ended the answer
+    views: Sequence[Sequence[MemberView]] | None = None  # of an ensemble: of each token, if asked for
     error: ConsortError | None = None
     score: float | None = None  # of an answer that was searched for
     others: "Sequence[Delta]" = ()  # the next best answers of the same search
@@ -209,6 +210,7 @@ class ActiveRequest:
             piece.finish,
             message.members,
             piece.stop_reason,
+            message.views and message.views[: piece.used],
         )
 
     def found(self, message: Beams) -> Delta:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actors.messages import Ensemble, MemberShare
+from actors.messages import Ensemble, MemberShare, MemberView
+from decoding.attribution import attribute
 from decoding.blend import BlendBatch, blend
 from decoding.drafts import Draft
 from decoding.errors import UnavailableError
@@ -39,6 +40,7 @@ class RowEnsemble:
         self.present = [True, *(one.address is not None for one in ensemble.members)]
         self.told = 0  # how many tokens of the text the others know
         self.round: Round | None = None
+        self.views: list[list[MemberView]] | None = None  # of each token of the round before, if they are wanted
         self._steps = 0
         self._joined = [True, *(False for _ in ensemble.members)]
         self._began_s = now_s
@@ -130,12 +132,24 @@ class RowEnsemble:
     def close(self, places: Sequence[int], tokens: Sequence[int]) -> None:
         """End the round. tokens: what was committed after the positions `places`, of which 0 is the text's end."""
         assert self.round is not None
+        if self.options.tell_tokens:
+            self.views = self._views(self.round, list(places), list(tokens))
         for at, logits in enumerate(self.round.logits):
             if logits is not None and self.present[at]:
                 chosen = logits[list(places)].argmax(dim=-1).tolist()
                 self._tokens[at] += len(tokens)
                 self._agreed[at] += sum(a == b for a, b in zip(chosen, tokens, strict=True))
         self.round = None
+
+    def _views(self, round_: Round, places: list[int], tokens: list[int]) -> list[list[MemberView]]:
+        """What those who answered thought of each token."""
+        there = [(at, logits) for at, logits in enumerate(round_.logits) if logits is not None and self.present[at]]
+        own = there[0][1]
+        logits = torch.stack([_fitted(one[places].float(), own.shape[-1]) for _, one in there])
+        weights = self.options.blend.member_weights(self.present)
+        found = attribute(logits, tokens, [weights[at] for at, _ in there])
+        names = [self.models[at] for at, _ in there]
+        return [[MemberView(name, *one) for name, one in zip(names, views, strict=True)] for views in found]
 
     def shares(self) -> list[MemberShare]:
         """What each member contributed so far."""

@@ -241,6 +241,7 @@ class Target:
             prompt_logprobs=row.prompt_logprobs if row.generated == 0 and row.wants_prompt_logprobs else None,
             members=row.ensemble.shares() if row.ensemble else None,
             admission=row.admission,
+            views=row.ensemble.views and row.ensemble.views[: len(kept)] if row.ensemble else None,
         )
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)

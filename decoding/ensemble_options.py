@@ -23,6 +23,7 @@ class EnsembleOptions:
     member_timeout_s: float = 30.0  # how long a member may take to answer
     member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # in which the members' logits travel
     member_top_k: int = 0  # only so many of them; 0: all
+    tell_tokens: bool = False  # whether to tell what each member thought of each token
 
     def __post_init__(self) -> None:
         if self.min_members < 1:

@@ -21,7 +21,7 @@ from actors.environment import compute_environment
 from decoding.errors import ConsortError, UnavailableError
 from deployments.cluster import serving
 from deployments.commands.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench
-from deployments.commands.client import Client
+from deployments.commands.client import DEFAULT_URL, Client
 from deployments.commands.compare import compare
 from deployments.commands.demo import run_demo
 from deployments.commands.progress import ProgressDisplay
@@ -67,7 +67,7 @@ for _command in (chat, compare, complete, status):
     main.add_command(_command)
 
 
-@main.command()
+@main.command(short_help="Serve the models of a configuration, until Ctrl-C.")
 @_config_argument
 @click.option("--host", help="Listen on this address instead of the configured one.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of the configured one.")
@@ -97,7 +97,7 @@ def serve(
         _wait_for_interrupt()
 
 
-@main.command()
+@main.command(short_help="Show the bundled models at work, and stop.")
 @click.option("--keep", is_flag=True, help="Keep serving afterwards, until Ctrl-C.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of a free one.")
 @_verbose_option
@@ -114,7 +114,7 @@ def demo(keep: bool, port: int | None, verbose: bool) -> None:
         _show_request(load_config())
 
 
-@main.command()
+@main.command(short_help="List what clients can ask for.")
 @_config_argument
 @click.option("--url", help="Ask the server at this URL instead of reading a configuration.")
 def models(config_path: Path, url: str | None) -> None:
@@ -125,10 +125,10 @@ def models(config_path: Path, url: str | None) -> None:
         _console.print(_configured_table(load_config(config_path)))
 
 
-@main.command()
+@main.command(short_help="Set how many replicas a model has.")
 @click.argument("model")
 @click.argument("replicas", type=click.IntRange(0))
-@click.option("--url", envvar="CONSORT_URL", default="http://127.0.0.1:8000", show_default=True, help="The server.")
+@click.option("--url", envvar="CONSORT_URL", default=DEFAULT_URL, show_default=True, help="The server.")
 @click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
 def scale(model: str, replicas: int, url: str, api_key: str | None) -> None:
     """Give a MODEL of a running server so many REPLICAS, whatever its load. Drafters can do with 0."""
@@ -137,7 +137,7 @@ def scale(model: str, replicas: int, url: str, api_key: str | None) -> None:
     _console.print(f"{model}: {replicas} replica(s), once they are up or drained; `consort status` shows them")
 
 
-@main.command()
+@main.command(short_help="Will speculation pay for two models here?")
 @click.option("--target", metavar="MODEL", help="A folder, or an id on the Hugging Face Hub.")
 @click.option("--drafter", metavar="MODEL", help="The same, for the model that drafts.")
 @click.option(
@@ -237,7 +237,10 @@ def _check(config: ServerConfig) -> None:
 
 
 def _show_how_to_go_on(config: ServerConfig) -> None:
-    _console.print(f"\n[bold green]Serving[/] on [bold]{config.http.url}[/]. Try:")
+    url = config.http.url
+    option = "" if url == DEFAULT_URL else f" --url {url}"
+    _console.print(f"\n[bold green]Serving[/] on [bold]{url}[/], for browsers too. In another terminal:")
+    _console.print(f"  consort chat{option}", soft_wrap=True)
     _show_request(config)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
+from actors.messages import MemberView
 from actors.request import Delta, Request, Statistics, TokenSource
 from decoding.logprobs import TokenLogprobs
 from decoding.params import SamplingParams
@@ -20,6 +21,7 @@ class Part:
     pieces: Sequence[str] = ()  # what each token adds to the text; a character comes with its last token
     offsets: Sequence[int] = ()  # where in the text each token begins, in characters
     sources: Sequence[TokenSource] = ()
+    views: Sequence[Sequence[MemberView]] = ()  # of each token, what an ensemble's members thought of it
     logprobs: Sequence[TokenLogprobs | None] = ()  # of each token; None: there is nothing before it
     prompt_logprobs: Sequence[TokenLogprobs] | None = None  # from the prompt's second token on
     finish: FinishReason | None = None
@@ -33,6 +35,7 @@ class Part:
             [*self.pieces, *later.pieces],
             [*self.offsets, *later.offsets],
             [*self.sources, *later.sources],
+            [*self.views, *later.views],
             [*self.logprobs, *later.logprobs],
             self.prompt_logprobs if later.prompt_logprobs is None else later.prompt_logprobs,
             later.finish,
@@ -94,6 +97,7 @@ class Choice:
             pieces,
             self._offsets(pieces),
             delta.sources,
+            delta.views or (),
             delta.logprobs or (),
             delta.prompt_logprobs,
             delta.finish,
@@ -139,4 +143,6 @@ def _begins(pieces: Sequence[str]) -> list[int]:
 
 def _without_answer(delta: Delta) -> Delta:
     statistics = replace(delta.statistics, committed=0)
-    return replace(delta, text="", tokens=(), sources=(), logprobs=(), statistics=statistics, stop_reason=None)
+    return replace(
+        delta, text="", tokens=(), sources=(), views=(), logprobs=(), statistics=statistics, stop_reason=None
+    )

@@ -151,7 +151,7 @@ class ResponsesWriter(Writer):
     def _details(self, part: Part) -> dict[str, Any]:
         if not self._body.return_token_details:
             return {}
-        return {"token_details": [detail.model_dump() for detail in token_details(part)]}
+        return {"token_details": [detail.model_dump(exclude_unset=True) for detail in token_details(part)]}
 
     @staticmethod
     def _status(part: Part | None) -> str:

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
+from actors.messages import MemberView
 from actors.request import TokenSource
 from decoding.logprobs import TokenLogprobs
 from deployments.answers.parts import Part
 from deployments.endpoints.vocabulary import Vocabulary
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+_DIGITS = 4  # of what members thought
 
 
 class CompletionLogprobs(BaseModel):
@@ -53,12 +55,22 @@ class PromptLogprob(BaseModel):
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
+class TokenMember(BaseModel):
+    """What a member of a blend thought of a token."""
+
+    model: str
+    logprob: float  # to this member alone
+    agreed: bool  # whether it was its own most probable token
+    share: float  # weight × probability, of 1 in all members
+
+
 class TokenDetail(BaseModel):
-    """A token of the answer, what it adds to the text, and how it came to be."""
+    """A token of the answer, what it adds to the text, and how it came to be. Fields that are not set are not sent."""
 
     id: int
     text: str
     source: TokenSource
+    members: list[TokenMember] | None = None
 
 
 def completion_logprobs(part: Part, count: int, vocabulary: Vocabulary) -> CompletionLogprobs:
@@ -108,7 +120,15 @@ def token_details(part: Part) -> list[TokenDetail]:
     """Of a part without an echoed prompt's tokens, whose source is the client."""
     count = len(part.sources)
     answered = zip(part.tokens[-count:], part.pieces[-count:], part.sources, strict=True) if count else ()
-    return [TokenDetail(id=token, text=text, source=source) for token, text, source in answered]
+    details = [TokenDetail(id=token, text=text, source=source) for token, text, source in answered]
+    for detail, views in zip(details, part.views, strict=False):  # of ensembles alone
+        detail.members = [_member(view) for view in views]
+    return details
+
+
+def _member(view: MemberView) -> TokenMember:
+    logprob, share = (round(value, _DIGITS) for value in (_finite(view.logprob), view.share))
+    return TokenMember(model=view.model, logprob=logprob, agreed=view.agreed, share=share)
 
 
 def _finite(logprob: float) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from decoding.errors import InvalidRequestError, UnavailableError
 
+DEFAULT_URL = "http://127.0.0.1:8000"  # of `consort serve`
 _TIMEOUT_S = 120.0
 _CALLERS_FAULT = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
 

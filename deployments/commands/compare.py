@@ -13,7 +13,7 @@ from deployments.configuration.config import DEFAULT_CONFIG
 from evaluation.prompts import MAX_TOKENS, PROMPTS
 
 
-@click.command()
+@click.command(short_help="Is an ensemble better than its members alone?")
 @click.argument("config_path", metavar="[CONFIG]", type=click.Path(path_type=Path), default=DEFAULT_CONFIG)
 @click.option("--endpoint", help="Which of the configuration's endpoints; by default the first with members.")
 @click.option(

@@ -1,5 +1,6 @@
 """`consort chat`: reads messages and commands, streams answers, until the user leaves."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -151,8 +152,8 @@ class Chat:
 
     def _set(self, argument: str) -> None:
         if argument:
-            name, _, text = argument.partition(" ")
-            self._set_one(name, text.strip())
+            name, *text = re.split(r"\s*=\s*|\s+", argument, maxsplit=1)
+            self._set_one(name, "".join(text))
             return
         table = Table.grid(padding=(0, 2))
         for known, meaning in self.conversation.parameters.described():

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from deployments.commands.client import Client
+from deployments.commands.client import DEFAULT_URL, Client
 from deployments.console.conversation import Conversation, choose_model
 
 _INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
@@ -20,9 +20,7 @@ _errors = Console(highlight=False, stderr=True)
 
 def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """--url and --api-key."""
-    url = click.option(
-        "--url", envvar="CONSORT_URL", default="http://127.0.0.1:8000", show_default=True, help="The server."
-    )
+    url = click.option("--url", envvar="CONSORT_URL", default=DEFAULT_URL, show_default=True, help="The server.")
     key = click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
     return url(key(function))
 

@@ -17,7 +17,7 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "help": Command("", "these commands, and the keys"),
-    "set": Command("NAME VALUE", "set a request parameter; null forgets it; alone: what can be set"),
+    "set": Command("NAME=VALUE", "set a request parameter; null forgets it; alone: what can be set"),
     "show": Command("", "the model, the parameters and the size of the conversation"),
     "model": Command("NAME", "talk to another model; alone: which there are"),
     "speculate": Command("on|off", "with the drafter, or the target alone: the same text"),

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
@@ -12,6 +12,7 @@ from actors.request import Endpoint, Request
 from actors.vocabularies import vocabulary_of
 from decoding.alignment import compare
 from decoding.beam_options import BeamOptions
+from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.ngram import NgramOptions
 from decoding.noise import choice_seed
@@ -114,15 +115,20 @@ class ServedEndpoint:
             speculate=body.speculate is not False,
             draft_length=body.draft_length,
             seeded=body.seed is not None,
-            ensemble=body.ensemble_over(
-                self.endpoint.ensemble,
-                model=self.name,
-                count=len(self.config.models) if self.config.kind in ("ensemble", "contrastive") else 0,
-                blends=self.strategy is None,
-            ),
+            ensemble=self._ensemble(body),
             timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
             beams=self._beams(body, params) if body.searches else None,
         )
+
+    def _ensemble(self, body: GenerationRequest) -> EnsembleOptions | None:
+        """How members answer, where the request changes it."""
+        has_members = self.config.kind in ("ensemble", "contrastive")
+        blends = has_members and self.strategy is None
+        count = len(self.config.models) if has_members else 0
+        changed = body.ensemble_over(self.endpoint.ensemble, model=self.name, count=count, blends=self.strategy is None)
+        if blends and body.return_token_details and body.return_members is not False:
+            return replace(changed or self.endpoint.ensemble, tell_tokens=True)
+        return changed
 
     def _beams(self, body: GenerationRequest, params: SamplingParams) -> BeamOptions:
         words = self.encoder.force_words(body.force_words or ())

@@ -1,40 +1,50 @@
-/** One streamed answer as its client sees it: tokens, text and times. Knows nothing of the page. */
+/** One streamed answer as its client sees it: tokens, text, calls and times. Knows nothing of the page. */
 
 /**
  * @typedef {object} Token
  * @property {number?} id
  * @property {string} text what it adds to the answer
- * @property {string} source accepted, recovered, bonus, plain, or a member's name; "": the server did not say
+ * @property {string} source accepted, recovered, bonus or plain; "": the server did not say
+ * @property {{model: string, logprob: number, agreed: boolean, share: number}[]} members what those of an ensemble thought
  * @property {number?} logprob
  * @property {{text: string, logprob: number}[]} top the most probable ones in its place, best first
  */
 
+/** @typedef {{id: string, name: string, arguments: string}} Call what the model wants called, as far as it has come */
+
 export class Answer {
-  constructor(beganMs) {
+  /** @param {{index?: number, alone?: boolean}} [place] which of the request's answers it is; whether it is the only one */
+  constructor(beganMs, { index = 0, alone = true } = {}) {
     this.text = "";
     /** @type {Token[]} */
     this.tokens = [];
     /** @type {Token[][]} the tokens of each of the target's steps */
     this.steps = [];
-    this.finish = this.seed = this.speculation = this.usage = null;
+    /** @type {Call[]} */
+    this.calls = [];
+    this.finish = this.seed = null;
+    this.speculation = this.usage = null; // of all answers to the request together
     this.progress = this.ensemble = null; // of several models that answer together
     this.stopped = this.cached = false;
     this.error = null;
+    this.index = index;
+    this.alone = alone;
     this.beganMs = beganMs;
     this.firstMs = this.lastMs = NaN; // since it began
   }
 
-  /** Takes in a chunk; returns the tokens that it adds. */
+  /** Takes in a chunk, which may be another answer's; returns the tokens that it adds. */
   take(document, nowMs) {
     this.speculation = document.speculation ?? this.speculation;
     this.usage = document.usage ?? this.usage;
     this.seed = document.seed ?? this.seed;
     this.progress = document.progress ?? null;
-    const choice = document.choices[0];
+    const choice = document.choices.find(({ index }) => index === this.index);
     if (!choice) return [];
     const text = choice.text ?? choice.delta?.content ?? "";
     const added = tokensOf(choice, text);
     this.text += text;
+    for (const piece of choice.delta?.tool_calls ?? []) this._takeCall(piece);
     this.ensemble = choice.ensemble ?? this.ensemble;
     this.finish = choice.finish_reason ?? this.finish;
     if (added.length || this.finish) {
@@ -46,9 +56,17 @@ export class Answer {
     return added;
   }
 
-  /** What a stop string took back is not part of the answer: tokens lose it, too. */
+  /** A call comes whole, or in pieces: its name first, then its arguments. */
+  _takeCall({ index = this.calls.length, id, function: called }) {
+    const call = (this.calls[index] ??= { id: "", name: "", arguments: "" });
+    call.id ||= id ?? "";
+    call.name ||= called?.name ?? "";
+    call.arguments += called?.arguments ?? "";
+  }
+
+  /** What a stop string took back is not part of the answer: tokens lose it, too. Calls are not part of its text at all. */
   settle() {
-    if (this.finish === null) return;
+    if (this.finish === null || this.calls.length) return;
     let room = this.text.length;
     for (const token of this.tokens) {
       token.text = token.text.slice(0, room);
@@ -56,8 +74,13 @@ export class Answer {
     }
   }
 
+  /** All that the model wrote, calls included. */
+  get written() {
+    return this.calls.length ? this.tokens.map(({ text }) => text).join("") : this.text;
+  }
+
   get count() {
-    return this.usage?.completion_tokens ?? this.tokens.length;
+    return (this.alone && this.usage?.completion_tokens) || this.tokens.length;
   }
 
   /** Of the whole time from sending on, as `consort chat` has it. */
@@ -68,19 +91,12 @@ export class Answer {
   /** Tokens per step of the target; the server's own figure, once it is there. */
   get acceptanceLength() {
     const soFar = this.steps.length ? this.tokens.length / this.steps.length : NaN;
-    return this.speculation?.acceptance_length ?? soFar;
+    return (this.alone && this.speculation?.acceptance_length) || soFar;
   }
 
-  /** Accepted of drafted; the server tells at the end. */
+  /** Accepted of drafted, in all answers to the request; the server tells at the end. */
   get acceptanceRate() {
     return this.speculation?.drafted ? this.speculation.acceptance_rate : NaN;
-  }
-
-  /** Number of tokens by source, in order of appearance. */
-  get sources() {
-    const counts = new Map();
-    for (const { source } of this.tokens) counts.set(source, (counts.get(source) ?? 0) + 1);
-    return counts;
   }
 }
 
@@ -105,7 +121,10 @@ export function stepsOf(tokens) {
 function tokensOf(choice, text) {
   const details = choice.token_details ?? (text ? [{ id: null, text, source: "" }] : []);
   const told = choice.logprobs?.content?.map(fromChat) ?? fromCompletion(choice.logprobs);
-  return details.map(({ id, text, source }, index) => ({ id, text, source, logprob: null, top: [], ...told[index] }));
+  return details.map(({ id, text, source, members = [] }, index) => ({
+    ...{ id, text, source, members, logprob: null, top: [] },
+    ...told[index],
+  }));
 }
 
 function fromChat({ logprob, top_logprobs: top }) {

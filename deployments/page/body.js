@@ -36,7 +36,7 @@ export function read({ name, kind, value: standard }, text) {
   if (kind === "switch") return text === (standard ?? "false") ? undefined : text === "true";
   if (text.trim() === "") return undefined;
   if (kind === "lines") return lines(text).map((line) => line.replaceAll("\\n", "\n"));
-  if (kind === "json") return object(name, text);
+  if (kind === "json" || kind === "list") return json(name, text, kind === "list");
   if (kind !== "number" && kind !== "integer") return text;
   const value = Number(text);
   if (!Number.isFinite(value) || (kind === "integer" && !Number.isSafeInteger(value)))
@@ -48,15 +48,15 @@ function lines(text) {
   return text.split("\n").filter((line) => line !== "");
 }
 
-function object(name, text) {
+function json(name, text, list = false) {
   let value;
   try {
     value = JSON.parse(text);
   } catch (error) {
     throw new FieldError(name, `This is not JSON: ${error.message}`);
   }
-  if (value === null || typeof value !== "object" || Array.isArray(value))
-    throw new FieldError(name, "This should be a JSON object: {…}");
+  if (value === null || typeof value !== "object" || Array.isArray(value) !== list)
+    throw new FieldError(name, `This should be a JSON ${list ? "array: […]" : "object: {…}"}`);
   return value;
 }
 
@@ -64,7 +64,7 @@ function structure(kind, definition) {
   if (!kind) return {};
   if (kind === "json_object") return { response_format: { type: kind } };
   if (!definition.trim()) throw new FieldError("_definition", "What the answer must be is not defined.");
-  if (kind === "json") return { structured_outputs: { json: object("_definition", definition) } };
+  if (kind === "json") return { structured_outputs: { json: json("_definition", definition) } };
   return { structured_outputs: { [kind]: kind === "choice" ? lines(definition) : definition } };
 }
 

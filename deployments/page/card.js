@@ -1,7 +1,7 @@
-/** One answer on the page: its tokens as they come, its speed, its end. */
+/** One answer on the page: its tokens as they come, its calls, its speed, its end. */
 
 import { Answer } from "./answer.js";
-import { ApiError } from "./api.js";
+import { Calls } from "./calls.js";
 import { make } from "./dom.js";
 import { Ink } from "./ink.js";
 import { summary } from "./statistics.js";
@@ -10,11 +10,15 @@ import { orDash } from "./words.js";
 export class Card {
   /**
    * @param {string} title
-   * @param {{prompt?: string, monospace?: boolean, changed: (card: Card) => void}} options prompt: text that the answer
-   *   goes on from, shown before it; changed: called when there is something new to see
+   * @param {object} options
+   * @param {string} [options.prompt] text that the answer goes on from, shown before it
+   * @param {boolean} [options.monospace]
+   * @param {(card: Card) => void} options.changed called when there is something new to see
+   * @param {{index: number, alone: boolean}} [options.place] see Answer
    */
-  constructor(title, { prompt = "", monospace = false, changed }) {
-    this.answer = new Answer(performance.now());
+  constructor(title, { prompt = "", monospace = false, changed, place }) {
+    this.answer = new Answer(performance.now(), place);
+    this.calls = new Calls();
     this._changed = changed;
     const keys = { role: "group", tabIndex: 0, "aria-label": "Tokens of the answer; arrow keys tell about each" };
     const tokens = make("span", { className: "tokens", ...keys });
@@ -22,28 +26,36 @@ export class Card {
     this._speed = make("span", { className: "speed", "aria-hidden": "true" });
     this._foot = make("p", { className: "facts summary" });
     this._actions = make("div", { className: "card-actions" });
-    const head = make("div", { className: "card-head" }, make("h3", { textContent: title }), this._speed);
+    this.head = make("div", { className: "card-head" }, make("h3", { textContent: title }), this._speed);
     const given = prompt ? [make("span", { className: "prompt", textContent: prompt })] : [];
     this._text = make("div", { className: `card-text${monospace ? " monospace" : ""}` }, ...given, tokens);
-    this.element = make("article", { className: "card running", "aria-busy": "true" }, head, this._text, this._foot);
-    this.element.append(this._actions);
+    this.element = make("article", { className: "card running", "aria-busy": "true" }, this.head, this._text);
+    this.element.append(this.calls.element, this._foot, this._actions);
   }
 
-  /** Streams the answer; what goes wrong stays with it. */
-  async run(api, path, body, signal) {
+  begin() {
     this.answer.beganMs = performance.now();
     this.say("");
-    try {
-      for await (const document of api.stream(path, body, { signal, opened: (headers) => this._opened(headers) })) {
-        const added = this.answer.take(document, performance.now());
-        if (added.length) this._ink.add(added);
-        if (this.answer.progress) this.say(inProgress(this.answer.progress));
-      }
-    } catch (error) {
-      if (error.name === "AbortError") this.answer.stopped = true;
-      else this.answer.error = error instanceof ApiError ? error : new ApiError(String(error));
-    }
-    this._end();
+  }
+
+  /** Takes in a document of the stream. */
+  take(document) {
+    const added = this.answer.take(document, performance.now());
+    if (added.length) this._ink.add(added);
+    if (this.answer.calls.length) this.calls.show(this.answer.calls);
+    if (this.answer.progress) this.say(inProgress(this.answer.progress));
+  }
+
+  /** Nothing more comes; what went wrong stays with the answer. */
+  end() {
+    const { answer } = this;
+    answer.settle();
+    this._ink.settle();
+    if (answer.calls.length) this._putAside();
+    this.element.classList.remove("running");
+    this.element.removeAttribute("aria-busy");
+    this._foot.textContent = summary(answer);
+    if (answer.error) this._foot.before(problem(answer.error));
   }
 
   /** Adds a button below the answer. */
@@ -62,17 +74,13 @@ export class Card {
     this._ink.markFrom(at);
   }
 
-  _opened(headers) {
-    this.answer.cached = headers.get("X-Consort-Cache") === "hit";
-  }
-
-  _end() {
-    this.answer.settle();
-    this._ink.settle();
-    this.element.classList.remove("running");
-    this.element.removeAttribute("aria-busy");
-    this._foot.textContent = summary(this.answer);
-    if (this.answer.error) this._foot.before(problem(this.answer.error));
+  /** Tokens that were calls give way to what was read from them, but can still be looked at. */
+  _putAside() {
+    const said = this.answer.text.trim();
+    const words = said ? [make("p", { className: "card-text", textContent: said })] : [];
+    const raw = make("details", { className: "raw" }, make("summary", { textContent: "As the model wrote it" }));
+    this._text.replaceWith(...words, raw);
+    raw.append(this._text);
   }
 
   _drawn() {

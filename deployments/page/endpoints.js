@@ -15,12 +15,18 @@ export class Endpoints {
     Object.assign(this, { _api: api, _picker: picker, _facts: facts, _unauthorized: unauthorized });
     this._models = [];
     this._timer = 0;
+    this.changed = () => {}; // called when another one is chosen
     picker.addEventListener("change", () => this._describe());
   }
 
   /** The chosen one's card, as GET /v1/models has it. */
   get chosen() {
     return this._models.find(({ id }) => id === this._picker.value);
+  }
+
+  /** Whether tokens of the chosen one's answers are blended from several models'. */
+  get blends() {
+    return (this.chosen?.members?.length ?? 0) > 1 && !this.chosen.strategy;
   }
 
   /** Asks the server, and again as long as something is not up. */
@@ -46,6 +52,9 @@ export class Endpoints {
 
   _describe() {
     this._facts.textContent = this.chosen ? described(this.chosen) : "There is no endpoint.";
+    if (this.chosen?.id === this._described) return;
+    this._described = this.chosen?.id;
+    this.changed();
   }
 
   _later() {

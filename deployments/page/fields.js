@@ -4,7 +4,7 @@
  * @typedef {object} Field
  * @property {string} name as the API has it; those that begin with "_" are turned into other fields
  * @property {string} label
- * @property {"number"|"integer"|"lines"|"text"|"json"|"choice"|"switch"} kind
+ * @property {"number"|"integer"|"lines"|"text"|"json"|"list"|"choice"|"switch"} kind
  * @property {string} help
  * @property {string} [value] what it begins with; otherwise it is left out of the request
  * @property {string} [blank] shown where nothing is set
@@ -15,7 +15,12 @@
  * @property {"chat"|"completion"} [only] for this kind of request
  */
 
-/** @type {{title: string, open?: boolean, fields: Field[]}[]} */
+const TOOL = `[{"type": "function", "function": {
+  "name": "weather",
+  "parameters": {"type": "object", "properties":
+    {"city": {"type": "string"}}}}}]`;
+
+/** @type {{title: string, open?: boolean, only?: "chat"|"completion", fields: Field[]}[]} */
 export const GROUPS = [
   {
     title: "Basics",
@@ -23,8 +28,9 @@ export const GROUPS = [
     fields: [
       { name: "_system", label: "System message", kind: "text", only: "chat", help: "Goes before the conversation and tells the model how to answer." },
       { name: "max_tokens", label: "Most tokens", kind: "integer", value: "256", min: 1, help: "The answer ends after so many tokens. Blank: 16 in completions, in chat as many as the context has room for." },
-      { name: "temperature", label: "Temperature", kind: "number", blank: "1", min: 0, step: 0.1, help: "0 always takes the most probable token. Higher values vary more; 1 is the model's own distribution." },
-      { name: "top_p", label: "Top p", kind: "number", blank: "1", min: 0, max: 1, step: 0.05, help: "Samples from the fewest tokens that together are this probable. 1: from all." },
+      { name: "temperature", label: "Temperature", kind: "number", blank: "endpoint's", min: 0, step: 0.1, help: "0 always takes the most probable token. Higher values vary more; 1 is the model's own distribution." },
+      { name: "top_p", label: "Top p", kind: "number", blank: "endpoint's", min: 0, max: 1, step: 0.05, help: "Samples from the fewest tokens that together are this probable. 1: from all." },
+      { name: "n", label: "Answers", kind: "integer", blank: "1", min: 1, max: 16, help: "So many answers to the same prompt, side by side. A conversation goes on with the one that you choose." },
       { name: "seed", label: "Seed", kind: "integer", blank: "drawn", help: "The same seed gives the same text. Blank: a new one each time; it stands below the answer." },
     ],
   },
@@ -66,6 +72,14 @@ export const GROUPS = [
     ],
   },
   {
+    title: "Tools",
+    only: "chat",
+    fields: [
+      { name: "tools", label: "Functions", kind: "list", blank: TOOL, help: "What the model may call, as the API has it: a JSON array. The page calls nothing: it shows the calls, and you enter what they return. The model's chat template must have a place for tools." },
+      { name: "tool_choice", label: "Calls", kind: "choice", choices: [["", "if the model wants"], ["required", "required"], ["none", "none"]], help: "Required: the answer can be nothing but calls that fit the functions' parameters." },
+    ],
+  },
+  {
     title: "Structure and more",
     fields: [
       { name: "_structure", label: "The answer must be", kind: "choice", choices: [["", "anything"], ["json_object", "a JSON object"], ["json", "JSON by a schema"], ["regex", "a match of a regular expression"], ["choice", "one of some texts"], ["grammar", "by a grammar (Lark)"]], help: "The model can only write what fits, unless it is cut off at the most tokens." },
@@ -76,4 +90,4 @@ export const GROUPS = [
   },
 ];
 
-export const FIELDS = GROUPS.flatMap(({ fields }) => fields);
+export const FIELDS = GROUPS.flatMap(({ only, fields }) => fields.map((field) => ({ only, ...field })));

@@ -12,7 +12,8 @@ export class Form {
     this._storage = storage;
     this._controls = new Map();
     this._rows = new Map();
-    element.append(...GROUPS.map((group) => this._group(group)));
+    this._groups = new Map(GROUPS.map((group) => [this._group(group), group]));
+    element.append(...this._groups.keys());
     element.addEventListener("submit", (event) => event.preventDefault());
     element.addEventListener("input", () => this._keep());
     this._restore();
@@ -26,6 +27,7 @@ export class Form {
   /** Shows the fields that this kind of request has. */
   showFor(kind) {
     for (const { name, only } of FIELDS) this._rows.get(name).hidden = only !== undefined && only !== kind;
+    for (const [group, { only }] of this._groups) group.hidden = only !== undefined && only !== kind;
   }
 
   reset() {
@@ -107,8 +109,12 @@ function controlOf(field, id) {
     case "integer":
       return numberInput(field, common);
     default:
-      return make("textarea", { ...common, rows: 2, spellcheck: false, value: field.value ?? "" });
+      return make("textarea", { ...common, ...areaOf(field), spellcheck: false, value: field.value ?? "" });
   }
+}
+
+function areaOf({ kind, blank = "" }) {
+  return { rows: kind === "list" ? 5 : 2, placeholder: blank };
 }
 
 function numberInput({ min, max, step = 1, value = "", blank = "" }, common) {

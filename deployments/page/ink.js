@@ -1,6 +1,7 @@
 /** Writes an answer's tokens onto the page, each in an element of its own, several at once if they come fast. */
 
 import { make } from "./dom.js";
+import { markOf, ownerOf, shareOf } from "./members.js";
 import { classOf } from "./sources.js";
 
 const BETWEEN_MS = 40; // drawings: more would only take time that a model on the same machine could use
@@ -57,6 +58,10 @@ export class Ink {
 
 function spanOf(token) {
   const span = make("span", { className: `token ${classOf(token.source)}`, textContent: token.text, tabIndex: -1 });
+  if (token.members.length) {
+    span.dataset.member = markOf(ownerOf(token));
+    span.style.setProperty("--share", String(shareOf(token)));
+  }
   tokens.set(span, token);
   return span;
 }

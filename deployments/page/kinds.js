@@ -1,4 +1,4 @@
-/** The two kinds of request: what their texts are called, and how a prompt becomes part of one. */
+/** The two kinds of request, and what their texts are called. Data alone. */
 
 export const KINDS = {
   chat: {
@@ -17,33 +17,6 @@ export const KINDS = {
     keys: "Ctrl+Enter continues, Esc stops",
     title: "A text to continue",
     words: "The drafter proposes, the target decides. Colours show who wrote what.",
-    examples: ["def read_lines(path):\n", "import os\n\nclass Cache:\n"],
+    examples: ["def read_lines(path):", "import os\n\nclass Cache:\n"],
   },
 };
-
-/** The turns of a conversation that went well, oldest first. */
-export class Conversation {
-  constructor() {
-    this._turns = [];
-  }
-
-  /** The messages of a request that goes on with a text. */
-  messages(system, text) {
-    const first = system.trim() ? [{ role: "system", content: system }] : [];
-    return [...first, ...this._turns, { role: "user", content: text }];
-  }
-
-  /** An exchange becomes part of the conversation, if there was an answer. */
-  add(text, answer) {
-    if (answer) this._turns.push({ role: "user", content: text }, { role: "assistant", content: answer });
-  }
-
-  /** Takes the last exchange back. */
-  undo() {
-    this._turns.splice(-2);
-  }
-
-  clear() {
-    this._turns = [];
-  }
-}

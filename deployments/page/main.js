@@ -2,21 +2,19 @@
 
 import { Api, PATHS } from "./api.js";
 import { alternatives, curl, FieldError, parameters, read } from "./body.js";
-import { Card } from "./card.js";
-import { showChart } from "./chart.js";
+import { Choices } from "./choices.js";
+import { answeredBy, askedOf, Conversation } from "./conversation.js";
 import { byId, make } from "./dom.js";
 import { Endpoints } from "./endpoints.js";
+import { Figures } from "./figures.js";
 import { Form } from "./form.js";
-import { Conversation, KINDS } from "./kinds.js";
+import { KINDS } from "./kinds.js";
 import { Log } from "./log.js";
 import { Pair } from "./pair.js";
-import { showLegend, showMembers, showStatistics, summary } from "./statistics.js";
-import { showSteps } from "./steps.js";
+import { summary } from "./statistics.js";
 import { Tip } from "./tip.js";
 
 const KEY = "consort.key"; // in the tab's session storage, which no other tab can read
-const SEEDS = 2 ** 31;
-const BETWEEN_MS = 150; // drawings of the figures
 
 class Playground {
   constructor() {
@@ -27,7 +25,10 @@ class Playground {
     this._form = new Form(byId("parameters"), sessionStorage);
     this._conversation = new Conversation();
     this._running = null; // what stops the request in progress
+    this._calls = null; // of the chat's last answer, whose results go along with what is said next
+    this._figures = new Figures();
     this._endpoints = new Endpoints(this._api, byId("endpoint"), byId("endpoint-facts"), () => this._askForKey());
+    this._endpoints.changed = () => this._suitColours();
     const tip = new Tip(byId("tip"), announce);
     this._logs = {};
     for (const kind of Object.keys(KINDS)) {
@@ -36,7 +37,6 @@ class Playground {
     }
     this._listen();
     this._showKind();
-    this._show(null);
     this._endpoints.load();
   }
 
@@ -54,7 +54,7 @@ class Playground {
     byId("stop").addEventListener("click", () => this._running?.abort());
     byId("clear").addEventListener("click", () => this._clear());
     byId("reset").addEventListener("click", () => this._form.reset());
-    byId("colours").addEventListener("change", ({ target }) => document.body.classList.toggle("colourless", !target.checked));
+    byId("colours").addEventListener("change", () => this._colour());
     byId("panel-toggle").addEventListener("click", ({ target }) => {
       target.setAttribute("aria-expanded", String(document.body.classList.toggle("panel-open")));
     });
@@ -87,58 +87,85 @@ class Playground {
     this._text.classList.toggle("monospace", kind === "completion");
   }
 
-  /** The body of the request that a text makes. */
-  _body(kind, text) {
+  /** Only a blend's tokens can be coloured by member; there it is what one wants to see. */
+  _suitColours() {
+    const { blends } = this._endpoints;
+    const colours = byId("colours");
+    colours.querySelector("[value=member]").disabled = !blends;
+    if (colours.value !== "") colours.value = blends ? "member" : "source";
+    this._colour();
+  }
+
+  _colour() {
+    const { value } = byId("colours");
+    document.body.dataset.colours = value;
+    this._figures.colour(value === "member");
+  }
+
+  /** The body of the request that a completion's text, or what is asked in a chat, makes. */
+  _body(kind, text, asked) {
     const texts = this._form.texts;
     const shown = byId("alternatives").checked ? alternatives(kind, read({ name: "_top", kind: "integer" }, texts._top) ?? 0) : {};
-    const prompt = kind === "chat" ? { messages: this._conversation.messages(texts._system, text) } : { prompt: text };
+    const prompt = kind === "chat" ? { messages: this._conversation.messages(texts._system, asked) } : { prompt: text };
     const streamed = { stream: true, stream_options: { include_usage: true }, return_token_details: true };
-    return { model: this._endpoints.chosen?.id ?? "", ...prompt, ...shown, ...parameters(kind, texts), ...streamed };
+    const body = { model: this._endpoints.chosen?.id ?? "", ...prompt, ...shown, ...parameters(kind, texts), ...streamed };
+    if (body.n > 1 && byId("compare").checked) throw new FieldError("n", "Compare shows one answer each: leave this blank.");
+    return body;
+  }
+
+  /** What is asked in a chat: a text, after the results of the last answer's calls. */
+  _asked(text) {
+    return askedOf(text, this._calls?.results ?? []);
   }
 
   async _send() {
     const text = this._text.value;
     if (this._running || text.trim() === "") return;
     if (this._kind === "chat") this._text.value = "";
-    await this._ask(this._kind, text);
+    await this._ask(this._kind, text, this._asked(text));
   }
 
-  async _ask(kind, text) {
+  /** Sends the results of the last answer's calls alone. */
+  async _sendResults() {
+    if (!this._running) await this._ask("chat", "", this._asked(""));
+  }
+
+  async _ask(kind, text, asked) {
     this._form.clearMark();
     let body;
     try {
-      body = this._body(kind, text);
+      body = this._body(kind, text, asked);
     } catch (error) {
       if (!(error instanceof FieldError)) throw error;
       this._text.value ||= text;
       return this._openPanel(() => this._form.mark(error.field, error.message));
     }
-    await this._exchange(kind, text, body);
+    await this._exchange(kind, text, asked, body);
   }
 
   /** One request, or two where they are compared, from the first token to the last. */
-  async _exchange(kind, text, body) {
+  async _exchange(kind, text, asked, body) {
     const log = this._logs[kind];
     const changed = ({ answer }) => {
       log.follow();
-      if (answer === card.answer && performance.now() - this._shownMs > BETWEEN_MS) this._show(answer);
+      if (answer === shown.chosen.answer) this._figures.follow(answer);
     };
     const options = { prompt: kind === "chat" ? "" : text, monospace: kind === "completion", changed };
-    const comparing = byId("compare").checked;
-    const shown = comparing ? new Pair(options) : new Card(body.model, options);
-    const card = comparing ? shown.ours : shown;
-    const asked = kind === "chat" ? [make("div", { className: "asked", textContent: text })] : [];
-    log.add(...asked, shown.element);
-    await this._whileRunning((signal) => this._run(shown, kind, body, signal));
-    this._finish(kind, text, card, [...asked, shown.element]);
+    const shown = byId("compare").checked
+      ? new Pair(this._way(body), options)
+      : new Choices(body.model, body.n ?? 1, options);
+    const question = kind === "chat" && text ? [make("div", { className: "asked", textContent: text })] : [];
+    log.add(...question, shown.element);
+    await this._whileRunning((signal) => shown.run(this._api, PATHS[kind], body, signal));
+    this._finish(shown);
+    if (kind === "chat") this._goOn(text, asked, shown, [...question, shown.element]);
+    else for (const card of shown.cards) card.offer("Go on from here", () => this._propose(text + card.answer.text));
   }
 
-  _run(shown, kind, body, signal) {
-    if (shown instanceof Card) return shown.run(this._api, PATHS[kind], body, signal);
-    const { verification } = this._endpoints.chosen ?? {};
-    const coupled = (body.verification ?? verification ?? "coupled") === "coupled";
-    const seeded = { seed: Math.floor(Math.random() * SEEDS), ...body };
-    return shown.run(this._api, PATHS[kind], seeded, signal, { race: this._form.texts._race === "race", coupled });
+  /** How a request is compared with itself without drafts. */
+  _way(body) {
+    const verification = body.verification ?? this._endpoints.chosen?.verification ?? "coupled";
+    return { race: this._form.texts._race === "race", coupled: verification === "coupled" };
   }
 
   async _whileRunning(run) {
@@ -154,30 +181,40 @@ class Playground {
     }
   }
 
-  _finish(kind, text, card, elements) {
-    const { answer } = card;
-    this._show(answer);
-    this._logs[kind].follow();
+  _finish({ chosen: { answer } }) {
+    this._figures.show(answer);
+    for (const log of Object.values(this._logs)) log.follow();
     if (answer.error) this._explain(answer.error);
     else announce(`The answer is complete: ${summary(answer)}`);
-    if (kind === "completion") {
-      card.offer("Go on from here", () => this._propose(text + answer.text));
-      return;
-    }
-    this._conversation.add(text, answer.text);
-    if (!answer.text) this._text.value ||= text;
-    this._offerAgain(text, answer, card, elements);
   }
 
-  /** The last exchange can be done over. */
-  _offerAgain(text, answer, card, elements) {
+  /** An exchange of a chat becomes part of the conversation, and the last one can be done over. */
+  _goOn(text, asked, shown, elements) {
+    const calls = this._calls; // those that were answered with this
+    const succeeded = shown.cards.some(({ answer }) => answeredBy(answer).length > 0);
+    if (succeeded) {
+      calls?.close();
+      document.querySelectorAll("#chat-log .choose input").forEach((radio) => (radio.disabled = !elements.at(-1).contains(radio)));
+      this._conversation.add(asked, () => answeredBy(shown.chosen.answer));
+      this._choose(shown);
+      for (const card of shown.cards) card.head.addEventListener("change", () => this._choose(shown));
+    } else this._text.value ||= text;
     document.querySelectorAll("#chat-log .card-actions").forEach((actions) => actions.replaceChildren());
-    card.offer("Again", () => {
+    shown.cards.at(-1).offer("Again", () => {
       if (this._running) return;
-      if (answer.text) this._conversation.undo();
+      if (succeeded) this._conversation.undo();
+      this._calls = calls;
       elements.forEach((element) => element.remove());
-      this._ask("chat", text);
+      this._ask("chat", text, asked);
     });
+  }
+
+  /** The conversation goes on with the chosen answer, and with what its calls return. */
+  _choose({ chosen }) {
+    this._calls?.close();
+    this._calls = chosen.answer.calls.length ? chosen.calls : null;
+    this._calls?.offer(() => this._sendResults());
+    this._figures.show(chosen.answer);
   }
 
   _explain(error) {
@@ -198,9 +235,12 @@ class Playground {
   }
 
   _clear() {
-    if (this._kind === "chat") this._conversation.clear();
+    if (this._kind === "chat") {
+      this._conversation.clear();
+      this._calls = null;
+    }
     this._logs[this._kind].clear();
-    this._show(null);
+    this._figures.show(null);
     this._text.focus();
   }
 
@@ -209,21 +249,12 @@ class Playground {
     this._text.focus();
   }
 
-  /** Shows an answer's figures. An answer in progress asks for it often, and drawing takes what a model could use. */
-  _show(answer) {
-    this._shownMs = performance.now();
-    showStatistics(byId("statistics"), answer);
-    showLegend(byId("legend"), answer);
-    byId("members-section").hidden = !showMembers(byId("members"), answer);
-    showChart(byId("chart"), answer?.steps ?? []);
-    showSteps(byId("steps"), answer?.steps ?? []);
-  }
-
   _showCurl() {
     let command;
     try {
-      const kind = this._kind;
-      command = curl(new URL(PATHS[kind], document.baseURI).href, this._body(kind, this._text.value), this._key.value !== "");
+      const [kind, text] = [this._kind, this._text.value];
+      const body = this._body(kind, text, this._asked(text));
+      command = curl(new URL(PATHS[kind], document.baseURI).href, body, this._key.value !== "");
     } catch (error) {
       command = error.message;
     }

@@ -1,56 +1,64 @@
 /** Two answers to one request side by side: with drafts, and by the target alone. */
 
-import { Card } from "./card.js";
+import { Choices } from "./choices.js";
 import { make } from "./dom.js";
 import { verdict } from "./verdict.js";
 
+const SEEDS = 2 ** 31;
+
 export class Pair {
-  /** @param {object} options see Card */
-  constructor({ changed, ...options }) {
+  /** @param {{race: boolean, coupled: boolean}} way at once or in turn; whether the texts should be the same
+   *  @param {object} options see Card */
+  constructor({ race, coupled }, { changed, ...options }) {
+    Object.assign(this, { _race: race, _coupled: coupled });
     const both = {
       ...options,
       changed: (card) => {
-        this._race();
+        this._showSpeeds();
         changed(card);
       },
     };
-    this.ours = new Card("With drafts", both);
-    this.plain = new Card("Target alone", both);
-    this._bars = [this.ours, this.plain].map((card) => {
+    this._ours = new Choices("With drafts", 1, both);
+    this._plain = new Choices("Target alone", 1, both);
+    this.chosen = this._ours.chosen;
+    this.cards = [this._ours.chosen, this._plain.chosen];
+    this._bars = this.cards.map((card) => {
       const bar = make("span", { className: "race-bar" });
-      card.element.querySelector(".card-head").after(make("div", { className: "race", "aria-hidden": "true" }, bar));
+      card.head.after(make("div", { className: "race", "aria-hidden": "true" }, bar));
       return bar;
     });
     this._verdict = make("p", { className: "verdict", role: "status" });
-    const columns = make("div", { className: "pair" }, this.ours.element, this.plain.element);
+    const columns = make("div", { className: "pair" }, ...this.cards.map(({ element }) => element));
     this.element = make("div", { className: "comparison" }, columns, this._verdict);
   }
 
-  /** Both answers; race: at once, otherwise one after the other. */
-  async run(api, path, body, signal, { race, coupled }) {
-    const alone = () => this.plain.run(api, path, { ...body, speculate: false }, signal);
-    const drafted = this.ours.run(api, path, { ...body, speculate: true }, signal);
-    if (race) await Promise.all([drafted, alone()]);
+  /** Both answers; without a seed in the body, with the same new one. */
+  async run(api, path, body, signal) {
+    const seeded = { seed: Math.floor(Math.random() * SEEDS), ...body };
+    const [ours, plain] = this.cards;
+    const alone = () => this._plain.run(api, path, { ...seeded, speculate: false }, signal);
+    const drafted = this._ours.run(api, path, { ...seeded, speculate: true }, signal);
+    if (this._race) await Promise.all([drafted, alone()]);
     else {
-      this.plain.say("Waits for its turn.");
+      plain.say("Waits for its turn.");
       await drafted;
-      if (this.ours.answer.error === null) await alone();
-      else this.plain.element.remove();
+      if (ours.answer.error === null) await alone();
+      else plain.element.remove();
     }
-    this._judge(coupled);
+    this._judge();
   }
 
-  _judge(coupled) {
-    const answers = [this.ours.answer, this.plain.answer];
+  _judge() {
+    const answers = this.cards.map(({ answer }) => answer);
     if (answers.some(({ finish, error }) => finish === null || error !== null)) return;
-    const { same, at, words } = verdict(...answers, coupled);
+    const { same, at, words } = verdict(...answers, this._coupled);
     this._verdict.classList.add(same ? "same" : "different");
     this._verdict.textContent = words;
-    if (!same) for (const card of [this.ours, this.plain]) card.markFrom(at);
+    if (!same) for (const card of this.cards) card.markFrom(at);
   }
 
-  _race() {
-    const speeds = [this.ours, this.plain].map(({ answer }) => answer.tokensPerS || 0);
+  _showSpeeds() {
+    const speeds = this.cards.map(({ answer }) => answer.tokensPerS || 0);
     const most = Math.max(...speeds, 1);
     this._bars.forEach((bar, index) => {
       bar.style.width = `${(100 * speeds[index]) / most}%`;

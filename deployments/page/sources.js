@@ -6,22 +6,13 @@ const KNOWN = {
   bonus: "the target's own, after a draft that it accepted to the end",
   plain: "the target's own, in a step without a draft",
 };
-const MEMBER_CLASSES = 6;
-const members = []; // names that are none of the above: an ensemble's members, in order of appearance
-
-/** Where a source stands in a list of them. */
-export function rankOf(source) {
-  const names = Object.keys(KNOWN);
-  return source in KNOWN ? names.indexOf(source) : names.length + members.indexOf(source);
-}
+export const SOURCES = Object.keys(KNOWN);
 
 /** The class of a source's tokens. */
 export function classOf(source) {
-  if (source === "" || source in KNOWN) return source || "unknown";
-  if (!members.includes(source)) members.push(source);
-  return `member-${members.indexOf(source) % MEMBER_CLASSES}`;
+  return source in KNOWN ? source : "unknown";
 }
 
 export function meaningOf(source) {
-  return KNOWN[source] ?? (source ? `decided by ${source}` : "the server did not say how it came to be");
+  return KNOWN[source] ?? "the server did not say how it came to be";
 }

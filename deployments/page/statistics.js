@@ -1,7 +1,8 @@
 /** The figures of an answer: a list in the panel, a line below the answer, and what the colours mean. */
 
 import { make } from "./dom.js";
-import { classOf, meaningOf, rankOf } from "./sources.js";
+import { AGREED, markOf, meaningOfOwner, ownerOf } from "./members.js";
+import { classOf, meaningOf, SOURCES } from "./sources.js";
 import { duration, number, orDash, percent, plural } from "./words.js";
 
 const HELP = {
@@ -11,6 +12,8 @@ const HELP = {
   "Acceptance length": "Tokens per step of the target.",
   Steps: "Steps of the target.",
 };
+
+const ENDS = ["stop", "tool_calls"]; // of an answer that came to its own end
 
 /** @param {HTMLElement} list  @param {import("./answer.js").Answer | null} answer */
 export function showStatistics(list, answer) {
@@ -28,34 +31,52 @@ export function showStatistics(list, answer) {
   list.replaceChildren(...pairs);
 }
 
-/** What each colour in an answer means, and how many tokens have it. */
-export function showLegend(list, answer) {
-  const counts = [...(answer?.sources ?? [])].sort(([one], [other]) => rankOf(one) - rankOf(other));
-  const items = counts.map(([source, count]) =>
+/** What each colour in an answer means, and how many tokens have it; byMember: colours are by whose doing they are. */
+export function showLegend(list, answer, byMember) {
+  const tokens = answer?.tokens ?? [];
+  const order = byMember ? [AGREED, ...(tokens[0]?.members ?? []).map(({ model }) => model)] : SOURCES;
+  const counts = countsOf(tokens.map((token) => (byMember ? ownerOf(token) : token.source)), order);
+  const items = counts.map(([name, count]) =>
     make(
       "li",
-      { title: meaningOf(source) },
-      make("span", { className: `swatch token ${classOf(source)}`, textContent: source || "token" }),
+      { title: byMember ? meaningOfOwner(name) : meaningOf(name) },
+      byMember ? memberSwatch(name) : make("span", { className: `swatch token ${classOf(name)}`, textContent: name || "token" }),
       make("span", { className: "facts", textContent: ` ${number(count)}` }),
     ),
   );
   list.replaceChildren(...items);
 }
 
+/** How often each name is there, in the order given. */
+function countsOf(names, order) {
+  const counts = new Map(order.map((name) => [name, 0]));
+  for (const name of names) counts.set(name, (counts.get(name) ?? 0) + 1);
+  return [...counts].filter(([, count]) => count > 0);
+}
+
+function memberSwatch(name) {
+  const swatch = make("span", { className: "swatch token by-member", textContent: name || "token" });
+  swatch.dataset.member = markOf(name);
+  return swatch;
+}
+
 /** What each of several models contributed; @returns whether there is anything to show. */
 export function showMembers(table, answer) {
   const members = answer?.ensemble?.members ?? [];
   const row = (kind, ...cells) => make("tr", {}, ...cells.map((text) => make(kind, { textContent: text })));
-  const rows = members.map(({ model, weight, agreement, answered }) =>
-    row("td", answered ? model : `${model} (gone)`, percent(weight), percent(agreement ?? NaN)),
-  );
+  const winner = answer?.ensemble?.winner;
+  const rows = members.map(({ model, weight, agreement, answered }) => {
+    const notes = [!answered && "gone", model === winner && "chosen"].filter(Boolean);
+    return row("td", notes.length ? `${model} (${notes.join(", ")})` : model, percent(weight), percent(agreement ?? NaN));
+  });
   table.replaceChildren(row("th", "Model", "Weight", "Agreed"), ...rows);
   return members.length > 0;
 }
 
-/** How fast an answer was and why it ended, in one line. */
+/** How fast an answer was and why it ended, in one line. What is of all answers to a request is `together`. */
 export function summary(answer) {
-  const { finish, speculation, seed } = answer;
+  const { finish, alone } = answer;
+  const [speculation, seed] = alone ? [answer.speculation, answer.seed] : [null, null];
   const parts = [
     answer.stopped && "stopped",
     answer.cached && "from the server's cache",
@@ -64,7 +85,22 @@ export function summary(answer) {
     answer.count && `first after ${duration(answer.firstMs)}`,
     speculation?.drafted && `${percent(answer.acceptanceRate)} accepted`,
     answer.steps.length && `${orDash(answer.acceptanceLength, 2)} per step`,
-    finish && finish !== "stop" && `ended by ${finish}`,
+    finish && !ENDS.includes(finish) && `ended by ${finish}`,
+    seed !== null && `seed ${seed}`,
+  ];
+  return parts.filter(Boolean).join(" · ");
+}
+
+/** How fast several answers to one request were, in one line. */
+export function together(answers) {
+  const [{ speculation, seed }] = answers;
+  const tokens = answers.reduce((sum, { count }) => sum + count, 0);
+  const lastMs = Math.max(...answers.map((answer) => answer.lastMs || 0));
+  if (!tokens) return "";
+  const parts = [
+    `${plural(answers.length, "answer")}: ${plural(tokens, "token")}`,
+    `${orDash((tokens / lastMs) * 1000, 1)} tokens/s together`,
+    speculation?.drafted && `${percent(speculation.acceptance_rate)} accepted`,
     seed !== null && `seed ${seed}`,
   ];
   return parts.filter(Boolean).join(" · ");

@@ -2,6 +2,7 @@
 
 import { make } from "./dom.js";
 import { tokenOf } from "./ink.js";
+import { markOf } from "./members.js";
 import { classOf, meaningOf } from "./sources.js";
 import { percent, visible } from "./words.js";
 
@@ -94,7 +95,24 @@ function contentOf(token) {
   if (token.id !== null) head.append(make("span", { className: "facts", textContent: ` id ${token.id}` }));
   const source = make("p", { className: `tip-source ${classOf(token.source)}` });
   source.append(make("b", { textContent: token.source || "token" }), `: ${meaningOf(token.source)}`);
-  return [head, source, ...probabilities(token)];
+  return [head, source, ...members(token), ...probabilities(token)];
+}
+
+/** What each member thought of the token. */
+function members(token) {
+  if (!token.members.length) return [];
+  const rows = token.members.map(({ model, logprob, agreed, share }) => {
+    const name = make("b", { className: "by-member", textContent: model });
+    name.dataset.member = markOf(model);
+    const told = `${percent(share)}, p ${probability(Math.exp(logprob))}${agreed ? " ✓" : ""}`;
+    return row(name, share, told);
+  });
+  return [make("p", { textContent: "Share of each member, probability to it alone, ✓ its first choice:" }), make("ol", {}, ...rows)];
+}
+
+function row(name, share, told, className = "") {
+  const bar = make("meter", { min: 0, max: 1, value: share, "aria-hidden": "true" });
+  return make("li", { className }, name, bar, make("span", { textContent: told }));
 }
 
 function probabilities(token) {
@@ -103,10 +121,7 @@ function probabilities(token) {
   const words = `The model gave it ${probability(own)}${token.top.length ? ", and in its place:" : "."}`;
   const rows = token.top.map(({ text, logprob }) => {
     const share = Math.exp(logprob);
-    const bar = make("meter", { min: 0, max: 1, value: share, "aria-hidden": "true" });
-    const name = make("code", { textContent: visible(text) });
-    const same = logprob === token.logprob;
-    return make("li", { className: same ? "chosen" : "" }, name, bar, make("span", { textContent: probability(share) }));
+    return row(make("code", { textContent: visible(text) }), share, probability(share), logprob === token.logprob ? "chosen" : "");
   });
   return [make("p", { textContent: words }), make("ol", {}, ...rows)];
 }
@@ -118,5 +133,7 @@ function probability(share) {
 function wordsOf(token) {
   const others = token.top.map(({ text, logprob }) => `${visible(text)} ${probability(Math.exp(logprob))}`);
   const own = token.logprob === null ? "" : `, ${probability(Math.exp(token.logprob))}`;
-  return `${visible(token.text)}: ${token.source}${own}${others.length ? `; in its place: ${others.join(", ")}` : ""}`;
+  const shares = token.members.map(({ model, share }) => `${model} ${percent(share)}`);
+  const whose = shares.length ? `; ${shares.join(", ")}` : "";
+  return `${visible(token.text)}: ${token.source}${own}${whose}${others.length ? `; in its place: ${others.join(", ")}` : ""}`;
 }

@@ -17,7 +17,7 @@ export function difference(left, right) {
  * @returns {{same: boolean, at: number, words: string}}
  */
 export function verdict(ours, plain, coupled) {
-  const at = difference(ours.text, plain.text);
+  const at = difference(ours.written, plain.written);
   if (at === -1) return { same: true, at, words: `Same text${speedUp(ours, plain)}.` };
   const reason = coupled
     ? "rounding differs between batch shapes, which can tip a close choice"

@@ -46,7 +46,7 @@ class EnsembleFields(StrictModel):
         None, description="When a member fails: `fail`, or go on with the others (`drop`)."
     )
     return_members: bool | None = Field(
-        None, description="false: leave out what each member contributed, which choices of ensembles end with."
+        None, description="false: leave out what each member contributed, with `return_token_details` to each token."
     )
 
     def ensemble_over(

@@ -168,6 +168,26 @@ def test_answers_tell_who_contributed() -> None:
     assert shares[0].latency_s == 0 < shares[1].latency_s
 
 
+@torch.no_grad()
+def test_answers_tell_what_members_thought_of_each_token() -> None:
+    """Against plain forwards of each member over the whole text."""
+    endpoint = ensemble(BlendParams(weights=(3, 1)), drafter="drafter", tell_tokens=True)
+    with running(runner=SlowRunner) as engine:
+        answer = list(engine.stream(Request(endpoint, PROMPTS[2], params(1))))
+    views = [view for delta in answer for view in delta.views or ()]
+    text = [*PROMPTS[2], *tokens(answer)]
+    begin = len(PROMPTS[2]) - 1
+    assert len(views) == len(text) - begin - 1
+    for at, name in enumerate(("first", "second")):
+        log_probs = MODELS[name](torch.tensor([text])).logits[0, begin:-1].log_softmax(dim=-1)
+        own = log_probs[torch.arange(len(views)), torch.tensor(text[begin + 1 :])].tolist()
+        assert [view[at].model for view in views] == [name] * len(views)
+        assert [view[at].logprob for view in views] == pytest.approx(own, abs=1e-4)
+        assert [view[at].agreed for view in views] == (
+            log_probs.argmax(dim=-1) == torch.tensor(text[begin + 1 :])
+        ).tolist()
+
+
 @pytest.mark.parametrize("policy", ["drop", "fail"])
 def test_a_member_that_is_withdrawn(policy: Any) -> None:
     endpoint = ensemble(BlendParams(weights=(1, 3)), on_member_failure=policy)

@@ -56,7 +56,7 @@ def test_the_conversation_goes_with_each_request(server: FakeServer, terminal: C
 
 
 def test_settings_are_sent_and_shown(server: FakeServer, terminal: Console) -> None:
-    lines = ("/temperature 0.5", "/speculate off", "/set stop END", "/set seed 3", "/set seed null", "/draft-length 2")
+    lines = ("/temperature 0.5", "/speculate off", "/set stop END", "/set seed=3", "/set seed null", "/draft-length 2")
     chat = talk(server, terminal, *lines, "hi", "/show", "/temperature", "/set seed")
     body = server.bodies[-1]
     assert {name: body.get(name) for name in ("temperature", "speculate", "stop", "seed", "draft_length")} == {

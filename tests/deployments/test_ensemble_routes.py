@@ -94,6 +94,35 @@ def test_blends_say_who_contributed(api: TestClient, model: str) -> None:
     assert streamed[-1]["choices"][0]["ensemble"]["members"][1]["tokens"] == 8
 
 
+@pytest.mark.parametrize("model", ["ensemble", "contrastive"])
+def test_tokens_tell_what_members_thought_of_them(api: TestClient, model: str) -> None:
+    (choice,) = post(api, model, return_token_details=True)["choices"]
+    details = choice["token_details"]
+    agreed = [[member["agreed"] for member in detail["members"]] for detail in details]
+    assert [sum(column) / 8 for column in zip(*agreed, strict=True)] == [
+        member["agreement"] for member in choice["ensemble"]["members"]
+    ]
+    for detail in details:
+        assert [member["model"] for member in detail["members"]] == [
+            member["model"] for member in choice["ensemble"]["members"]
+        ]
+        assert sum(member["share"] for member in detail["members"]) == pytest.approx(1, abs=1e-3)
+    streamed = [event["choices"][0]["token_details"] for event in events(api, model, return_token_details=True)]
+    told = [detail for event in streamed for detail in event]
+    assert [[member["agreed"] for member in detail["members"]] for detail in told] == agreed
+    for one, other in zip(told, details, strict=True):
+        logprobs = [member["logprob"] for member in other["members"]]
+        assert [member["logprob"] for member in one["members"]] == pytest.approx(logprobs, abs=1e-3)
+
+
+def test_tokens_do_not_tell_of_members_where_nobody_wants_to_know(api: TestClient) -> None:
+    cases: list[tuple[str, dict[str, Any]]] = [("plain", {}), ("rerank", {}), ("ensemble", {"return_members": False})]
+    for model, more in cases:
+        (choice,) = post(api, model, return_token_details=True, **more)["choices"]
+        assert choice["token_details"]
+        assert not any("members" in detail for detail in choice["token_details"])
+
+
 def test_weights_and_parameters_of_a_request_count(api: TestClient) -> None:
     alone = post(api, "plain")["choices"][0]["text"]
     assert post(api, "ensemble", weights=[1, 0])["choices"][0]["text"] == alone

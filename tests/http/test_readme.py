@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -36,7 +37,7 @@ def test_make_demo() -> None:
 
 
 def test_make_knows_every_target() -> None:
-    assert {"demo", "test", "serve"} <= make_targets()
+    assert {"demo", "serve"} <= make_targets()
     for target in make_targets():
         command = ["make", "--dry-run", target, f"VENV={sys.prefix}"]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -56,6 +57,26 @@ def test_python_client(server: Server, capsys: pytest.CaptureFixture[str]) -> No
     script = blocks("python")[0].replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
     exec(compile(script, "README.md", "exec"), {})
     assert "acceptance_length" in capsys.readouterr().out
+
+
+def console_commands() -> list[str]:
+    lines = [line.partition(" #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    return [line.removeprefix("consort ") for line in lines if re.match("consort (?!serve)", line)]
+
+
+@pytest.mark.parametrize("command", console_commands())
+def test_commands_on_the_terminal(server: Server, command: str) -> None:
+    """With the checkout's own modules, and without a terminal."""
+    script = f"{sys.executable} -m deployments {command}"
+    environment = {**os.environ, "CONSORT_URL": f"http://127.0.0.1:{server.port}"}
+    options: dict[str, Any] = {"cwd": ROOT, "env": environment, "input": "hi\n", "timeout": 200}
+    done = subprocess.run(["bash", "-c", script], **options, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_there_are_commands_for_the_terminal() -> None:
+    assert {command.split()[0] for command in console_commands()} == {"chat", "complete", "status", "bench"}
 
 
 def test_configuration_is_valid() -> None:

@@ -32,6 +32,7 @@ MEMBERS = [
     {"model": "qwen", "answered": True, "weight": 0.75, "tokens": 13, "agreement": 0.9, "latency_ms": 0.0},
     {"model": "llama", "answered": False, "weight": 0.25, "tokens": 5, "agreement": None, "latency_ms": 2.5},
 ]
+CALLS = [("call-1", "weather", ['{"city"', ': "Ulm"}']), ("call-2", "clock", ["{}"])]  # id, name, pieces of arguments
 CACHED_SEED = 99
 KEY = "open sesame"
 
@@ -47,7 +48,7 @@ class Fake:
 
 
 def make_fake(fake: Fake) -> FastAPI:
-    """Prompts say what happens: `endless`, `differ`, `break`, `ensemble`; a temperature above 2 is refused."""
+    """Prompts say what happens: `endless`, `differ`, `break`, `ensemble`, `call`; a temperature above 2 is refused."""
     api = FastAPI()
     add_page(api)
 
@@ -56,7 +57,8 @@ def make_fake(fake: Fake) -> FastAPI:
         if fake.key is not None and request.headers.get("Authorization") != f"Bearer {fake.key}":
             return refusal(401, "A valid API key is needed.")
         card = {"target": "target", "drafter": "drafter", "draft_length": 4, "context_length": 1024, "ready": True}
-        return JSONResponse({"data": [{"id": "first", **card}, {"id": "second", **card}]})
+        blend = {**card, "members": ["qwen", "llama"], "strategy": None}
+        return JSONResponse({"data": [{"id": "first", **card}, {"id": "second", **card}, {"id": "blend", **blend}]})
 
     @api.post("/v1/{kind:path}")
     async def answer(kind: str, request: Request) -> Response:
@@ -86,18 +88,46 @@ def steps_of(body: dict[str, Any], prompt: str) -> Iterator[Step]:
         yield from STEPS
 
 
-def details(step: Step) -> list[dict[str, Any]]:
-    return [{"id": len(text), "text": text, "source": source} for text, source in step]
+def details(body: dict[str, Any], step: Step) -> list[dict[str, Any]]:
+    blends = body["model"] == "blend"
+    return [
+        {"id": len(text), "text": text, "source": source} | ({"members": thoughts(text)} if blends else {})
+        for text, source in step
+    ]
+
+
+def thoughts(text: str) -> list[dict[str, Any]]:
+    """What members think of a token: they agree on those with a space; `return` is qwen's, the others are llama's."""
+    agreed, qwens = " " in text, text == "return"
+    share = 0.9 if qwens else 0.2
+    return [
+        {"model": "qwen", "logprob": -0.5, "agreed": agreed or qwens, "share": share},
+        {"model": "llama", "logprob": -0.25, "agreed": agreed or not qwens, "share": 1 - share},
+    ]
 
 
 def chat_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for step in steps_of(body, body["messages"][-1]["content"]):
+    prompt = body["messages"][-1]["content"]
+    if "call" in prompt:
+        yield {"delta": {"content": "Well. "}, "token_details": details(body, [("Well. ", "plain")])}
+        yield from call_chunks(body)
+        return
+    for step in steps_of(body, prompt):
         logprobs = None
         if body.get("logprobs"):
             tops = [{"token": name, "logprob": at} for name, at in ((" x", -0.1), (" y", -2.5))]
             logprobs = {"content": [{"token": text, "logprob": -0.1, "top_logprobs": tops} for text, _ in step]}
         text = "".join(text for text, _ in step)
-        yield {"delta": {"content": text}, "logprobs": logprobs, "token_details": details(step)}
+        yield {"delta": {"content": text}, "logprobs": logprobs, "token_details": details(body, step)}
+
+
+def call_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each call's name first, then its arguments in pieces, while tokens tell what the model wrote."""
+    for index, (call_id, name, pieces) in enumerate(CALLS):
+        begin = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+        told = [begin, *({"index": index, "function": {"arguments": piece}} for piece in pieces)]
+        for call, text in zip(told, ["<tool_call>", *pieces], strict=True):
+            yield {"delta": {"tool_calls": [call]}, "token_details": details(body, [(text, "accepted")])}
 
 
 def completion_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -110,26 +140,32 @@ def completion_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "top_logprobs": [{" y": -2.5, " x": -0.1}] * len(step),
             }
         text = "".join(text for text, _ in step)
-        yield {"text": text, "logprobs": logprobs, "token_details": details(step)}
+        yield {"text": text, "logprobs": logprobs, "token_details": details(body, step)}
 
 
 async def _events(fake: Fake, body: dict[str, Any], choices: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
     speculation = {**SPECULATION, "drafted": 0, "accepted": 0} if body.get("speculate") is False else SPECULATION
     prompt = json.dumps(body.get("messages") or body.get("prompt"))
+    called = False
     try:
         for count, choice in enumerate(choices):
             if "break" in prompt and count == 2:
                 yield 'event: error\ndata: {"error": {"message": "no target is left", "param": null}}\n\n'
                 return
-            yield _event({"choices": [{"index": 0, "finish_reason": None, **choice}]})
+            called = called or "tool_calls" in choice.get("delta", ())
+            for index in range(body.get("n", 1)):
+                yield _event({"choices": [{"index": index, "finish_reason": None, **choice}]})
             await asyncio.sleep(0.01)
     except asyncio.CancelledError:
         fake.hung_up.set()
         raise
-    last = {"index": 0, "finish_reason": "stop", "text": "", "delta": {"content": ""}, "token_details": []}
+    reason = "tool_calls" if called else "stop"
+    last: dict[str, Any] = {"finish_reason": reason, "text": "", "delta": {"content": ""}, "token_details": []}
     if "ensemble" in prompt:
         last["ensemble"] = {"blend": "mixture", "members": MEMBERS}
-    yield _event({"choices": [last], "speculation": speculation, "seed": body.get("seed", 7)})
+    ends = [_event({"choices": [{"index": index, **last}]}) for index in range(body.get("n", 1))]
+    yield "".join(ends)
+    yield _event({"choices": [], "speculation": speculation, "seed": body.get("seed", 7)})
     yield "data: [DONE]\n\n"
 
 

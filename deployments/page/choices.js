@@ -1,0 +1,59 @@
+/** The answers to one request, side by side. One of them is the chosen one: a conversation goes on with it. */
+
+import { ApiError } from "./api.js";
+import { Card } from "./card.js";
+import { make } from "./dom.js";
+import { together } from "./statistics.js";
+
+let groups = 0;
+
+export class Choices {
+  /** @param {string} title  @param {number} count  @param {object} options see Card */
+  constructor(title, count, options) {
+    const alone = count === 1;
+    const name = (index) => (alone ? title : `${title}, ${index + 1} of ${count}`);
+    this.cards = Array.from({ length: count }, (_, index) => new Card(name(index), { ...options, place: { index, alone } }));
+    this.chosen = this.cards[0];
+    this.element = alone ? this.chosen.element : this._sideBySide(options.changed);
+  }
+
+  /** Streams the answers; what goes wrong stays with them. */
+  async run(api, path, body, signal) {
+    this.cards.forEach((card) => card.begin());
+    const answers = this.cards.map(({ answer }) => answer);
+    const opened = (headers) => answers.forEach((answer) => (answer.cached = headers.get("X-Consort-Cache") === "hit"));
+    try {
+      for await (const document of api.stream(path, body, { signal, opened }))
+        for (const card of this.cards) card.take(document);
+    } catch (error) {
+      this._fail(error, answers);
+    }
+    this.cards.forEach((card) => card.end());
+    if (this._foot) this._foot.textContent = together(answers);
+  }
+
+  _fail(error, answers) {
+    const told = error instanceof ApiError ? error : new ApiError(String(error));
+    for (const answer of answers) {
+      if (!answer.alone && answer.finish !== null) continue; // it has come whole
+      if (error.name === "AbortError") answer.stopped = true;
+      else answer.error = told;
+    }
+    if (told.status) for (const card of this.cards.slice(1)) card.element.remove(); // refused: once is enough
+  }
+
+  _sideBySide(changed) {
+    const group = `choice-${++groups}`;
+    this.cards.forEach((card, index) => {
+      const radio = make("input", { type: "radio", name: group, checked: index === 0 });
+      radio.addEventListener("change", () => {
+        this.chosen = card;
+        changed(card);
+      });
+      card.head.prepend(make("label", { className: "choose" }, radio, "Choose"));
+    });
+    this._foot = make("p", { className: "facts together" });
+    const columns = make("div", { className: "columns-of-answers" }, ...this.cards.map(({ element }) => element));
+    return make("div", { className: "choices", role: "group", "aria-label": "Answers to choose from" }, columns, this._foot);
+  }
+}
