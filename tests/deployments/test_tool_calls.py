@@ -4,8 +4,10 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import openai
 import pytest
 from fastapi.testclient import TestClient
+from openai.types.chat.chat_completion_message_function_tool_call import Function
 
 from actors.engine import Engine
 from actors.request import Delta, Request, Statistics
@@ -72,14 +74,45 @@ def test_a_call_is_told_apart_from_the_text(scripted: tuple[TestClient, Scripted
     assert json.loads(call["function"]["arguments"]) == {"city": "Bern"}
 
 
-def test_a_stream_brings_the_call_in_one_event(scripted: tuple[TestClient, Scripted]) -> None:
+def test_a_stream_brings_the_arguments_as_they_come(scripted: tuple[TestClient, Scripted]) -> None:
     reply = scripted[0].post("/v1/chat/completions", json={**BODY, "stream": True})
     events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
     deltas = [event["choices"][0]["delta"] for event in events]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-    assert "".join(delta["content"] for delta in deltas).rstrip() == "I look."
-    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "weather")]
-    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    (start, *rest) = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(delta["content"] for delta in deltas) == "I look."
+    function = {"name": "weather", "arguments": ""}
+    assert start == {"index": 0, "id": start["id"], "type": "function", "function": function}
+    assert [set(call) for call in rest] == [{"index", "function"}] * len(rest)
+    assert len(rest) >= len('{"city": "Bern"}') // 4
+    assert all(len(delta.get("tool_calls", ())) < 2 for delta in deltas)
+    (whole,) = ask(scripted[0])["message"]["tool_calls"]
+    assert "".join(call["function"]["arguments"] for call in rest) == whole["function"]["arguments"]
+    reasons = [event["choices"][0]["finish_reason"] for event in events]
+    assert reasons == [None] * (len(events) - 1) + ["tool_calls"]
+
+
+def test_the_official_client_puts_streamed_calls_together(
+    scripted: tuple[TestClient, Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = '<tool_call>{"name": "time"}</tool_call>'
+    monkeypatch.setattr(Scripted, "text", f"I look.\n{CALL}\n{other}")
+    http: Any = scripted[0]
+    asked: Any = {**BODY, "extra_body": {"return_token_details": True}}
+    with openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0) as client:
+        with client.chat.completions.stream(**asked) as stream:
+            seen = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+            streamed = stream.get_final_completion().choices[0]
+        whole = client.chat.completions.create(**asked).choices[0]
+    assert streamed.message.content == whole.message.content == "I look."
+    assert streamed.finish_reason == whole.finish_reason == "tool_calls"
+    calls = [call.function for call in streamed.message.tool_calls or ()]
+    assert [(call.name, call.arguments) for call in calls] == [("weather", '{"city": "Bern"}'), ("time", "{}")]
+    assert [call.function for call in whole.message.tool_calls or () if call.type == "function"] == [
+        Function(name=call.name, arguments=call.arguments) for call in calls
+    ]
+    assert "".join(event.arguments_delta for event in seen if event.index == 0) == '{"city": "Bern"}'
+    details = (streamed.model_extra or {})["token_details"]
+    assert "".join(detail["text"] for detail in details)
 
 
 def test_without_tools_or_with_none_the_text_stays_as_it_is(scripted: tuple[TestClient, Scripted]) -> None:
