@@ -7,12 +7,12 @@ from deployments.answers.parts import Part
 from deployments.answers.responses import FunctionCall, FunctionPiece, ToolCall, ToolCallPiece
 from deployments.answers.tool_format import AnswerEvent, Arguments, CallStart, ToolFormat
 from deployments.answers.tool_parser import ToolParser
-from deployments.requests.tool_fields import ToolFields
+from deployments.requests.tool_fields import ToolUse
 
 Piece = tuple[str, list[ToolCallPiece]]  # content, and what is new of calls
 
 
-def tool_parser(body: ToolFields, form: ToolFormat | None) -> ToolParser:
+def tool_parser(body: ToolUse, form: ToolFormat | None) -> ToolParser:
     """Of one answer to a request. form: of the model's calls."""
     if not body.offered_tools:
         return ToolParser(None)
@@ -23,7 +23,7 @@ def tool_parser(body: ToolFields, form: ToolFormat | None) -> ToolParser:
 class ToolCaller:
     """Of one answer, whole or in a stream."""
 
-    def __init__(self, body: ToolFields, form: ToolFormat | None) -> None:
+    def __init__(self, body: ToolUse, form: ToolFormat | None) -> None:
         """form: of the model's calls."""
         self._parser = tool_parser(body, form)
         self._count = 0

@@ -88,8 +88,7 @@ class Service:
         prepare = partial(endpoint.prepare, body, seed=seed)
         requests = await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
         if body.structure is not None:
-            field = "response_format" if body.structured_outputs is None else "structured_outputs"
-            await endpoint.structures.check(body.structure, field=field)
+            await endpoint.structures.check(body.structure, field=body.structure_field)
         return requests
 
     async def tokenize(self, body: TokenizeRequest) -> Tokenization:

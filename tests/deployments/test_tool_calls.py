@@ -1,7 +1,6 @@
 """Calls of tools over HTTP: offered by the chat template, read from answers, forced by structure."""
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
@@ -10,52 +9,13 @@ from fastapi.testclient import TestClient
 from openai.types.chat.chat_completion_message_function_tool_call import Function
 
 from actors.engine import Engine
-from actors.request import Delta, Request, Statistics
-from deployments.configuration.config import load_config
-from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
-from tests.deployments.fake_coordinator import FakeCoordinator
+from tests.deployments.scripted import CALL, TOOLS, Scripted
 
-TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{# <tool_call> #}{% for message in messages %}
-{{ message.role }}: {{ message.content }}{% for call in message.tool_calls or [] %}
-<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>{% endfor %}{% endfor %}"""
-WEATHER = {"type": "object", "properties": {"city": {"enum": ["Bern", "Ulm"]}}, "required": ["city"]}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "time"}},
-]
 QUESTION = {"role": "user", "content": "What is the weather in Bern?"}
 BODY: dict[str, Any] = {"model": "consort", "messages": [QUESTION], "tools": TOOLS}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
-
-
-class Scripted(FakeCoordinator):
-    """Answers a text, four characters at a step."""
-
-    text = f"I look.\n{CALL}"
-
-    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
-        self.requests.append(request)
-        for at in range(0, len(self.text), 4):
-            last = at + 4 >= len(self.text)
-            statistics = Statistics(steps=at // 4 + 1, committed=at // 4 + 1)
-            sink(Delta(self.text[at : at + 4], [9], statistics, ["plain"], finish="stop" if last else None))
-
-
-@pytest.fixture
-def with_tools() -> dict[str, ServedEndpoint]:
-    endpoints = load_endpoints(load_config())
-    endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
-    endpoints["consort"].vocabulary.tool_format = "hermes"
-    return endpoints
-
-
-@pytest.fixture
-def scripted(with_tools: dict[str, ServedEndpoint]) -> Iterator[tuple[TestClient, Scripted]]:
-    coordinator: Any = Scripted()
-    with TestClient(make_api(Service(with_tools, coordinator))) as client:
-        yield client, coordinator
 
 
 def ask(client: TestClient, **fields: object) -> dict[str, Any]:
