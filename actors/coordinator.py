@@ -113,6 +113,8 @@ class Coordinator:
                     self._outbox.put(peer, Cancel(request_id))
                 elif active.target is not None:
                     self._outbox.put(active.target, message)
+                    if active.request.journal is not None:
+                        active.request.journal.heard("drafter", len(message.tokens))
             case Commit(request_id):
                 active = self._active.get(request_id)
                 if active is not None and active.target == peer:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from actors.answer import Answer, Criterion
+from actors.journal import Journal
 from actors.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare
 from decoding.beam_group import Hypothesis
 from decoding.beam_options import BeamOptions
@@ -52,6 +53,7 @@ class Request:
     seeded: bool = False  # the client chose the seed, so the same request may get the same answer
     timeout_s: float | None = None  # from submission on; after that it fails
     beams: BeamOptions | None = None  # search, instead of writing token by token
+    journal: Journal | None = None  # is written if it is there
     request_id: int = field(default_factory=lambda: secrets.randbits(63))
 
     @property
@@ -129,12 +131,34 @@ class ActiveRequest:
         self.sink = sink
         self.tokens = list(request.prompt)
         self.statistics = Statistics()
-        self.target: str | None = None  # names of the replicas that work on it
-        self.drafter: str | None = None
+        self._target: str | None = None
+        self._drafter: str | None = None
         self.members: list[Member] = []
         self.targets_lost = self.drafters_lost = 0
         self.began_s = self.unplaced_since_s = now_s
         self._answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
+
+    @property
+    def target(self) -> str | None:
+        """The name of the target replica that works on it."""
+        return self._target
+
+    @target.setter
+    def target(self, replica: str | None) -> None:
+        self._target = replica
+        if self.request.journal is not None:
+            self.request.journal.move("target", replica)
+
+    @property
+    def drafter(self) -> str | None:
+        """The same of the drafter."""
+        return self._drafter
+
+    @drafter.setter
+    def drafter(self, replica: str | None) -> None:
+        self._drafter = replica
+        if self.request.journal is not None:
+            self.request.journal.move("drafter", replica)
 
     @property
     def wants_drafter(self) -> bool:
@@ -184,6 +208,8 @@ class ActiveRequest:
         piece = self._answer.add(message.tokens, message.finish)
         tokens = message.tokens[: piece.used]
         self.tokens.extend(tokens)
+        if self.request.journal is not None:
+            self.request.journal.heard("target", piece.used)
         accepted = min(message.accepted, piece.used)
         self.statistics += Statistics(
             steps=1,
@@ -219,6 +245,8 @@ class ActiveRequest:
             reason = f"the search found {len(message.answers)} answers that the parameters allow, not {wanted}"
             raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
         best, *others = [self._found(one) for one in message.answers]
+        if self.request.journal is not None:
+            self.request.journal.heard("target", len(best.tokens))
         self.statistics = Statistics(steps=message.steps, committed=len(best.tokens))
         return replace(best, statistics=self.statistics, others=others)
 

@@ -55,6 +55,10 @@ def make_api(service: Service, *, keys: KeyRing | None = None, max_body_bytes: i
     api = FastAPI(title="Consort", description="Language models that play together.")
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
     api.add_middleware(Turnstile, check=service.check_room)  # what is added last comes first
+    if service.tracer is not None:
+        from deployments.http.traced import Traced
+
+        api.add_middleware(Traced, tracer=service.tracer)
     api.add_middleware(BaseUrls, names=base_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes)
     install_error_handlers(api)
