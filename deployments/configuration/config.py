@@ -189,8 +189,8 @@ class HttpConfig(StrictModel):
     )
 
     def add_key(self, name: str, secret: str) -> None:
-        """One more key, without limits of its own."""
-        self.api_keys[name] = ApiKeyConfig(key=SecretStr(secret))
+        """One more key, of whoever starts the server: without limits of its own, and an admin's."""
+        self.api_keys[name] = ApiKeyConfig(key=SecretStr(secret), admin=True)
 
     def key_ring(self) -> KeyRing:
         """Who may ask. The secrets must have been read."""

@@ -6,14 +6,15 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import HTTPException
+from fastapi import HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.http.errors import error_response
-from deployments.http.keys import KeyRing
+from deployments.http.keys import ApiKey, KeyRing
 from deployments.http.page import is_page
 
 _OPEN_PATHS = {"/health"}  # answered without a key
@@ -29,6 +30,14 @@ def log_requests() -> None:
     _logger.addHandler(handler)
     _logger.setLevel(logging.INFO)
     _logger.propagate = False
+
+
+def admins_only(request: Request) -> None:
+    """For routes that change the server: a dependency that raises HTTPException if the key may not."""
+    key: ApiKey = request.state.key
+    if not key.admin:
+        reason = f"the API key {key.name!r} may not; use an admin's, or set http.api_keys.{key.name}.admin: true"
+        raise HTTPException(HTTPStatus.FORBIDDEN, reason)
 
 
 class Gate:
