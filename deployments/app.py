@@ -142,7 +142,8 @@ class CoordinatorIngress:
 
         if self._http.access_log:
             log_requests()
-        api = make_api(self._service, keys=self._http.key_ring(), max_body_bytes=self._http.max_body_bytes)
+        bound = self._http.max_body_bytes
+        api = make_api(self._service, keys=self._http.key_ring(), max_body_bytes=bound, tell_id=False)  # Serve does
         add_scaling_route(api, self._roles, self._scale)
         return api
 
