@@ -7,6 +7,7 @@ from typing import Literal
 
 from actors.addresses import ReplicaAddress
 from actors.answer import Answer, Criterion
+from actors.journal import Journal
 from actors.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
 from decoding.beam_group import Hypothesis
 from decoding.beam_options import BeamOptions
@@ -53,6 +54,7 @@ class Request:
     seeded: bool = False  # the client chose the seed, so the same request may get the same answer
     timeout_s: float | None = None  # from submission on; after that it fails
     beams: BeamOptions | None = None  # search, instead of writing token by token
+    journal: Journal | None = None  # is written if it is there
     request_id: int = field(default_factory=lambda: secrets.randbits(63))
 
     @property
@@ -131,13 +133,35 @@ class ActiveRequest:
         self.sink = sink
         self.tokens = list(request.prompt)
         self.statistics = Statistics()
-        self.target: str | None = None  # names of the replicas that work on it
-        self.drafter: str | None = None
+        self._target: str | None = None
+        self._drafter: str | None = None
         self.members: list[Member] = []
         self.targets_lost = self.drafters_lost = 0
         self.admission = 0  # how often it has left its target
         self.began_s = self.unplaced_since_s = now_s
         self._answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
+
+    @property
+    def target(self) -> str | None:
+        """The name of the target replica that works on it."""
+        return self._target
+
+    @target.setter
+    def target(self, replica: str | None) -> None:
+        self._target = replica
+        if self.request.journal is not None:
+            self.request.journal.move("target", replica)
+
+    @property
+    def drafter(self) -> str | None:
+        """The same of the drafter."""
+        return self._drafter
+
+    @drafter.setter
+    def drafter(self, replica: str | None) -> None:
+        self._drafter = replica
+        if self.request.journal is not None:
+            self.request.journal.move("drafter", replica)
 
     @property
     def wants_drafter(self) -> bool:
@@ -188,6 +212,10 @@ class ActiveRequest:
         piece = self._answer.add(message.tokens, message.finish)
         tokens = message.tokens[: piece.used]
         self.tokens.extend(tokens)
+        if self.request.journal is not None:
+            self.request.journal.heard("target", piece.used)
+            if self.drafter is not None and message.drafted:
+                self.request.journal.heard("drafter", message.drafted)
         accepted = min(message.accepted, piece.used)
         before = self.statistics
         self.statistics = Statistics(
@@ -226,6 +254,8 @@ class ActiveRequest:
             raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
         logprobs: Sequence[list[TokenLogprobs] | None] = message.logprobs or [None] * len(message.answers)
         best, *others = [self._found(*one) for one in zip(message.answers, logprobs, strict=True)]
+        if self.request.journal is not None:
+            self.request.journal.heard("target", len(best.tokens))
         self.statistics = Statistics(steps=message.steps, committed=len(best.tokens))
         return replace(best, statistics=self.statistics, others=others)
 

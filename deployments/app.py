@@ -115,6 +115,7 @@ class CoordinatorIngress:
         from deployments.endpoints.endpoint import load_endpoints
         from deployments.endpoints.service import Service
         from deployments.http.admission import limits_of
+        from deployments.monitoring.tracing_setup import make_tracer
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         endpoints = load_endpoints(config)
@@ -122,7 +123,13 @@ class CoordinatorIngress:
         limits = limits_of(config)
         coordinator = Coordinator(link, max_requests=limits.max_requests)
         self._http, self._roles = config.http, config.roles()
-        self._service = Service(endpoints, coordinator, limits=limits, cached_tokens=config.http.cached_tokens)
+        self._service = Service(
+            endpoints,
+            coordinator,
+            limits=limits,
+            cached_tokens=config.http.cached_tokens,
+            tracer=make_tracer(config.http.tracing),
+        )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
         ask = {model: partial(_addresses, handle) for model, handle in handles.items()}
@@ -135,7 +142,8 @@ class CoordinatorIngress:
 
         if self._http.access_log:
             log_requests()
-        api = make_api(self._service, keys=self._http.key_ring(), max_body_bytes=self._http.max_body_bytes)
+        bound = self._http.max_body_bytes
+        api = make_api(self._service, keys=self._http.key_ring(), max_body_bytes=bound, tell_id=False)  # Serve does
         add_scaling_route(api, self._roles, self._scale)
         return api
 
@@ -147,6 +155,12 @@ class CoordinatorIngress:
         self._thread.check()
         if self._discovering.done():
             self._discovering.result()
+
+    def __del__(self) -> None:
+        """Serve calls it when it withdraws the replica."""
+        service = self.__dict__.get("_service")
+        if service is not None and service.tracer is not None:
+            service.tracer.shut_down()
 
 
 class BuildArgs(StrictModel):

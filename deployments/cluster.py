@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from decoding.errors import ConfigError, UnavailableError
 from deployments.commands.client import Client
 from deployments.configuration.config import ROOT, HttpConfig, ServerConfig
+from deployments.http.proxy import CALLBACK
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
@@ -86,6 +87,7 @@ def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
         # `ray start` commands find it.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
     }
     for name, value in environment.items():
         os.environ.setdefault(name, value)

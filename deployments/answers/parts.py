@@ -43,6 +43,11 @@ class Part:
             later.score,
         )
 
+    @staticmethod
+    def joined(parts: "Sequence[Part]") -> "Part":
+        """All of them as one."""
+        return reduce(lambda one, next_: one + next_, parts, Part())
+
 
 class Choice:
     """One answer."""
@@ -87,7 +92,7 @@ class Choice:
 
     def whole(self) -> Part:
         """All parts so far."""
-        return reduce(lambda one, next_: one + next_, self._parts, Part())
+        return Part.joined(self._parts)
 
     def _part(self, delta: Delta) -> Part:
         pieces = self._splitter.split(delta) if self._splitter is not None else []

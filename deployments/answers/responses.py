@@ -69,12 +69,27 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A call, as one event of a stream has it too. Fields that are not set are not sent."""
+    """A call."""
 
-    index: int | None = None  # among the choice's calls; in streams only
     id: str
     type: Literal["function"]
     function: FunctionCall
+
+
+class FunctionPiece(BaseModel):
+    """The name of a function, or the next piece of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallPiece(BaseModel):
+    """The next piece of a call. Only the first one names it. Fields that are not set are not sent."""
+
+    index: int  # among the choice's calls
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionPiece
 
 
 class ChatMessage(BaseModel):
@@ -90,7 +105,7 @@ class ChatPiece(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCallPiece] | None = None
 
 
 class ChatChoice(AnyChoice):

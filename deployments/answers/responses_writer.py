@@ -3,14 +3,18 @@
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from actors.request import Delta, Request
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import typed_event
+from deployments.answers.output_items import CallItem, Event, MessageItem, Status
 from deployments.answers.parts import Choice, Part
 from deployments.answers.responses import speculation_of
 from deployments.answers.token_shapes import chat_logprobs, token_details
+from deployments.answers.tool_caller import tool_parser
+from deployments.answers.tool_format import Arguments, CallStart
 from deployments.answers.writer import Writer
 from deployments.endpoints.vocabulary import Vocabulary
 from deployments.http.errors import body_of
@@ -21,7 +25,7 @@ _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_token
 
 
 class ResponsesWriter(Writer):
-    """Turns the deltas of one request into a response with one message."""
+    """Turns the deltas of one request into a response: messages, and calls of functions."""
 
     def __init__(
         self, body: ResponsesRequest, requests: Sequence[Request], vocabulary: Vocabulary, *, seed: int
@@ -29,30 +33,37 @@ class ResponsesWriter(Writer):
         (request,) = requests
         self._body, self._vocabulary, self._seed = body, vocabulary, seed
         self._prompt_tokens = len(request.prompt)
-        self._id, self._item_id = f"resp_{secrets.token_hex(24)}", f"msg_{secrets.token_hex(24)}"
-        self._created = int(time.time())
+        self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
         by_token = body.logprob_count is not None or bool(body.return_token_details)
         self._choice = Choice(request, vocabulary, by_token=by_token, prompt_only=False)
+        self._parser = tool_parser(body, vocabulary.tool_format)
+        self._items: list[MessageItem | CallItem] = []
+        self._untold = Part()  # its tokens belong to a text that is not there yet, or to a call
         self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
         self._sequence = 0
 
     def begin(self) -> str:
-        started = [{"type": kind, "response": self._response([])} for kind in ("created", "in_progress")]
-        return "".join(
-            [
-                *(self._event(f"response.{event.pop('type')}", **event) for event in started),
-                self._event("response.output_item.added", output_index=0, item=self._item(None)),
-                self._event("response.content_part.added", **self._place, part=self._content(Part())),
-            ]
-        )
+        kinds = ("response.created", "response.in_progress")
+        return self._write([(kind, {"response": self._response("in_progress")}) for kind in kinds])
 
     def add(self, index: int, delta: Delta) -> str:
         part, _ = self._choice.add(delta)
         self._ensembles.add(index, delta)
-        if not (part.text or (part.tokens and self._body.return_token_details)):
-            return ""
-        told = {"delta": part.text, "logprobs": self._logprobs(part)}
-        return self._event("response.output_text.delta", **self._place, **told, **self._details(part))
+        self._untold += part
+        events: list[Event] = []
+        for event in self._parser.add(part.text, last=part.finish is not None):
+            match event:
+                case str(text):
+                    events += self._say(text)
+                case CallStart():
+                    events += self._begin(CallItem(len(self._items), event))
+                    self._untold = Part()
+                case Arguments(text):
+                    events += self._call().add(text)
+                    self._untold = Part()
+        if part.finish is not None:
+            events += self._end(_status(part))
+        return self._write(events)
 
     def tell(self, index: int, event: Progress | Outcome) -> str:
         """Progress has no event in OpenAI's API."""
@@ -61,60 +72,15 @@ class ResponsesWriter(Writer):
         return ""
 
     def end(self) -> str:
-        whole = self._choice.whole()
-        done = {"text": whole.text, "logprobs": self._logprobs(whole)}
-        kind = "response.incomplete" if self._status(whole) == "incomplete" else "response.completed"
-        return "".join(
-            [
-                self._event("response.output_text.done", **self._place, **done),
-                self._event("response.content_part.done", **self._place, part=self._content(whole)),
-                self._event("response.output_item.done", output_index=0, item=self._item(whole)),
-                self._event(kind, response=self._finished(whole)),
-            ]
-        )
+        whole = self.whole()
+        kind = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
+        return self._write([(kind, {"response": whole})])
 
     def fail(self, error: Exception) -> str:
         problem = body_of(error).error
-        return self._event("error", code=problem.code, message=problem.message, param=problem.param)
+        return self._write([("error", {"code": problem.code, "message": problem.message, "param": problem.param})])
 
     def whole(self) -> dict[str, Any]:
-        return self._finished(self._choice.whole())
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-
-    def _event(self, kind: str, **fields: Any) -> str:
-        text = typed_event({"type": kind, "sequence_number": self._sequence, **fields})
-        self._sequence += 1
-        return text
-
-    def _response(self, output: list[dict[str, Any]], part: Part | None = None) -> dict[str, Any]:
-        status = self._status(part)
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        given = self._body.model_dump(include={*_ECHOED})
-        text_format = self._body.text and self._body.text.format
-        return {
-            "id": self._id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "error": None,
-            "incomplete_details": reason,
-            "model": self._body.model,
-            "output": output,
-            **given,
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "store": False,
-            "text": {"format": text_format.model_dump(by_alias=True) if text_format else {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
-            "truncation": "disabled",
-            "usage": None,
-        }
-
-    def _finished(self, part: Part) -> dict[str, Any]:
         statistics = self._choice.statistics
         usage = {
             "input_tokens": self._prompt_tokens,
@@ -124,37 +90,75 @@ class ResponsesWriter(Writer):
             "total_tokens": self._prompt_tokens + statistics.committed,
         }
         speculation = speculation_of(statistics).model_dump()
-        response = self._response([self._item(part)], part)
         told = self._ensembles.of(0)
         ensemble = {} if told is None else {"ensemble": told.model_dump(exclude_unset=True)}
+        response = self._response(_status(self._choice))
         return {**response, "usage": usage, "speculation": speculation, **ensemble, "seed": self._seed}
 
-    def _item(self, part: Part | None) -> dict[str, Any]:
-        content = [] if part is None else [self._content(part)]
-        status = self._status(part)
-        return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+    def _say(self, text: str) -> Sequence[Event]:
+        """Add to the message, or begin one."""
+        item, events = self._items[-1] if self._items else None, list[Event]()
+        if not isinstance(item, MessageItem):
+            item = MessageItem(len(self._items), self._token_fields)
+            events += self._begin(item)
+        events += item.add(replace(self._untold, text=text))
+        self._untold = Part()
+        return events
 
-    def _content(self, part: Part) -> dict[str, Any]:
-        logprobs = self._logprobs(part)
+    def _call(self) -> CallItem:
+        assert isinstance(self._items[-1], CallItem)
+        return self._items[-1]
+
+    def _begin(self, item: MessageItem | CallItem) -> Sequence[Event]:
+        """One more item, which ends the one before."""
+        ended = self._items[-1].end("completed") if self._items else []
+        self._items.append(item)
+        return [*ended, *item.begin()]
+
+    def _end(self, status: Status) -> Sequence[Event]:
+        """The last item ends, which is an empty message where there is none."""
+        more: Sequence[Event] = []
+        if not self._items or (self._untold.tokens and isinstance(self._items[-1], MessageItem)):
+            more = self._say("")
+        return [*more, *self._items[-1].end(status)]
+
+    def _write(self, events: Sequence[Event]) -> str:
+        numbered = enumerate(events, self._sequence)
+        self._sequence += len(events)
+        return "".join(typed_event({"type": kind, "sequence_number": at, **fields}) for at, (kind, fields) in numbered)
+
+    def _response(self, status: Status) -> dict[str, Any]:
+        body = self._body
+        text_format = body.text and body.text.format
         return {
-            "type": "output_text",
-            "text": part.text,
-            "annotations": [],
-            "logprobs": logprobs,
-            **self._details(part),
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": body.model,
+            "output": [item.document() for item in self._items],
+            **body.model_dump(include={*_ECHOED}),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "text": {"format": text_format.model_dump(by_alias=True) if text_format else {"type": "text"}},
+            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice.flat,
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "truncation": "disabled",
+            "usage": None,
         }
 
-    def _logprobs(self, part: Part) -> list[dict[str, Any]]:
+    def _token_fields(self, part: Part) -> dict[str, Any]:
+        """What clients asked to be told of a part's tokens."""
         count = self._body.logprob_count
-        return [] if count is None else chat_logprobs(part, count, self._vocabulary).model_dump()["content"]
-
-    def _details(self, part: Part) -> dict[str, Any]:
+        logprobs = [] if count is None else chat_logprobs(part, count, self._vocabulary).model_dump()["content"]
         if not self._body.return_token_details:
-            return {}
-        return {"token_details": [detail.model_dump(exclude_unset=True) for detail in token_details(part)]}
+            return {"logprobs": logprobs}
+        details = [detail.model_dump(exclude_unset=True) for detail in token_details(part)]
+        return {"logprobs": logprobs, "token_details": details}
 
-    @staticmethod
-    def _status(part: Part | None) -> str:
-        if part is None or part.finish is None:
-            return "in_progress"
-        return "incomplete" if part.finish == "length" else "completed"
+
+def _status(answer: Part | Choice) -> Status:
+    return "incomplete" if answer.finish == "length" else "completed"

@@ -1,38 +1,71 @@
 """Gives an answer in a chat its calls of tools, as OpenAI has them."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from deployments.answers.parts import Part
-from deployments.answers.responses import FunctionCall, ToolCall
-from deployments.answers.tool_format import Call, ToolFormat
+from deployments.answers.responses import FunctionCall, FunctionPiece, ToolCall, ToolCallPiece
+from deployments.answers.tool_format import AnswerEvent, Arguments, CallStart, ToolFormat
 from deployments.answers.tool_parser import ToolParser
-from deployments.requests.schema import ChatRequest
+from deployments.requests.tool_fields import ToolUse
+
+Piece = tuple[str, list[ToolCallPiece]]  # content, and what is new of calls
+
+
+def tool_parser(body: ToolUse, form: ToolFormat | None) -> ToolParser:
+    """Of one answer to a request. form: of the model's calls."""
+    if not body.offered_tools:
+        return ToolParser(None)
+    name = None if body.tool_choice is None else body.tool_choice.name
+    return ToolParser(form, must_call=body.must_call, name=name)
 
 
 class ToolCaller:
     """Of one answer, whole or in a stream."""
 
-    def __init__(self, body: ChatRequest, form: ToolFormat | None) -> None:
+    def __init__(self, body: ToolUse, form: ToolFormat | None) -> None:
         """form: of the model's calls."""
-        name = None if body.tool_choice is None else body.tool_choice.name
-        self._parser = ToolParser(form, must_call=body.must_call, name=name) if body.offered_tools else None
+        self._parser = tool_parser(body, form)
         self._count = 0
 
-    def add(self, part: Part, *, in_stream: bool) -> tuple[str, list[ToolCall]]:
-        """The content and the calls of the answer's next part."""
-        if self._parser is None:
-            return part.text, []
-        piece = self._parser.add(part.text, last=part.finish is not None)
-        return piece.content, [self._tell(call, in_stream=in_stream) for call in piece.calls]
+    def whole(self, part: Part) -> tuple[str, list[ToolCall]]:
+        """The content and the calls of an answer."""
+        content, calls = "", list[ToolCall]()
+        for event in self._events(part):
+            if isinstance(event, str):
+                content += event
+            elif isinstance(event, CallStart):
+                function = FunctionCall(name=event.name, arguments="")
+                calls.append(ToolCall(id=event.id, type="function", function=function))
+            else:
+                calls[-1].function.arguments += event.text
+        return content, calls
+
+    def pieces(self, part: Part) -> Sequence[Piece]:
+        """What the answer's next part adds, one or more: a call's first piece comes before those of its arguments."""
+        pieces: list[Piece] = [("", [])]
+        for event in self._events(part):
+            content, calls = pieces[-1]
+            if isinstance(event, str):
+                pieces[-1] = content + event, calls
+                continue
+            piece = self._piece(event)
+            if any(other.index == piece.index for other in calls):
+                pieces.append(("", []))
+            pieces[-1][1].append(piece)
+        return pieces
 
     def told(self, fields: dict[str, Any]) -> dict[str, Any]:
         """A choice's fields, with the reason why the answer ended if that is a call."""
-        called = self._parser is not None and self._parser.called
-        return fields | {"finish_reason": "tool_calls"} if called and fields["finish_reason"] == "stop" else fields
+        ended = self._parser.called and fields["finish_reason"] == "stop"
+        return fields | {"finish_reason": "tool_calls"} if ended else fields
 
-    def _tell(self, call: Call, *, in_stream: bool) -> ToolCall:
-        told = ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))
-        if in_stream:
-            told.index = self._count
+    def _events(self, part: Part) -> Iterable[AnswerEvent]:
+        return self._parser.add(part.text, last=part.finish is not None)
+
+    def _piece(self, event: CallStart | Arguments) -> ToolCallPiece:
+        if isinstance(event, Arguments):
+            return ToolCallPiece(index=self._count - 1, function=FunctionPiece(arguments=event.text))
         self._count += 1
-        return told
+        function = FunctionPiece(name=event.name, arguments="")
+        return ToolCallPiece(index=self._count - 1, id=event.id, type="function", function=function)

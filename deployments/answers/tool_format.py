@@ -1,10 +1,8 @@
-"""How a model writes its calls of tools, which follows from its chat template. Reads them out of texts."""
+"""How a model writes its calls of tools, which follows from its chat template; what is told of a call as it comes."""
 
-import json
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 ToolFormat = Literal["hermes", "mistral", "llama"]
 
@@ -24,45 +22,18 @@ def tool_format(chat_template: object) -> ToolFormat | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A call that the model wants made."""
+class CallStart:
+    """The model calls a function. Its arguments come in pieces after this."""
 
     name: str
-    arguments: str  # JSON
     id: str = field(default_factory=lambda: f"call{secrets.token_hex(3)[:5]}")  # nine letters and digits, for Mistral's
 
 
-def read_calls(text: str) -> list[Call]:
-    """All calls in JSON: an object, a list, or several with ";" between; nothing if any of it is something else."""
-    decoder, calls, at = json.JSONDecoder(), [], 0
-    while at < len(text):
-        if text[at] in " \t\r\n;":
-            at += 1
-            continue
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
-        for one in value if isinstance(value, list) else [value]:
-            call = _call(one)
-            if call is None:
-                return []
-            calls.append(call)
-    return calls
-
-
-def _call(value: Any) -> Call | None:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return Call(value["name"], arguments)
-
-
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What a piece of text turned out to be."""
+class Arguments:
+    """The next piece of the arguments of the call that began last: JSON, as the model wrote it."""
 
-    content: str = ""
-    calls: Sequence[Call] = ()
+    text: str
+
+
+AnswerEvent = str | CallStart | Arguments  # a text is content

@@ -1,69 +1,99 @@
-"""Tells calls of tools from the rest of an answer, while it streams. Text that can still become a call is held back."""
+"""Tells calls of tools from the rest of an answer, while it streams. Text that can still become a call is held back.
 
-from deployments.answers.tool_format import Call, Piece, ToolFormat, read_calls
+What is told does not depend on the pieces in which the text comes, so an answer is the same whole and in a stream.
+"""
+
+import re
+from collections.abc import Sequence
+
+from deployments.answers.call_reader import SPACE, CallReader, Wait
+from deployments.answers.tool_format import AnswerEvent, CallStart, ToolFormat
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_TAG_BEGIN = re.compile("<")
 
 
-class ToolParser:
+class ToolParser(CallReader):
     """Of one answer."""
 
     def __init__(self, form: ToolFormat | None, *, must_call: bool = False, name: str | None = None) -> None:
         """
-        form: the model's; None: it has no tools.
+        form: the model's; None: there are no tools.
         must_call: the answer is nothing but JSON: a list of calls, or the arguments of the function `name`.
         """
-        self._form, self._must_call, self._name = form, must_call, name
-        self._held = ""
-        self._begun = False  # something that is no white space has come
-        self.called = False  # whether there was a call
-
-    def add(self, text: str, *, last: bool) -> Piece:
-        """What the next text adds; last: nothing comes after it."""
-        self._held += text
-        if self._must_call:
-            piece = self._forced() if last else Piece()
-        elif self._form == "hermes":
-            piece = self._tagged(last=last)
+        super().__init__()
+        if name is not None:
+            self._run = self._arguments_of(name)
+        elif form is None and not must_call:
+            self._run = self._rest()
+        elif form == "hermes" and not must_call:
+            self._run = self._tagged()
         else:
-            piece = self._bare(last=last)
-        self.called = self.called or bool(piece.calls)
-        return piece
+            self._run = self._bare()
 
-    def _forced(self) -> Piece:
-        calls = [Call(self._name, self._held)] if self._name is not None else read_calls(self._held)
-        return Piece("" if calls else self._held, calls)
+    def add(self, text: str, *, last: bool) -> Sequence[AnswerEvent]:
+        """What the next text adds; last: nothing comes after it."""
+        self.extend(text, last=last)
+        next(self._run, None)
+        self.tell_arguments()
+        events, self.events = self.events, []
+        return events
 
-    def _bare(self, *, last: bool) -> Piece:
-        """An answer is a call if all of it is JSON that is one."""
-        start = self._held.lstrip()
-        may_be_call = self._form is not None and not self._begun and start[:1] in ("", "{", "[")
-        if may_be_call and not last:
-            return Piece()
-        calls = read_calls(start) if may_be_call else []
-        self._begun = True
-        content, self._held = "" if calls else self._held, ""
-        return Piece(content, calls)
+    def _arguments_of(self, name: str) -> Wait:
+        """All of it is the arguments of one function."""
+        yield from self.next()
+        self.events.append(CallStart(name))
+        self.called = self._in_arguments = True
+        while (yield from self.next()):
+            self._at = len(self._text)
 
-    def _tagged(self, *, last: bool) -> Piece:
-        """Calls stand between tags."""
-        content, calls = "", list[Call]()
+    def _bare(self) -> Wait:
+        """Calls stand at the beginning, or there are none."""
+        yield from self.calls()
+        yield from self._rest()
+
+    def _rest(self) -> Wait:
+        """Content to the end."""
         while True:
-            before, tag, rest = self._held.partition(_OPEN)
-            inside, end, after = rest.partition(_CLOSE)
-            if not tag or not (end or last):
+            self._at = len(self._text)
+            self.tell_content()
+            if not (yield from self.next()):
+                return
+
+    def _tagged(self) -> Wait:
+        """Calls stand between tags. White space around them is no content."""
+        while True:
+            yield from self._content()
+            if not (yield from self.next()):
+                self.tell_content()
+                return
+            self._at += len(_OPEN)
+            if (yield from self.calls()):
+                yield from self._leave()
+
+    def _content(self) -> Wait:
+        """To the next tag, or to the end."""
+        while True:
+            tag = self._text.find(_OPEN, self._at)
+            self._at = tag if tag >= 0 else len(self._text) - (0 if self._ended else _overlap(self._text, _OPEN))
+            self.tell_content(but=SPACE)
+            if tag >= 0 or self._ended:
+                return
+            yield
+
+    def _leave(self) -> Wait:
+        """Past the closing tag and white space after it, or to where another call begins without one."""
+        while (yield from self.until(_TAG_BEGIN)):
+            while len(self._text) < self._at + len(_CLOSE) and not self._ended:
+                yield
+            if self._text.startswith(_OPEN, self._at):
                 break
-            found = read_calls(inside)
-            content += before.rstrip() if found else before + tag + inside + end
-            calls += found
-            self._held = after.lstrip() if found else after
-        if last:
-            content, self._held = content + self._held, ""
-            return Piece(content, calls)
-        keep = len(_OPEN + rest) if tag else _overlap(self._held, _OPEN)
-        content += self._held[: len(self._held) - keep]
-        self._held = self._held[len(self._held) - keep :]
-        return Piece(content, calls)
+            closes = self._text.startswith(_CLOSE, self._at)
+            self._at += len(_CLOSE) if closes else 1
+            if closes:
+                yield from self.skip(SPACE)
+                break
+        self.forget()
 
 
 def _overlap(text: str, tag: str) -> int:

@@ -19,6 +19,7 @@ from deployments.answers.responses import (
     ChatMessage,
     ChatPiece,
     CompletionChoice,
+    ToolCallPiece,
     Usage,
     speculation_of,
 )
@@ -60,16 +61,17 @@ class AnswerWriter(Writer):
         return ""
 
     def add(self, index: int, delta: Delta) -> str:
-        """A chunk, if there is anything to show. The last one has the statistics."""
+        """Chunks, if there is anything to show. The last one has the statistics."""
         part, first = self._choices[index].add(delta)
         self._ensembles.add(index, delta)
         if not self._body.stream or not (part.text or part.finish or first or (self._by_token and part.tokens)):
             return ""
-        chunk = self._answer(self.chunk_object, [self._chunk_choice(index, part, first=first)])
-        self._tell_of_prompt(chunk, part)
+        choices = self._chunk_choices(index, part, first=first)
+        chunks = [self._answer(self.chunk_object, [choice]) for choice in choices]
+        self._tell_of_prompt(chunks[-1], part)
         if all(choice.finish for choice in self._choices):
-            chunk.speculation, chunk.seed = speculation_of(self._total()), self._seed
-        return sse(chunk.json_text())
+            chunks[-1].speculation, chunks[-1].seed = speculation_of(self._total()), self._seed
+        return "".join(sse(chunk.json_text()) for chunk in chunks)
 
     def tell(self, index: int, event: Progress | Outcome) -> str:
         """Of progress a chunk whose text is empty, so that clients that don't know of it go on."""
@@ -78,7 +80,7 @@ class AnswerWriter(Writer):
             return ""
         if not self._body.stream:
             return ""
-        chunk = self._answer(self.chunk_object, [self._chunk_choice(index, Part(), first=False)])
+        chunk = self._answer(self.chunk_object, self._chunk_choices(index, Part(), first=False))
         chunk.progress = of_progress(event)
         return sse(chunk.json_text())
 
@@ -105,8 +107,8 @@ class AnswerWriter(Writer):
         """A whole answer's choice."""
 
     @abstractmethod
-    def _chunk_choice(self, index: int, part: Part, *, first: bool) -> AnswerChoice:
-        """A chunk's choice; first: no chunk of this index came before."""
+    def _chunk_choices(self, index: int, part: Part, *, first: bool) -> Sequence[AnswerChoice]:
+        """Of one chunk or several, a choice each; first: no chunk of this index came before."""
 
     def _echo(self, prompt_index: int, prompt: Sequence[int]) -> str | None:
         """The text that begins the answers to a prompt, if one should."""
@@ -198,8 +200,8 @@ class CompletionWriter(AnswerWriter):
             choice.prompt_logprobs = told
         return choice
 
-    def _chunk_choice(self, index: int, part: Part, *, first: bool) -> CompletionChoice:
-        return self._choice(index, part)
+    def _chunk_choices(self, index: int, part: Part, *, first: bool) -> Sequence[CompletionChoice]:
+        return [self._choice(index, part)]
 
     def _tell_of_prompt(self, answer: Answer, part: Part) -> None:
         """Its choices do."""
@@ -217,21 +219,23 @@ class ChatWriter(AnswerWriter):
 
     def _choice(self, index: int, part: Part) -> ChatChoice:
         caller = ToolCaller(self._body, self._vocabulary.tool_format)  # choices may come in another order
-        content, calls = caller.add(part, in_stream=False)
+        content, calls = caller.whole(part)
         message = ChatMessage(role="assistant", content=None if calls and not content else content)
         if calls:
             message.tool_calls = calls
         common = caller.told(self._common(index, part))
         return ChatChoice(message=message, logprobs=self._logprobs(part), **common)
 
-    def _chunk_choice(self, index: int, part: Part, *, first: bool) -> ChatChunkChoice:
+    def _chunk_choices(self, index: int, part: Part, *, first: bool) -> Sequence[ChatChunkChoice]:
         caller = self._callers[index]
-        content, calls = caller.add(part, in_stream=True)
-        piece = ChatPiece(role="assistant", content=content) if first else ChatPiece(content=content)
-        if calls:
-            piece.tool_calls = calls
+        deltas = [_chat_piece(*piece) for piece in caller.pieces(part)]
+        if first:
+            deltas[0].role = "assistant"
         common = caller.told(self._common(index, part))
-        return ChatChunkChoice(delta=piece, logprobs=self._logprobs(part), **common)
+        return [
+            *(ChatChunkChoice(index=index, finish_reason=None, delta=one, logprobs=None) for one in deltas[:-1]),
+            ChatChunkChoice(delta=deltas[-1], logprobs=self._logprobs(part), **common),
+        ]
 
     def _logprobs(self, part: Part) -> ChatLogprobs | None:
         count = self._body.logprob_count
@@ -241,3 +245,7 @@ class ChatWriter(AnswerWriter):
         told = self._prompt_logprobs(part)
         if told is not None:
             answer.prompt_logprobs = told
+
+
+def _chat_piece(content: str, calls: list[ToolCallPiece]) -> ChatPiece:
+    return ChatPiece(content=content, tool_calls=calls) if calls else ChatPiece(content=content)

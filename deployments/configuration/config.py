@@ -14,6 +14,7 @@ from deployments.configuration.keys import ENVIRONMENT_KEY, ApiKeyConfig
 from deployments.configuration.roles import check_roles, roles_in
 from deployments.configuration.scaling import ScalingConfig
 from deployments.configuration.strict import StrictModel, problem_of
+from deployments.configuration.tracing import TracingConfig
 from deployments.http.keys import KeyRing
 from deployments.requests.sampling_fields import SamplingFields
 
@@ -180,13 +181,16 @@ class HttpConfig(StrictModel):
     )
     max_body_bytes: Count = Field(16 * 2**20, description="The largest body of a request; larger ones get 413.")
     access_log: bool = Field(False, description="Log a line of JSON for every request, without its content.")
+    tracing: TracingConfig | None = Field(
+        None, description="Traces through OpenTelemetry; null: only if its environment variables ask for them."
+    )
     api_keys: dict[Name, ApiKeyConfig] = Field(
         default_factory=dict, description="Who may ask, by a name for logs and metrics; without keys, anybody."
     )
 
     def add_key(self, name: str, secret: str) -> None:
-        """One more key, without limits of its own."""
-        self.api_keys[name] = ApiKeyConfig(key=SecretStr(secret))
+        """One more key, of whoever starts the server: without limits of its own, and an admin's."""
+        self.api_keys[name] = ApiKeyConfig(key=SecretStr(secret), admin=True)
 
     def key_ring(self) -> KeyRing:
         """Who may ask. The secrets must have been read."""

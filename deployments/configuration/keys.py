@@ -26,6 +26,7 @@ class ApiKeyConfig(StrictModel):
     max_tokens: _Count | None = Field(
         None, description="Tokens of their prompts and answers together, as far as they may get; null: any."
     )
+    admin: bool = Field(False, description="Whether it may change the server, too: scale its models.")
 
     @model_validator(mode="after")
     def _one_source(self) -> "ApiKeyConfig":
@@ -53,7 +54,7 @@ class ApiKeyConfig(StrictModel):
         """What the server keeps of it. The secret must have been read."""
         assert self.key is not None
         digest = digest_of(self.key.get_secret_value())
-        return ApiKey(name, digest, self.weight, self.max_requests, self.max_tokens)
+        return ApiKey(name, digest, self.weight, self.max_requests, self.max_tokens, self.admin)
 
 
 def _content(path: Path) -> str:

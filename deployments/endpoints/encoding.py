@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from decoding.errors import InvalidRequestError
 from deployments.answers.tool_format import tool_format
 from deployments.requests.fields import Prompt
-from deployments.requests.schema import Message
+from deployments.requests.message import Message
 from deployments.requests.token_requests import TokenizeRequest
 from deployments.requests.tool_fields import Tool
 
@@ -129,6 +129,7 @@ class Encoder:
             body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            tools=body.tools or (),
         )
 
     def check_tokens(self, named: Sequence[tuple[str, int]]) -> None:

@@ -82,7 +82,7 @@ class ServedEndpoint:
                     )
                 ]
             case ResponsesRequest():
-                prompts = [self.encoder.conversation(body.messages)]
+                prompts = [self.encoder.conversation(body.messages, tools=body.offered_tools)]
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
         bad_words_ids = self.encoder.words(body.over(self.defaults).bad_words or ())

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 
 from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
@@ -19,6 +20,9 @@ from deployments.monitoring.metrics import Metrics
 from deployments.requests.schema import GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 
+if TYPE_CHECKING:
+    from deployments.monitoring.tracing import RequestTracer
+
 DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
 
 
@@ -33,15 +37,20 @@ class Service:
         limits: Limits | None = None,
         metrics: Metrics | None = None,
         cached_tokens: int = 0,
+        tracer: "RequestTracer | None" = None,
     ) -> None:
-        """cached_tokens: how much of what was answered is kept, in tokens of prompts and answers."""
+        """
+        cached_tokens: how much of what was answered is kept, in tokens of prompts and answers.
+        tracer: None: requests are not traced.
+        """
         self.endpoints = endpoints
         self.metrics = metrics or Metrics()
+        self.tracer = tracer
         self._coordinator = coordinator
         self._limits = limits or Limits()
         self._cache = ResponseCache(cached_tokens)
         self._seen: set[str] = set()  # models that have been up
-        self.admission = Admission(coordinator, self._limits, self.metrics.began, self._slots)
+        self.admission = Admission(coordinator, self._limits, self._began, self._slots)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
     def ready_models(self) -> set[str]:
@@ -88,8 +97,7 @@ class Service:
         prepare = partial(endpoint.prepare, body, seed=seed)
         requests = await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
         if body.structure is not None:
-            field = "response_format" if body.structured_outputs is None else "structured_outputs"
-            await endpoint.structures.check(body.structure, field=field)
+            await endpoint.structures.check(body.structure, field=body.structure_field)
         return requests
 
     async def tokenize(self, body: TokenizeRequest) -> Tokenization:
@@ -130,7 +138,8 @@ class Service:
                     continue
                 if self._cache.may_hold(request):
                     kept[index] = []
-                self.admission.submit(request, self._sink(index, request, deltas), key=key, priority=priority)
+                traced = request if self.tracer is None else self.tracer.received(request)
+                self.admission.submit(traced, self._sink(index, request, deltas), key=key, priority=priority)
             while running:
                 batch = [await deltas.get()]
                 while not deltas.empty():
@@ -149,6 +158,8 @@ class Service:
             for request in running.values():
                 self.admission.cancel(request.request_id)
                 self.metrics.cancelled(request)
+                if self.tracer is not None:
+                    self.tracer.ended(request, None)
 
     def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
         """Whether all answers are there already; nothing where none would be kept."""
@@ -164,6 +175,11 @@ class Service:
         if model not in self._seen:
             raise UnavailableError(f"the model {model!r} is loading")
 
+    def _began(self, request: Request, waited_s: float) -> None:
+        self.metrics.began(request, waited_s)
+        if self.tracer is not None:
+            self.tracer.admitted(request)
+
     def _sink(self, index: int, request: Request, deltas: asyncio.Queue[tuple[int, Delta]]) -> Callable[[Delta], None]:
         """What brings a request's deltas from any thread into the event loop."""
         loop = asyncio.get_running_loop()
@@ -172,6 +188,8 @@ class Service:
             deltas.put_nowait((index, delta))
             if delta.finish is not None or delta.error is not None:
                 self.admission.finished(request.request_id)
+                if self.tracer is not None:
+                    self.tracer.ended(request, delta)
             self.metrics.delta(request, delta)
 
         def sink(delta: Delta) -> None:

@@ -5,15 +5,15 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import HTTPException
+from fastapi import HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.http.errors import error_response
-from deployments.http.keys import KeyRing
+from deployments.http.keys import ApiKey, KeyRing
 from deployments.http.page import is_page
 
 _OPEN_PATHS = {"/health"}  # answered without a key
@@ -31,11 +31,20 @@ def log_requests() -> None:
     _logger.propagate = False
 
 
+def admins_only(request: Request) -> None:
+    """For routes that change the server: a dependency that raises HTTPException if the key may not."""
+    key: ApiKey = request.state.key
+    if not key.admin:
+        reason = f"the API key {key.name!r} may not; use an admin's, or set http.api_keys.{key.name}.admin: true"
+        raise HTTPException(HTTPStatus.FORBIDDEN, reason)
+
+
 class Gate:
     """ASGI middleware. The key of a request that passes is `request.state.key`, its id `request.state.request_id`."""
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing, max_body_bytes: int) -> None:
-        self._app, self._keys, self._max_body_bytes = app, keys, max_body_bytes
+    def __init__(self, app: ASGIApp, *, keys: KeyRing, max_body_bytes: int, tell_id: bool = True) -> None:
+        """tell_id: whether answers get the request's id here; Serve's proxy adds it to all answers by itself."""
+        self._app, self._keys, self._max_body_bytes, self._tell_id = app, keys, max_body_bytes, tell_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,7 +52,8 @@ class Gate:
             return
         headers, began_s = Headers(scope=scope), time.monotonic()
         request_id = _request_id(headers)
-        send = _with_id_and_log(send, scope, request_id, began_s)
+        send = _with_log(send, scope, request_id, began_s)
+        send = _with_id(send, request_id) if self._tell_id else send
         key = self._keys.find(headers.get("Authorization"))
         if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
             reason = "A valid API key is needed: Authorization: Bearer KEY."
@@ -75,15 +85,25 @@ class Gate:
         return bounded
 
 
-def _with_id_and_log(send: Send, scope: Scope, request_id: str, began_s: float) -> Callable[[Message], Awaitable[None]]:
-    """Sends the request's id back, and logs one line of JSON at the end. Neither bodies nor headers are logged."""
+def _with_id(send: Send, request_id: str) -> Send:
+    """Sends the request's id back."""
+
+    async def send_on(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+        await send(message)
+
+    return send_on
+
+
+def _with_log(send: Send, scope: Scope, request_id: str, began_s: float) -> Send:
+    """Logs one line of JSON at the end. Neither bodies nor headers are logged."""
     status = 0
 
     async def send_on(message: Message) -> None:
         nonlocal status
         if message["type"] == "http.response.start":
             status = message["status"]
-            MutableHeaders(scope=message)[_REQUEST_ID] = request_id
         await send(message)
         last = message["type"] == "http.response.body" and not message.get("more_body")
         if last and _logger.isEnabledFor(logging.INFO):

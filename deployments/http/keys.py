@@ -15,9 +15,10 @@ class ApiKey:
     weight: float = 1.0  # its share where several keys compete
     max_requests: int | None = None  # in progress or waiting at once; None: as many as there may be in all
     max_tokens: int | None = None  # of their prompts and answers together
+    admin: bool = False  # whether it may change the server, too
 
 
-ANYBODY = ApiKey("anybody")
+ANYBODY = ApiKey("anybody", admin=True)
 
 
 class KeyRing:

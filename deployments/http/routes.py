@@ -50,13 +50,24 @@ class _MakeWriter(Protocol[_Body]):
     ) -> Writer: ...
 
 
-def make_api(service: Service, *, keys: KeyRing | None = None, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
-    """The application. keys: None: anybody may ask."""
+def make_api(
+    service: Service, *, keys: KeyRing | None = None, max_body_bytes: int = MAX_BODY_BYTES, tell_id: bool = True
+) -> FastAPI:
+    """The application.
+
+    Args:
+        keys: None: anybody may ask.
+        tell_id: answers have their `X-Request-Id`; false where somebody further out sees to that.
+    """
     api = FastAPI(title="Consort", description="Language models that play together.")
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
     api.add_middleware(Turnstile, check=service.check_room)  # what is added last comes first
+    if service.tracer is not None:
+        from deployments.http.traced import Traced
+
+        api.add_middleware(Traced, tracer=service.tracer)
     api.add_middleware(BaseUrls, names=base_names(kinds))
-    api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes)
+    api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, tell_id=tell_id)
     install_error_handlers(api)
     add_status_routes(api, service)
     add_page(api)

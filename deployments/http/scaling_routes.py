@@ -1,18 +1,20 @@
 """The route that scales a model by hand. Knows Serve only as a function to call."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from pydantic import BaseModel, Field
 
 from decoding.errors import InvalidRequestError
 from deployments.configuration.strict import StrictModel, nearest
 from deployments.http.errors import ErrorBody
+from deployments.http.gate import admins_only
 
 if TYPE_CHECKING:
     from actors.replica import Role
 
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403)}
 SetReplicas = Callable[[str, int], Awaitable[None]]  # of a model
 
 
@@ -33,7 +35,7 @@ class Scaled(BaseModel):
 def add_scaling_route(api: FastAPI, roles: Mapping[str, "Role"], set_replicas: SetReplicas) -> None:
     """POST /scale. roles: of all models."""
 
-    @api.post("/scale", responses={400: {"model": ErrorBody}})
+    @api.post("/scale", responses=_ERRORS, dependencies=[Depends(admins_only)])
     async def scale(body: ScaleRequest) -> Scaled:
         """Let a model have so many replicas from now on. Replicas come and go without a lost request."""
         if body.model not in roles:

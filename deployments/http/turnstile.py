@@ -8,7 +8,7 @@ from decoding.errors import OverloadedError
 from deployments.http.errors import error_answer
 from deployments.http.keys import ApiKey
 
-_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
+GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
 
 
 class Turnstile:
@@ -19,7 +19,7 @@ class Turnstile:
         self._app, self._check = app, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in _PATHS:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in GENERATING_PATHS:
             try:
                 self._check(scope["state"]["key"])
             except OverloadedError as error:

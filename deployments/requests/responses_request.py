@@ -7,45 +7,17 @@ from pydantic import BeforeValidator, Field, model_validator
 from decoding.params import Structure
 from deployments.configuration.strict import StrictModel, Text, wrong_field
 from deployments.requests.fields import Limit, only
-from deployments.requests.schema import GenerationRequest, Message
+from deployments.requests.input_items import InputItem, conversation
+from deployments.requests.message import Message
+from deployments.requests.schema import GenerationRequest
 from deployments.requests.structure_fields import ResponseFormat
+from deployments.requests.tool_fields import FlatToolFields
 
 _NO_STATE = "nothing is stored; send the whole conversation"
-_NO_TOOLS = "calls of tools are not supported"
 
 
 def _as_items(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
-def _as_parts(value: object) -> object:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
-
-
-class ItemPart(StrictModel):
-    """A piece of an item: of the input, or of an earlier output that is sent back."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: Text
-    annotations: Annotated[list[Any], only([], why="they are not supported")] | None = None
-    logprobs: list[Any] | None = None  # of an earlier output, of no use here
-
-
-class InputItem(StrictModel):
-    """A message, also one of an earlier output."""
-
-    type: Literal["message"] | None = None
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[ItemPart], BeforeValidator(_as_parts)]
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-
-    @property
-    def message(self) -> Message:
-        """The same as chat has it."""
-        parts = [{"type": "text", "text": part.text} for part in self.content]
-        return Message.model_validate({"role": self.role, "content": parts})
 
 
 class TextFormat(StrictModel):
@@ -77,14 +49,14 @@ class TextOptions(StrictModel):
     verbosity: Annotated[Any, only("medium", why="it is not supported")] = None
 
 
-class ResponsesRequest(GenerationRequest):
+class ResponsesRequest(GenerationRequest, FlatToolFields):
     """POST /v1/responses."""
 
     prompt_field = "input"
     default_max_tokens = None
 
     input: Annotated[list[InputItem], Field(min_length=1), BeforeValidator(_as_items)] = Field(
-        description="A text, or messages, oldest first."
+        description="A text, or messages, `function_call`s and `function_call_output`s, oldest first."
     )
     instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
@@ -99,12 +71,7 @@ class ResponsesRequest(GenerationRequest):
     conversation: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
     background: Annotated[bool, only(False, why=_NO_STATE)] | None = Field(None, description="Only false.")
     prompt: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
-    tools: Annotated[list[Any], only([], why=_NO_TOOLS)] | None = Field(None, description="Only an empty list.")
-    tool_choice: Annotated[Any, only("none", "auto", why=_NO_TOOLS)] = Field(
-        None, description="Only `none` or `auto`, which are the same without tools."
-    )
-    parallel_tool_calls: bool | None = Field(None, description="Changes nothing without tools.")
-    max_tool_calls: int | None = Field(None, description="The same.")
+    max_tool_calls: int | None = Field(None, description="Changes nothing: only tools of a server are counted.")
     reasoning: Annotated[Any, only(why="a model reasons as it is used to")] = Field(None, description="Only null.")
     truncation: Annotated[str, only("disabled", why="shorten the input instead")] | None = Field(
         None, description="Only `disabled`."
@@ -127,13 +94,14 @@ class ResponsesRequest(GenerationRequest):
                 "max_tokens",
                 "has no place beside max_output_tokens; set one of them",
             ),
+            *self.tool_conditions(),
+            (not self.must_call or self._text_structure is None, "tool_choice", "gives the answer another structure"),
         ]
 
     @property
     def messages(self) -> list[Message]:
         """The conversation as chat has it."""
-        first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        return [Message.model_validate(turn) for turn in first] + [item.message for item in self.input]
+        return conversation(self.input, self.instructions)
 
     @property
     def wanted_max_tokens(self) -> int | None:
@@ -145,5 +113,14 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def structure(self) -> Structure | None:
+        return self.forced_structure() or self._text_structure
+
+    @property
+    def structure_field(self) -> str:
+        own = "text.format" if self.text is not None and self.text.format is not None else super().structure_field
+        return "tools" if self.must_call else own
+
+    @property
+    def _text_structure(self) -> Structure | None:
         wanted = self.text.format if self.text else None
         return wanted.response_format.structure if wanted is not None else super().structure

@@ -2,20 +2,21 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from decoding.beam_options import MAX_BEAMS
 from decoding.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
-from deployments.configuration.strict import StrictModel, Text, wrong_field
+from deployments.configuration.strict import StrictModel, wrong_field
 from deployments.requests.beam_fields import BeamFields
 from deployments.requests.compatibility_fields import ChatCompatibilityFields, CompatibilityFields
 from deployments.requests.ensemble_fields import EnsembleFields
 from deployments.requests.fields import Limit, Prompts, only
+from deployments.requests.message import Message
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs
-from deployments.requests.tool_fields import PastCall, ToolFields
+from deployments.requests.tool_fields import ToolFields
 
 _MAX_CHOICES = 128
 _MAX_DRAFT_LENGTH = 32
@@ -24,10 +25,6 @@ _SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
 _NO_DEFAULTS = SamplingFields()
 
 Choices = Annotated[int, Field(ge=1, le=_MAX_CHOICES)]
-
-
-def _as_parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
 class StreamOptions(StrictModel):
@@ -153,6 +150,11 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         return None if wanted is None else wanted.structure
 
     @property
+    def structure_field(self) -> str:
+        """The field that says so."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -230,48 +232,6 @@ class CompletionRequest(GenerationRequest):
         return max(counts, default=None)
 
 
-class TextPart(StrictModel):
-    """A piece of a message."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class Message(StrictModel):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = Field(
-        None, description="A text, or text parts."
-    )
-    name: Text | None = Field(None, description="Of the speaker, for chat templates that show it.")
-    tool_calls: list[PastCall] | None = Field(None, description="What the assistant called.")
-    tool_call_id: Text | None = Field(None, description="Which call the content of a tool answers.")
-
-    @model_validator(mode="after")
-    def _fits_its_role(self) -> "Message":
-        if self.content is None and not self.tool_calls:
-            raise wrong_field("content", "is required")
-        if self.tool_calls and self.role != "assistant":
-            raise wrong_field("tool_calls", f"has no place in the role {self.role!r}")
-        if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise wrong_field("tool_call_id", "goes with the role tool, and with no other")
-        return self
-
-    @property
-    def text(self) -> str:
-        return "".join(part.text for part in self.content or ())
-
-    @property
-    def turn(self) -> dict[str, Any]:
-        """As chat templates take it."""
-        more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
-        if self.tool_calls:
-            more["tool_calls"] = [call.turn for call in self.tool_calls]
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.text} | {name: value for name, value in more.items() if value is not None}
-
-
 class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
     """POST /v1/chat/completions."""
 
@@ -310,6 +270,10 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
     @property
     def structure(self) -> Structure | None:
         return self.forced_structure() or super().structure
+
+    @property
+    def structure_field(self) -> str:
+        return "tools" if self.must_call else super().structure_field
 
     @property
     def wanted_max_tokens(self) -> int | None:

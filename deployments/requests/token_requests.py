@@ -6,7 +6,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from deployments.configuration.strict import StrictModel, Text, wrong_field
 from deployments.requests.fields import TokenId
-from deployments.requests.schema import Message
+from deployments.requests.message import Message
+from deployments.requests.tool_fields import Tool
 
 
 class TokenizeRequest(StrictModel):
@@ -20,6 +21,7 @@ class TokenizeRequest(StrictModel):
     add_generation_prompt: bool | None = Field(None, description="Of a conversation: as in chat.")
     continue_final_message: bool | None = Field(None, description="The same.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="The same.")
+    tools: list[Tool] | None = Field(None, description="The same.")
 
     @model_validator(mode="after")
     def _one_input(self) -> "TokenizeRequest":

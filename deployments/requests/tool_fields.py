@@ -1,6 +1,7 @@
-"""The fields of a chat that are about tools: what the model may call, whether it must, and what it called before."""
+"""The fields that are about tools: what the model may call, whether it must, and what it called before."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,9 @@ from decoding.params import Structure
 from deployments.configuration.strict import StrictModel, Text
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-_CHOICE_FORMS = 'should be "none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+_MOST_TOOLS = 128
+_OFFERED = "Functions that the model may call; needs a model whose chat template has tools."
+_CHOICE = "`auto`, `none`, `required`, or one function, which must be called then."
 
 
 class FunctionDefinition(StrictModel):
@@ -32,6 +35,17 @@ class Tool(StrictModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+class FlatTool(FunctionDefinition):
+    """The same in the shape of responses."""
+
+    type: Literal["function"]
+
+    @property
+    def definition(self) -> FunctionDefinition:
+        """Without the type."""
+        return FunctionDefinition.model_validate(self.model_dump(exclude={"type"}))
 
 
 class CalledFunction(StrictModel):
@@ -70,33 +84,57 @@ class ToolChoice:
     def forced(self) -> bool:
         return self.mode in ("required", "named")
 
+    @property
+    def flat(self) -> str | dict[str, str]:
+        """In the shape of responses."""
+        return self.mode if self.name is None else {"type": "function", "name": self.name}
 
-def _read_choice(value: Any) -> ToolChoice | None:
+
+def _choice_reader(form: str, name_of: Callable[[Any], object]) -> PlainValidator:
+    """Reads a choice. form: how one function is named; name_of: finds the name in that, or something else."""
+    forms = f'should be "none", "auto", "required" or {form}'
+
+    def read(value: Any) -> ToolChoice | None:
+        if value is None or value in ("none", "auto", "required"):
+            return value and ToolChoice(value)
+        name = name_of(value)
+        if not isinstance(name, str):
+            raise PydanticCustomError("tool_choice", "{forms}", {"forms": forms})
+        return ToolChoice("named", name)
+
+    return PlainValidator(read, json_schema_input_type=Any)
+
+
+def _nested_name(value: Any) -> object:
     match value:
-        case None:
-            return None
-        case "none" | "auto" | "required":
-            return ToolChoice(value)
-        case {"type": "function", "function": {"name": str(name), **more}, **others} if not more and not others:
-            return ToolChoice("named", name)
-    raise PydanticCustomError("tool_choice", "{forms}", {"forms": _CHOICE_FORMS})
+        case {"type": "function", "function": {"name": name, **more}, **others} if not more and not others:
+            return name
+    return None
 
 
-class ToolFields(StrictModel):
-    """Of chat."""
+def _flat_name(value: Any) -> object:
+    match value:
+        case {"type": "function", "name": name, **others} if not others:
+            return name
+    return None
 
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = Field(
-        None, description="Functions that the model may call; needs a model whose chat template has tools."
-    )
-    tool_choice: Annotated[ToolChoice | None, PlainValidator(_read_choice, json_schema_input_type=Any)] = Field(
-        None, description="`auto`, `none`, `required`, or one function, which must be called then."
-    )
+
+class ToolUse(StrictModel):
+    """What chat and responses have in common."""
+
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call, where calls are `required`.")
+
+    @property
+    def given_functions(self) -> Sequence[FunctionDefinition]:
+        """All that are given."""
+        raise NotImplementedError
 
     @property
     def offered_tools(self) -> list[Tool]:
         """What the model may call."""
-        return [] if self.tool_choice == ToolChoice("none") else self.tools or []
+        given = () if self.tool_choice == ToolChoice("none") else self.given_functions
+        return [Tool(type="function", function=function) for function in given]
 
     @property
     def must_call(self) -> bool:
@@ -105,7 +143,7 @@ class ToolFields(StrictModel):
 
     def tool_conditions(self) -> list[tuple[bool, str, str]]:
         """Whether it holds, and else which field is wrong and why."""
-        names = [tool.function.name for tool in self.tools or ()]
+        names = [function.name for function in self.given_functions]
         wanted = None if self.tool_choice is None else self.tool_choice.name
         return [
             (not self.must_call or bool(names), "tool_choice", "needs tools"),
@@ -117,7 +155,7 @@ class ToolFields(StrictModel):
         """What an answer that has to be a call keeps to: the arguments of the named function, or a list of calls."""
         if self.tool_choice is None or not self.must_call:
             return None
-        functions = {tool.function.name: tool.function for tool in self.tools or ()}
+        functions = {function.name: function for function in self.given_functions}
         if self.tool_choice.name is not None and self.tool_choice.name in functions:
             return Structure(kind="json", definition=json.dumps(functions[self.tool_choice.name].schema_or_any))
         calls = [_call_schema(function) for function in functions.values()]
@@ -133,3 +171,29 @@ def _call_schema(function: FunctionDefinition) -> dict[str, Any]:
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+class ToolFields(ToolUse):
+    """Of chat."""
+
+    tools: Annotated[list[Tool], Field(max_length=_MOST_TOOLS)] | None = Field(None, description=_OFFERED)
+    tool_choice: Annotated[
+        ToolChoice | None, _choice_reader('{"type": "function", "function": {"name": …}}', _nested_name)
+    ] = Field(None, description=_CHOICE)
+
+    @property
+    def given_functions(self) -> Sequence[FunctionDefinition]:
+        return [tool.function for tool in self.tools or ()]
+
+
+class FlatToolFields(ToolUse):
+    """Of responses."""
+
+    tools: Annotated[list[FlatTool], Field(max_length=_MOST_TOOLS)] | None = Field(None, description=_OFFERED)
+    tool_choice: Annotated[ToolChoice | None, _choice_reader('{"type": "function", "name": …}', _flat_name)] = Field(
+        None, description=_CHOICE
+    )
+
+    @property
+    def given_functions(self) -> Sequence[FunctionDefinition]:
+        return [tool.definition for tool in self.tools or ()]

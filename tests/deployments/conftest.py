@@ -14,6 +14,7 @@ from deployments.endpoints.service import Service
 from deployments.http.admission import Limits
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
+from tests.deployments.scripted import TEMPLATE, Scripted
 
 if TYPE_CHECKING:
     from actors.engine import Engine
@@ -80,3 +81,18 @@ def fake(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[Tes
     """A server whose answers are made up: see the fake."""
     with TestClient(make_api(Service(endpoints, coordinator, limits=Limits(max_requests=MAX_REQUESTS)))) as client:
         yield client
+
+
+@pytest.fixture
+def with_tools() -> dict[str, ServedEndpoint]:
+    endpoints = load_endpoints(load_config())
+    endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
+    endpoints["consort"].vocabulary.tool_format = "hermes"
+    return endpoints
+
+
+@pytest.fixture
+def scripted(with_tools: dict[str, ServedEndpoint]) -> Iterator[tuple[TestClient, Scripted]]:
+    coordinator: Any = Scripted()
+    with TestClient(make_api(Service(with_tools, coordinator))) as client:
+        yield client, coordinator

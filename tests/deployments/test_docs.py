@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from deployments import cli
 from deployments.configuration.config import ROOT, EndpointConfig, HttpConfig, ModelConfig, NgramConfig, parse_config
 from deployments.configuration.keys import ApiKeyConfig
+from deployments.configuration.tracing import TracingConfig
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import TokenizeRequest
@@ -32,7 +33,7 @@ def config_row(name: str, field: FieldInfo) -> str:
     return f"| `{name}` | {default(field)} | {field.description} |"
 
 
-@pytest.mark.parametrize("model", [ModelConfig, EndpointConfig, NgramConfig, HttpConfig, ApiKeyConfig])
+@pytest.mark.parametrize("model", [ModelConfig, EndpointConfig, NgramConfig, HttpConfig, ApiKeyConfig, TracingConfig])
 def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) -> None:
     rows = [config_row(name, field) for name, field in model.model_fields.items()]
     assert "\n".join(rows) in CONFIGURATION, "\n".join(rows)

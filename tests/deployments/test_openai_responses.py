@@ -9,6 +9,8 @@ from fastapi.testclient import TestClient
 
 ASKED: dict[str, Any] = {"model": "consort", "input": "hi", "max_output_tokens": 12, "extra_body": {"seed": 1}}
 
+FUNCTION = {"type": "function", "name": "f"}
+
 
 @pytest.fixture
 def client(fake: Any) -> Iterator[openai.OpenAI]:
@@ -91,9 +93,15 @@ def test_log_probabilities_are_included_if_wanted(client: openai.OpenAI) -> None
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{**FUNCTION, "type": "web_search"}]}, "tools.0.type"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "function_call"}]}, "input.0.type"),
+        ({"input": [{"type": "reasoning"}]}, "input.0.type"),
+        ({"input": [{"type": "function_call"}]}, "input.0.call_id"),
+        ({"input": [{"role": "user", "content": "x", "output": "y"}]}, "input.0.output"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
+        ({"tools": [FUNCTION]}, "tools"),  # the model's template has none
         ({"n": 2}, "n"),
         ({"max_output_token": 2}, "max_output_token"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),

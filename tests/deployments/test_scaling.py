@@ -14,6 +14,8 @@ from deployments.app import BuildArgs, build
 from deployments.configuration.config import ROOT, parse_config
 from deployments.configuration.scaling import ScalingConfig
 from deployments.http.errors import install_error_handlers
+from deployments.http.gate import Gate
+from deployments.http.keys import KeyRing
 from deployments.http.scaling_routes import add_scaling_route
 from deployments.scaling.scaler import with_fixed_count
 
@@ -76,16 +78,22 @@ def test_scaling_by_hand_restarts_nothing() -> None:
     assert "num_replicas" not in application.deployments[0].model_fields_set
 
 
-def test_the_route() -> None:
-    asked: list[tuple[str, int]] = []
+def routes(asked: list[tuple[str, int]], keys: KeyRing) -> TestClient:
+    """A server that has nothing but the route, and notes what it is asked."""
 
     async def set_replicas(model: str, count: int) -> None:
         asked.append((model, count))
 
     api = FastAPI()
+    api.add_middleware(Gate, keys=keys, max_body_bytes=1000)
     install_error_handlers(api)
     add_scaling_route(api, {"large": "target", "small": "drafter"}, set_replicas)
-    client = TestClient(api)
+    return TestClient(api)
+
+
+def test_the_route() -> None:
+    asked: list[tuple[str, int]] = []
+    client = routes(asked, KeyRing(()))
     reply = client.post("/scale", json={"model": "small", "replicas": 0})
     assert (reply.status_code, reply.json()) == (200, {"model": "small", "replicas": 0})
     assert asked == [("small", 0)]
@@ -99,6 +107,23 @@ def test_the_route() -> None:
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == field
     assert len(asked) == 1
+
+
+def test_only_an_admin_scales() -> None:
+    given = {"website": {"key": "visitor"}, "operator": {"key": "boss", "admin": True}}
+    http = parse_config(CONFIG | {"http": {"api_keys": given}}, folder=Path.cwd()).http
+    http.add_key("command-line", "owner")
+    asked: list[tuple[str, int]] = []
+    client = routes(asked, http.key_ring())
+    body = {"model": "small", "replicas": 2}
+    for sent in (body, {}):
+        refused = client.post("/scale", json=sent, headers={"Authorization": "Bearer visitor"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+        assert "http.api_keys.website.admin: true" in refused.json()["error"]["message"]
+    assert client.post("/scale", json=body).status_code == 401
+    for secret in ("boss", "owner"):
+        assert client.post("/scale", json=body, headers={"Authorization": f"Bearer {secret}"}).status_code == 200
+    assert asked == [("small", 2)] * 2
 
 
 def test_every_key_is_documented() -> None:

@@ -1,59 +1,21 @@
 """Calls of tools over HTTP: offered by the chat template, read from answers, forced by structure."""
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
+import openai
 import pytest
 from fastapi.testclient import TestClient
+from openai.types.chat.chat_completion_message_function_tool_call import Function
 
 from actors.engine import Engine
-from actors.request import Delta, Request, Statistics
-from deployments.configuration.config import load_config
-from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
-from tests.deployments.fake_coordinator import FakeCoordinator
+from tests.deployments.scripted import CALL, TOOLS, Scripted
 
-TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{# <tool_call> #}{% for message in messages %}
-{{ message.role }}: {{ message.content }}{% for call in message.tool_calls or [] %}
-<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>{% endfor %}{% endfor %}"""
-WEATHER = {"type": "object", "properties": {"city": {"enum": ["Bern", "Ulm"]}}, "required": ["city"]}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "time"}},
-]
 QUESTION = {"role": "user", "content": "What is the weather in Bern?"}
 BODY: dict[str, Any] = {"model": "consort", "messages": [QUESTION], "tools": TOOLS}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
-
-
-class Scripted(FakeCoordinator):
-    """Answers a text, four characters at a step."""
-
-    text = f"I look.\n{CALL}"
-
-    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
-        self.requests.append(request)
-        for at in range(0, len(self.text), 4):
-            last = at + 4 >= len(self.text)
-            statistics = Statistics(steps=at // 4 + 1, committed=at // 4 + 1)
-            sink(Delta(self.text[at : at + 4], [9], statistics, ["plain"], finish="stop" if last else None))
-
-
-@pytest.fixture
-def with_tools() -> dict[str, ServedEndpoint]:
-    endpoints = load_endpoints(load_config())
-    endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
-    endpoints["consort"].vocabulary.tool_format = "hermes"
-    return endpoints
-
-
-@pytest.fixture
-def scripted(with_tools: dict[str, ServedEndpoint]) -> Iterator[tuple[TestClient, Scripted]]:
-    coordinator: Any = Scripted()
-    with TestClient(make_api(Service(with_tools, coordinator))) as client:
-        yield client, coordinator
 
 
 def ask(client: TestClient, **fields: object) -> dict[str, Any]:
@@ -72,14 +34,45 @@ def test_a_call_is_told_apart_from_the_text(scripted: tuple[TestClient, Scripted
     assert json.loads(call["function"]["arguments"]) == {"city": "Bern"}
 
 
-def test_a_stream_brings_the_call_in_one_event(scripted: tuple[TestClient, Scripted]) -> None:
+def test_a_stream_brings_the_arguments_as_they_come(scripted: tuple[TestClient, Scripted]) -> None:
     reply = scripted[0].post("/v1/chat/completions", json={**BODY, "stream": True})
     events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
     deltas = [event["choices"][0]["delta"] for event in events]
-    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-    assert "".join(delta["content"] for delta in deltas).rstrip() == "I look."
-    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "weather")]
-    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    (start, *rest) = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(delta["content"] for delta in deltas) == "I look."
+    function = {"name": "weather", "arguments": ""}
+    assert start == {"index": 0, "id": start["id"], "type": "function", "function": function}
+    assert [set(call) for call in rest] == [{"index", "function"}] * len(rest)
+    assert len(rest) >= len('{"city": "Bern"}') // 4
+    assert all(len(delta.get("tool_calls", ())) < 2 for delta in deltas)
+    (whole,) = ask(scripted[0])["message"]["tool_calls"]
+    assert "".join(call["function"]["arguments"] for call in rest) == whole["function"]["arguments"]
+    reasons = [event["choices"][0]["finish_reason"] for event in events]
+    assert reasons == [None] * (len(events) - 1) + ["tool_calls"]
+
+
+def test_the_official_client_puts_streamed_calls_together(
+    scripted: tuple[TestClient, Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = '<tool_call>{"name": "time"}</tool_call>'
+    monkeypatch.setattr(Scripted, "text", f"I look.\n{CALL}\n{other}")
+    http: Any = scripted[0]
+    asked: Any = {**BODY, "extra_body": {"return_token_details": True}}
+    with openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0) as client:
+        with client.chat.completions.stream(**asked) as stream:
+            seen = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+            streamed = stream.get_final_completion().choices[0]
+        whole = client.chat.completions.create(**asked).choices[0]
+    assert streamed.message.content == whole.message.content == "I look."
+    assert streamed.finish_reason == whole.finish_reason == "tool_calls"
+    calls = [call.function for call in streamed.message.tool_calls or ()]
+    assert [(call.name, call.arguments) for call in calls] == [("weather", '{"city": "Bern"}'), ("time", "{}")]
+    assert [call.function for call in whole.message.tool_calls or () if call.type == "function"] == [
+        Function(name=call.name, arguments=call.arguments) for call in calls
+    ]
+    assert "".join(event.arguments_delta for event in seen if event.index == 0) == '{"city": "Bern"}'
+    details = (streamed.model_extra or {})["token_details"]
+    assert "".join(detail["text"] for detail in details)
 
 
 def test_without_tools_or_with_none_the_text_stays_as_it_is(scripted: tuple[TestClient, Scripted]) -> None:

@@ -5,12 +5,14 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import openai
+import psutil  # type: ignore[import-untyped]
 import pytest
 
+from deployments.app import APP_NAME, COORDINATOR
 from tests.deployments.bad_input import CASES
 from tests.http.conftest import Server
 from tests.support.waiting import wait_until
@@ -98,6 +100,31 @@ def test_killing_the_target_in_mid_stream_only_delays(
     (before,) = server.replicas(TARGET)
     assert stream_while_killing(client, request, before.pid) == undisturbed
     wait_for_another(server, TARGET, before.pid)
+
+
+def coordinator_pid() -> int:
+    """Of the process that Ray titles so, among those that the tests started: others may serve on the same machine."""
+    title = f"ray::ServeReplica:{APP_NAME}:{COORDINATOR}"
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if "".join(process.cmdline()).startswith(title):
+                return int(process.pid)
+    pytest.fail("there is no coordinator")
+
+
+def test_killing_the_coordinator_ends_its_streams_with_an_error(
+    server: Server, client: Any, long_request: tuple[dict[str, Any], str]
+) -> None:
+    request, undisturbed = long_request
+    with pytest.raises(openai.APIError, match="the coordinator that answered has died; ask again"):
+        stream_while_killing(client, request, coordinator_pid())
+
+    def is_back() -> bool:
+        reply = server.client.get("/health")
+        return reply.status == 200 and all(reply.document["models"].values())
+
+    wait_until(is_back, "another coordinator", timeout_s=90)
+    assert client.completions.create(**request).choices[0].text == undisturbed
 
 
 def test_many_at_once_get_what_they_get_alone(client: Any) -> None:

@@ -1,0 +1,44 @@
+"""Decides whether requests are traced, and where spans go. Imports OpenTelemetry only if they are."""
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from decoding.errors import ConfigError
+from deployments.configuration.tracing import TracingConfig
+
+if TYPE_CHECKING:
+    from deployments.monitoring.tracing import RequestTracer
+
+_SWITCHES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_MISSING = "needs OpenTelemetry: pip install 'consort[tracing]'"
+_logger = logging.getLogger(__name__)
+
+
+def make_tracer(config: TracingConfig | None) -> "RequestTracer | None":
+    """What traces requests; None: nothing does.
+
+    Args:
+        config: None: the environment decides, by OpenTelemetry's variables.
+
+    Raises:
+        ConfigError: tracing is configured, and OpenTelemetry is not installed.
+    """
+    if _switched_off() or (config is None and not any(map(os.environ.get, _SWITCHES))):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        from deployments.monitoring.tracing import RequestTracer, make_provider
+    except ImportError as error:
+        if config is not None:
+            raise ConfigError(f"http.tracing: {_MISSING}") from error
+        _logger.warning("requests are not traced, though the environment asks for it: that %s", _MISSING)
+        return None
+    url = None if config is None else config.endpoint.rstrip("/") + "/v1/traces"
+    return RequestTracer(make_provider(OTLPSpanExporter(endpoint=url)))
+
+
+def _switched_off() -> bool:
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return disabled or os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none"

@@ -1,0 +1,93 @@
+"""What the input of /v1/responses is made of: messages, calls of functions and what came of them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from deployments.configuration.strict import StrictModel, Text, wrong_field
+from deployments.requests.fields import only
+from deployments.requests.message import Message
+
+ItemType = Literal["message", "function_call", "function_call_output"]
+
+_FIELDS: dict[ItemType, set[str]] = {
+    "message": {"role", "content"},
+    "function_call": {"call_id", "name", "arguments"},
+    "function_call_output": {"call_id", "output"},
+}
+
+
+def _as_parts(value: object) -> object:
+    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+
+
+def _without_nulls(value: object) -> object:
+    """Clients send outputs back with all fields that they know of."""
+    return {name: field for name, field in value.items() if field is not None} if isinstance(value, dict) else value
+
+
+class ItemPart(StrictModel):
+    """A piece of an item: of the input, or of an earlier output that is sent back."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+    annotations: Annotated[list[Any], only([], why="they are not supported")] | None = None
+    logprobs: list[Any] | None = None  # of an earlier output, of no use here
+
+
+Parts = Annotated[list[ItemPart], BeforeValidator(_as_parts)]
+
+
+class Item(StrictModel):
+    """A piece of the input, also of an earlier output. Which fields it has follows from its type."""
+
+    type: ItemType = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Parts | None = Field(None, description="Of a message: a text, or text parts.")
+    call_id: Text | None = None
+    name: Text | None = Field(None, description="Of the function that was called.")
+    arguments: Text | None = Field(None, description="JSON.")
+    output: Parts | None = Field(None, description="What the function returned: a text, or text parts.")
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> "Item":
+        wanted = _FIELDS[self.type]
+        for field in ("role", "content", "call_id", "name", "arguments", "output"):
+            given = getattr(self, field) is not None
+            if given and field not in wanted:
+                raise wrong_field(field, f"has no place in the type {self.type!r}")
+            if not given and field in wanted:
+                raise wrong_field(field, "is required")
+        return self
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """The same as a message of a chat has it."""
+        if self.type == "function_call":
+            function = {"name": self.name, "arguments": self.arguments}
+            return {"role": "assistant", "tool_calls": [{"id": self.call_id, "function": function}]}
+        if self.type == "function_call_output":
+            return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output)}
+        return {"role": self.role, "content": _text(self.content)}
+
+
+InputItem = Annotated[Item, BeforeValidator(_without_nulls)]
+
+
+def conversation(items: Sequence[Item], instructions: str | None) -> list[Message]:
+    """The items as chat has them: calls belong to the assistant's turn before them. instructions: a first turn."""
+    turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    for item in items:
+        if item.type == "function_call" and turns and turns[-1]["role"] == "assistant":
+            turns[-1].setdefault("tool_calls", []).extend(item.turn["tool_calls"])
+        else:
+            turns.append(item.turn)
+    return [Message.model_validate(turn) for turn in turns]
+
+
+def _text(parts: Sequence[ItemPart] | None) -> str:
+    return "".join(part.text for part in parts or ())

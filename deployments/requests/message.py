@@ -1,0 +1,54 @@
+"""One turn of a conversation, as clients send it. Knows nothing of chat templates."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from deployments.configuration.strict import StrictModel, Text, wrong_field
+from deployments.requests.tool_fields import PastCall
+
+
+def _as_parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class TextPart(StrictModel):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(StrictModel):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = Field(
+        None, description="A text, or text parts."
+    )
+    name: Text | None = Field(None, description="Of the speaker, for chat templates that show it.")
+    tool_calls: list[PastCall] | None = Field(None, description="What the assistant called.")
+    tool_call_id: Text | None = Field(None, description="Which call the content of a tool answers.")
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> "Message":
+        if self.content is None and not self.tool_calls:
+            raise wrong_field("content", "is required")
+        if self.tool_calls and self.role != "assistant":
+            raise wrong_field("tool_calls", f"has no place in the role {self.role!r}")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise wrong_field("tool_call_id", "goes with the role tool, and with no other")
+        return self
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content or ())
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
+        if self.tool_calls:
+            more["tool_calls"] = [call.turn for call in self.tool_calls]
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": self.text} | {name: value for name, value in more.items() if value is not None}

@@ -1,0 +1,35 @@
+"""A server over the fake coordinator, with every route, for `make fuzz-http`; its argument is the port."""
+
+import sys
+from typing import Any
+
+import uvicorn
+
+from deployments.configuration.config import load_config
+from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.service import Service
+from deployments.http.admission import Limits
+from deployments.http.routes import make_api
+from deployments.http.scaling_routes import add_scaling_route
+from tests.deployments.fake_coordinator import FakeCoordinator
+from tests.deployments.scripted import TEMPLATE
+
+
+def main(port: int) -> None:
+    """Serve until interrupted."""
+    config, coordinator = load_config(), FakeCoordinator()
+    fake: Any = coordinator
+    endpoints = load_endpoints(config)
+    endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
+    endpoints["consort"].vocabulary.tool_format = "hermes"
+    api = make_api(Service(endpoints, fake, limits=Limits(max_requests=8)))
+
+    async def set_replicas(model: str, count: int) -> None:
+        """Nothing scales here."""
+
+    add_scaling_route(api, config.roles(), set_replicas)
+    uvicorn.run(api, port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
