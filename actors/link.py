@@ -23,6 +23,7 @@ class Link(Protocol):
     """One party's end. Names of peers are strings; a message to a peer that is gone is dropped."""
 
     name: str
+    malformed: int  # batches that made no sense, and were dropped
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         """Deliver messages to a peer, in order, without waiting."""
@@ -59,6 +60,8 @@ class LocalExchange:
 
 class LocalLink:
     """A link over in-process queues. `None` in a queue is a wake-up call."""
+
+    malformed = 0
 
     def __init__(self, name: str, exchange: LocalExchange) -> None:
         self.name = name

@@ -96,7 +96,8 @@ class ModelReplica:
     def check_health(self) -> None:
         """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
         self._replica.check()
-        self._metrics.tell(self._replica.report(), self._replica.times)  # as often as that: every two seconds
+        replica = self._replica
+        self._metrics.tell(replica.report(), replica.times, replica.malformed)  # as often as that: every two seconds
 
     def __del__(self) -> None:
         """Serve calls it when it withdraws the replica: what is in hand is handed over first."""

@@ -96,7 +96,7 @@ def count_drafters(
 
 
 def _needed_step(drafters: Sequence[ReplicaLoad]) -> int:
-    """The least that lets rows find slots at drafters: 1 if some wait for one, 0 if fewer drafters could not hold them."""
+    """The least that lets rows find slots: 1 if some wait for one, 0 if fewer drafters could not hold them."""
     if sum(load.waiting for load in drafters) > 0:
         return 1
     fewer_slots = sum(load.slots for load in drafters) * (1 - 1 / len(drafters))

@@ -10,9 +10,11 @@ from dataclasses import replace
 import pytest
 import zmq
 
+from actors import zmq_link
 from actors.link import Envelope, Link
 from actors.messages import Admit, Cancel, Message, Offer, Report
 from actors.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from benchmarks.chaos_proxy import Relays
 from decoding.params import SamplingParams
 from tests.support.waiting import wait_until
 
@@ -152,6 +154,7 @@ def test_garbage_does_not_end_a_replica(replica: ReplicaZmqLink, caplog: pytest.
                 return len(caplog.records) == len(GARBAGE) + 1
 
             wait_until(all_logged, "a log line for each batch")
+        assert replica.malformed == len(GARBAGE) + 1
         coordinator.send("r1", [Cancel(1)])
         assert receive(replica, 1) == [("c1", Cancel(1))]
 
@@ -165,7 +168,29 @@ def test_garbage_does_not_end_a_coordinator(replica: ReplicaZmqLink, caplog: pyt
         replica.send("c1", [Report(1, 0, 1, [])])
         with caplog.at_level(logging.WARNING):
             assert receive(coordinator, 1) == [("r1", Report(1, 0, 1, []))]
-        assert len(caplog.records) == len(GARBAGE)
+        assert (len(caplog.records), coordinator.malformed) == (len(GARBAGE), len(GARBAGE))
+
+
+def test_a_connection_through_which_nothing_comes_is_made_anew(
+    replica: ReplicaZmqLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_link, "_HEARTBEAT_PERIOD_MS", 50)
+    monkeypatch.setattr(zmq_link, "_HEARTBEAT_TIMEOUT_MS", 200)
+    port = int(replica.address.uri.rpartition(":")[2])
+    with Relays() as relays, closing(ConnectingZmqLink("c1")) as coordinator:
+        relay = relays.open(port)
+        coordinator.connect(replace(replica.address, uri=f"tcp://127.0.0.1:{relay.port}"))
+        coordinator.send("r1", [Cancel(1)])
+        receive(replica, 1)
+        ended = coordinator._sockets["r1"].get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        assert ended.poll(500) == 0  # what is idle, and answers, stays
+        relay.set("frozen")
+        assert ended.poll(20_000) == zmq.POLLIN
+        coordinator._sockets["r1"].disable_monitor()
+        ended.close()
+        relay.set("open")
+        coordinator.send("r1", [Cancel(2)])
+        assert receive(replica, 1) == [("c1", Cancel(2))]
 
 
 def test_a_name_can_be_used_again_at_once() -> None:

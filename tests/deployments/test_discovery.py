@@ -58,7 +58,8 @@ def test_every_look_reports_all_replicas_and_those_that_answered() -> None:
 
 def test_slow_replicas_stay_and_dead_ones_go() -> None:
     found = Found()
-    script = [Answers([A]), TimeoutError(), Answers([C], complete=False), Answers([C]), UnavailableError()]
+    script: list[Answers | Exception] = [Answers([A]), TimeoutError(), Answers([C], complete=False), Answers([C])]
+    script.append(UnavailableError())
     discovery = Discovery({"large": answers(*script)}, found)
 
     async def look() -> None:
