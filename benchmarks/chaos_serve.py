@@ -83,7 +83,10 @@ def main(
         phase("one of two coordinators, killed", alone)
         phase("everything updated", everything)
     settings = {"streams": streams, "new_tokens": new_tokens}
-    phases = {title: asdict(findings) | {"strikes": strikes} for title, (findings, strikes) in found.items()}
+    phases = {
+        title: asdict(findings) | {"strikes": [asdict(strike) for strike in strikes]}
+        for title, (findings, strikes) in found.items()
+    }
     write(output, [], "benchmarks.chaos_serve", settings, phases=phases)
     lost = [title for title, (findings, strikes) in found.items() if findings.lost and not _may_lose(strikes)]
     sys.exit(bool(lost or any(findings.differing for findings, _ in found.values())))
