@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from socket import create_connection
 
 import pytest
 import zmq
@@ -107,7 +108,9 @@ def test_a_client_with_another_key_gets_nothing_through(replica: ReplicaZmqLink)
         connected(replica) as coordinator,
         closing(ConnectingZmqLink("c2")) as stranger,
         closing(context.socket(zmq.DEALER)) as plain,
+        create_connection(("127.0.0.1", int(replica.address.uri.rpartition(":")[2]))) as web,
     ):
+        web.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         stranger.connect(replace(replica.address, public_key=wrong_key))
         stranger.send("r1", [Cancel(666)])
         plain.setsockopt(zmq.LINGER, 0)
@@ -117,6 +120,7 @@ def test_a_client_with_another_key_gets_nothing_through(replica: ReplicaZmqLink)
             coordinator.send("r1", [Cancel(i)])
             assert receive(replica, 1) == [("c1", Cancel(i))]
         assert replica.receive(0.3) == []
+        assert replica.malformed == 0  # nothing of it came so far
 
 
 @pytest.mark.parametrize("link_of", ["replica", "coordinator"])
