@@ -23,7 +23,10 @@ class Link(Protocol):
     """One party's end. Names of peers are strings; a message to a peer that is gone is dropped."""
 
     name: str
-    malformed: int  # batches that made no sense, and were dropped
+
+    @property
+    def malformed(self) -> int:
+        """Batches that made no sense, and were dropped."""
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         """Deliver messages to a peer, in order, without waiting."""

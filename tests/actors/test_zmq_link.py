@@ -186,11 +186,11 @@ def test_a_connection_through_which_nothing_comes_is_made_anew(
         coordinator.connect(replace(replica.address, uri=f"tcp://127.0.0.1:{relay.port}"))
         coordinator.send("r1", [Cancel(1)])
         receive(replica, 1)
-        ended = coordinator._sockets["r1"].get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        ended = coordinator._connected["r1"].get_monitor_socket(zmq.EVENT_DISCONNECTED)
         assert ended.poll(500) == 0  # what is idle, and answers, stays
         relay.set("frozen")
         assert ended.poll(20_000) == zmq.POLLIN
-        coordinator._sockets["r1"].disable_monitor()
+        coordinator._connected["r1"].disable_monitor()
         ended.close()
         relay.set("open")
         coordinator.send("r1", [Cancel(2)])
