@@ -74,6 +74,11 @@ class Coordinator:
         alive = set(wanted if answered is None else answered)
         self._call(lambda: self._set_replicas(wanted, alive))
 
+    @property
+    def malformed(self) -> int:
+        """Batches of replicas' messages that made no sense, and were dropped."""
+        return self._link.malformed
+
     def models(self) -> set[str]:
         """The models that have a live replica."""
         return self._placement.models()

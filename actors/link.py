@@ -24,6 +24,10 @@ class Link(Protocol):
 
     name: str
 
+    @property
+    def malformed(self) -> int:
+        """Batches that made no sense, and were dropped."""
+
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         """Deliver messages to a peer, in order, without waiting."""
 
@@ -59,6 +63,8 @@ class LocalExchange:
 
 class LocalLink:
     """A link over in-process queues. `None` in a queue is a wake-up call."""
+
+    malformed = 0
 
     def __init__(self, name: str, exchange: LocalExchange) -> None:
         self.name = name

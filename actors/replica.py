@@ -155,6 +155,11 @@ class Replica:
         """Where the loop's time went so far."""
         return self._loop.times
 
+    @property
+    def malformed(self) -> int:
+        """Batches of messages that made no sense, and were dropped."""
+        return self._link.malformed
+
     def check(self) -> None:
         """The health check: raises UnavailableError if the loop has ended or is stuck."""
         self._thread.check()

@@ -88,6 +88,10 @@ class _Share:
         self.inbox: list[Envelope] = []
         self._link, self._receive, self._reported, self._connections = link, receive, reported, connections
 
+    @property
+    def malformed(self) -> int:
+        return self._link.malformed
+
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         reported = [self._reported(peer, one) if isinstance(one, Report) else one for one in messages]
         kept = [one for one in reported if one is not None]

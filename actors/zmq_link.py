@@ -20,20 +20,20 @@ from actors.messages import Message
 
 _QUEUED_BATCHES = 100_000  # per peer; a peer that lags further behind loses messages
 _POLLIN = int(zmq.POLLIN)  # as a plain number: arithmetic on ZeroMQ's own takes longer than to ask a socket
+# A connection through which nothing comes is made anew, for TCP would wait ever longer before it tries again (measured:
+# docs/failures.md). ZeroMQ's own thread answers, however long a turn of the loop takes.
+_HEARTBEAT_PERIOD_MS = 1000
+_HEARTBEAT_TIMEOUT_MS = 4000
+_CONNECT_TIMEOUT_MS = 2000
 _log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
 
 
-def _decode(frames: Sequence[bytes]) -> list[Envelope]:
-    """A batch, as sender and body; one that makes no sense is dropped, so that no peer can end a loop."""
-    try:
-        sender, body = frames
-        peer = sender.decode()
-        return [(peer, message) for message in _decoder.decode(body)]
-    except (ValueError, msgspec.DecodeError) as error:
-        _log.warning("dropped a batch of %d bytes from %r: %s", sum(map(len, frames)), frames[0], error)
-        return []
+def _prepare(socket: zmq.Socket[bytes]) -> None:
+    """What both ends of a connection have in common."""
+    socket.set_hwm(_QUEUED_BATCHES)
+    socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_PERIOD_MS, _HEARTBEAT_TIMEOUT_MS
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
@@ -127,13 +127,15 @@ class ConnectingZmqLink:
         self._sockets = _Sockets(self._wakeup)
         self._connected: dict[str, zmq.Socket[bytes]] = {}
         self._peers: dict[zmq.Socket[bytes], bytes] = {}
+        self.malformed = 0
 
     def connect(self, address: ReplicaAddress) -> None:
         socket = self._context.socket(zmq.DEALER)
         socket.routing_id = self.name.encode()
         socket.curve_publickey, socket.curve_secretkey = self._public_key, self._secret_key
         socket.curve_serverkey = address.public_key
-        socket.set_hwm(_QUEUED_BATCHES)
+        socket.connect_timeout = _CONNECT_TIMEOUT_MS
+        _prepare(socket)
         socket.connect(address.uri)
         self._connected[address.name] = socket
         self._peers[socket] = address.name.encode()
@@ -155,8 +157,19 @@ class ConnectingZmqLink:
         envelopes: list[Envelope] = []
         for socket, frames in self._sockets.receive(timeout_s):
             peer = self._peers.get(socket)  # None: a listener, which puts the sender's name before what it sent
-            envelopes += _decode(frames if peer is None else [peer, *frames])
+            envelopes += self._decode(frames if peer is None else [peer, *frames])
         return envelopes
+
+    def _decode(self, frames: Sequence[bytes]) -> list[Envelope]:
+        """A batch, as sender and body; one that makes no sense is dropped, so that no peer can end a loop."""
+        try:
+            sender, body = frames
+            peer = sender.decode()
+            return [(peer, message) for message in _decoder.decode(body)]
+        except (ValueError, msgspec.DecodeError) as error:
+            _log.warning("dropped a batch of %d bytes from %r: %s", sum(map(len, frames)), frames[0], error)
+            self.malformed += 1
+            return []
 
     def wake(self) -> None:
         self._wakeup.set()
@@ -175,7 +188,7 @@ class ReplicaZmqLink(ConnectingZmqLink):
         self._listener = self._context.socket(zmq.ROUTER)
         self._listener.curve_server = True
         self._listener.curve_secretkey = secret_key
-        self._listener.set_hwm(_QUEUED_BATCHES)
+        _prepare(self._listener)
         self._listener.router_handover = True
         port = self._listener.bind_to_random_port(f"tcp://{host}")
         self.address = ReplicaAddress(name, model, f"tcp://{host}:{port}", public_key)

@@ -30,7 +30,7 @@ from actors.replica import Replica, Role
 from actors.zmq_link import ConnectingZmqLink
 from benchmarks.chaos_proxy import Relay, Relays
 from decoding.errors import UnavailableError
-from deployments.discovery import Discovery
+from deployments.discovery import Answers, Discovery
 
 _ASK_S = 3.0  # how long a replica may take to say where it is, as in deployments/app.py
 _GIVEN_UP_S = 12.0  # without an answer, before a process that runs is killed
@@ -165,14 +165,14 @@ class Fleet:
                 await finding
             self._asking.shutdown()
 
-    async def _ask(self, model: str) -> list[ReplicaAddress]:
+    async def _ask(self, model: str) -> Answers:
         loop = asyncio.get_running_loop()
         posts = [post for post in self.posts if post.spec.name == model]
         answers = await asyncio.gather(*(loop.run_in_executor(self._asking, post.ask) for post in posts))
         found = [answer for answer in answers if answer is not None]
         if not found:
             raise UnavailableError(f"no replica of {model} is up")
-        return found
+        return Answers(found)
 
 
 @contextlib.contextmanager

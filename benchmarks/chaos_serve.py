@@ -1,142 +1,104 @@
-"""`make chaos` on the real thing: Ray Serve with several targets and drafters, HTTP clients, and kills by process id.
+"""`make chaos` on the real thing: Ray Serve, several targets and drafters, HTTP clients, kills by process id, updates.
 
 Slower than `benchmarks.chaos`, because Serve takes its time to notice and to start processes: see docs/failures.md.
 Ray is imported in functions: its environment must be set before.
 """
 
-import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
 
 import click
 
-from actors.replica import Role
 from benchmarks.chaos import Findings, Pauses, as_text
-from benchmarks.chaos_load import PROMPTS, Gap
+from benchmarks.chaos_load import PROMPTS
+from benchmarks.chaos_serve_clients import Clients, Heard
+from benchmarks.chaos_serve_faults import Kind, Strike, Striker, coordinators, is_settled, wait
 from benchmarks.report import write
 from benchmarks.serve_servers import free_port
-from decoding.errors import ConsortError
 from deployments.cluster import serving
-from deployments.commands.client import Client
 from deployments.configuration.config import ServerConfig, load_config
 from training.heldout import read_prompts
 
-Kind = Literal["kill target", "kill drafter", "hang target", "hang drafter", "kill coordinator"]
-
-_ROLES: dict[str, Role] = {"target": "target", "drafter": "drafter"}  # of the models, by name
-_BODIES: tuple[dict[str, Any], ...] = (
+_BODIES: tuple[dict[str, object], ...] = (
     {"temperature": 0},
     {"temperature": 1.0},
     {"temperature": 0.8, "n": 2},
     {"temperature": 0.8, "logprobs": 2},
     {"temperature": 0.9, "frequency_penalty": 0.3},
 )
-_GAP_S = 0.3  # shorter ones are not kept
-_BACK_S = 180.0  # for a replica to come back
-
-
-@dataclass(slots=True)
-class Heard:
-    """What a client heard of one answer."""
-
-    texts: dict[int, str]
-    gaps: list[Gap]
-    error: str | None = None
-
-
-class Clients:
-    """Threads that stream one completion after the other."""
-
-    def __init__(self, url: str, bodies: list[dict[str, Any]], count: int) -> None:
-        self.heard: list[tuple[int, Heard]] = []
-        self._client, self._bodies, self._next, self._stopping = Client(url), bodies, 0, False
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
-
-    def __enter__(self) -> "Clients":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping = True
-        for thread in self._threads:
-            thread.join()
-
-    def ask(self, number: int) -> Heard:
-        """One answer."""
-        heard, last_s = Heard({}, []), time.monotonic()
-        try:
-            for event in self._client.stream("/v1/completions", self._bodies[number] | {"stream": True}):
-                now_s = time.monotonic()
-                if now_s - last_s > _GAP_S:
-                    heard.gaps.append(Gap(last_s, now_s))
-                last_s = now_s
-                for choice in event["choices"]:
-                    heard.texts[choice["index"]] = heard.texts.get(choice["index"], "") + choice["text"]
-        except ConsortError as error:
-            heard.error = str(error)
-        return heard
-
-    def _run(self) -> None:
-        while not self._stopping:
-            with self._lock:
-                number, self._next = self._next % len(self._bodies), self._next + 1
-            heard = self.ask(number)
-            with self._lock:
-                self.heard.append((number, heard))
-            if heard.error is not None:
-                time.sleep(0.5)
 
 
 @click.command()
 @click.option("--kills", default=3, show_default=True, help="Of each role.")
 @click.option("--hangs", default=1, show_default=True, help="Of each role.")
-@click.option("--coordinator-kills", default=1, show_default=True)
+@click.option("--controller-kills", default=1, show_default=True, help="Of Serve's controller.")
+@click.option("--coordinator-kills", default=1, show_default=True, help="Of the only one, and later of one of two.")
+@click.option("--updates", default=1, show_default=True, help="Of each model alone, and of all by a new configuration.")
 @click.option("--streams", default=6, show_default=True)
 @click.option("--prompts", default=20, show_default=True)
 @click.option("--new-tokens", default=200, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=Path(".bench/chaos-serve.json"))
 def main(
-    kills: int, hangs: int, coordinator_kills: int, streams: int, prompts: int, new_tokens: int, output: Path
+    kills: int,
+    hangs: int,
+    controller_kills: int,
+    coordinator_kills: int,
+    updates: int,
+    streams: int,
+    prompts: int,
+    new_tokens: int,
+    output: Path,
 ) -> None:
-    """Serve, ask, kill, compare, print, and write JSON."""
+    """Serve, ask, kill, update, compare, print, and write JSON."""
     bodies = [
         {"model": "consort", "prompt": text, "max_tokens": new_tokens, "seed": seed, **_BODIES[seed % len(_BODIES)]}
         for seed, text in enumerate(read_prompts(PROMPTS)[:prompts])
     ]
     config = _config()
-    kinds: list[Kind] = [*(["kill target", "kill drafter"] * kills), *(["hang target", "hang drafter"] * hangs)]  # type: ignore[list-item]
+    replicas: list[Kind] = [*_times(kills, "kill"), *_times(hangs, "hang"), *["kill controller"] * controller_kills]
+    alone: list[Kind] = ["kill coordinator"] * coordinator_kills
+    everything: list[Kind] = ["update all"] * updates
+    found: dict[str, tuple[Findings, list[Strike]]] = {}
     with serving(config, address=None, verbose=False, watch=lambda progress: None):
-        clients = Clients(config.http.url, bodies, streams)
-        expected = [clients.ask(number) for number in range(len(bodies))]
+        calm = Clients(config.http.url, bodies, streams)
+        expected = [calm.ask(number) for number in range(len(bodies))]
         click.echo(f"{len(expected)} different requests answered without faults")
-        with clients:
-            times = [(kind, *_strike(kind)) for kind in kinds]
-        steady, clients = clients.heard, Clients(config.http.url, bodies, streams)
-        with clients:
-            broken = [_strike("kill coordinator") for _ in range(coordinator_kills)]
-    findings = _judge(steady, expected, times)
-    click.echo("\n" + as_text(findings))
-    cut = [heard.error for _, heard in clients.heard if heard.error is not None]
-    differing = sum(heard.error is None and heard.texts != expected[number].texts for number, heard in clients.heard)
-    back = [seconds for _, seconds in broken]
-    click.echo(f"\ncoordinator killed {len(broken)} times, back after {back} s: {len(clients.heard)} requests,")
-    click.echo(f"{len(cut)} told of an error, {differing} differing\n" + "\n".join(sorted(set(cut))))
-    coordinator = {"requests": len(clients.heard), "errors": cut, "differing": differing, "back_s": back}
-    settings = {"kills": kills, "hangs": hangs, "streams": streams, "new_tokens": new_tokens}
-    back_s = [{"kind": kind, "back_s": seconds} for kind, _, seconds in times]
-    more = asdict(findings) | {"back": back_s, "coordinator": coordinator}
-    write(output, [], "benchmarks.chaos_serve", settings, **more)
-    sys.exit(bool(findings.lost or findings.differing or differing))
+        striker = Striker(config)
+
+        def phase(title: str, kinds: Sequence[Kind]) -> None:
+            if kinds:
+                with Clients(config.http.url, bodies, streams) as clients:
+                    strikes = [striker.strike(kind) for kind in kinds]
+                found[title] = _judge(clients.heard, expected, strikes), strikes
+                click.echo(f"\n{title}\n{as_text(found[title][0])}\n")
+
+        phase("one coordinator", replicas)
+        phase("one coordinator, killed", alone)
+        if updates or coordinator_kills:
+            striker.deploy()
+            wait(lambda: len(coordinators()) == 2 and is_settled())
+        phase("models updated one by one", _times(updates, "update"))
+        phase("one of two coordinators, killed", alone)
+        phase("everything updated", everything)
+    settings = {"streams": streams, "new_tokens": new_tokens}
+    phases = {
+        title: asdict(findings) | {"strikes": [asdict(strike) for strike in strikes]}
+        for title, (findings, strikes) in found.items()
+    }
+    write(output, [], "benchmarks.chaos_serve", settings, phases=phases)
+    lost = [title for title, (findings, strikes) in found.items() if findings.lost and not _may_lose(strikes)]
+    sys.exit(bool(lost or any(findings.differing for findings, _ in found.values())))
+
+
+def _times(count: int, verb: str) -> list[Kind]:
+    return [f"{verb} target", f"{verb} drafter"] * count
+
+
+def _may_lose(strikes: Sequence[Strike]) -> bool:
+    """Whether a coordinator was killed or replaced: its streams may end with it."""
+    return any(strike.kind in ("kill coordinator", "update all") for strike in strikes)
 
 
 def _config() -> ServerConfig:
@@ -147,78 +109,31 @@ def _config() -> ServerConfig:
     return config
 
 
-def _strike(kind: Kind) -> tuple[float, float]:
-    """One fault. Returns when, and how many seconds later there were as many sound processes again."""
-    from deployments.app import deployment_name
-
-    verb, role = kind.split()
-    ask = _coordinators if role == "coordinator" else partial(_replicas, deployment_name(role, _ROLES[role]))
-    before = ask()
-    time.sleep(2.0)
-    at_s = time.monotonic()
-    os.kill(before[0], signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
-    back_s = _wait(lambda: len(set(ask()) - {before[0]}) >= len(before)) - at_s
-    click.echo(f"{kind}: back after {back_s:.1f} s")
-    time.sleep(3.0)
-    return at_s, back_s
-
-
-def _wait(condition: Callable[[], bool]) -> float:
-    """When it held, by the monotonic clock."""
-    end_s = time.monotonic() + _BACK_S
-    while not condition():
-        if time.monotonic() > end_s:
-            raise click.ClickException("a replica did not come back")
-        time.sleep(0.2)
-    return time.monotonic()
-
-
-def _replicas(deployment: str) -> list[int]:
-    """The process ids of the deployment's replicas that answer; none while one hangs."""
-    from ray import serve
-
-    from deployments.app import APP_NAME, ReplicaStatus
-
-    handle = serve.get_deployment_handle(deployment, APP_NAME)
-    try:
-        answers = handle.broadcast("status").results(timeout_s=5, return_exceptions=True)
-    except Exception:  # none is up, or one hangs
-        return []
-    return sorted(answer.pid for answer in answers if isinstance(answer, ReplicaStatus))
-
-
-def _coordinators() -> list[int]:
-    """The process ids of the coordinators, as Ray titles their processes."""
-    from deployments.app import APP_NAME, COORDINATOR
-
-    title = f"ray::ServeReplica:{APP_NAME}:{COORDINATOR}".encode()
-    found = []
-    for folder in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):  # it has ended, or is no process
-            pid = int(folder.name)
-            if (folder / "cmdline").read_bytes().startswith(title):
-                found.append(pid)
-    return sorted(found)
-
-
-def _judge(heard: list[tuple[int, Heard]], expected: list[Heard], times: list[tuple[Kind, float, float]]) -> Findings:
+def _judge(heard: Sequence[Heard], expected: Sequence[Heard], strikes: Sequence[Strike]) -> Findings:
     pauses: dict[str, list[float]] = {}
-    gaps = [gap for _, one in heard for gap in one.gaps]
-    for kind, at_s, _ in times:
-        ours = [gap.ended_s - at_s for gap in gaps if gap.began_s - 0.5 < at_s < gap.ended_s]
-        pauses.setdefault(kind, []).append(max(ours, default=0.0))
+    gaps = [gap for one in heard for gap in one.gaps]
+    for strike in strikes:
+        ours = [gap.ended_s - strike.at_s for gap in gaps if gap.began_s - 0.5 < strike.at_s < gap.ended_s]
+        pauses.setdefault(strike.kind, []).append(max(ours, default=0.0))
+    lost = [one for one in heard if one.error is not None]
     return Findings(
         requests=len(heard),
-        faults={kind: sum(one[0] == kind for one in times) for kind, _, _ in times},
-        lost=[one.error for _, one in heard if one.error is not None],
+        faults={strike.kind: sum(one.kind == strike.kind for one in strikes) for strike in strikes},
+        lost=[_when(one, strikes) + str(one.error) for one in lost],
         differing=[
-            f"{one.texts} instead of {expected[number].texts}"
-            for number, one in heard
-            if one.error is None and one.texts != expected[number].texts
+            f"{one.texts} instead of {expected[one.number].texts}"
+            for one in heard
+            if one.error is None and one.texts != expected[one.number].texts
         ],
         stalls={},
         pauses={kind: Pauses.of(seconds) for kind, seconds in pauses.items()},
     )
+
+
+def _when(heard: Heard, strikes: Sequence[Strike]) -> str:
+    """When a request that was lost began, by the last fault before it or, without one, by the first."""
+    before = [strike for strike in strikes if strike.at_s < heard.began_s] or strikes[:1]
+    return f"begun {heard.began_s - before[-1].at_s:+.1f} s after {before[-1].kind}: "
 
 
 if __name__ == "__main__":

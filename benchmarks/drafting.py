@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange, LocalLink
 from actors.loading import ModelSpec, load_tokenizer
@@ -71,12 +72,11 @@ def _tokens_per_s(
     drafter = Drafter(runner, exchange.join("drafter"))
     params = SamplingParams(max_tokens=(rounds + _WARM_UP + 1) * (draft_length + 1), temperature=temperature, seed=1)
     tries = [DraftTrie(list(prompt)) for prompt in prompts]
-    link.send(
-        "drafter",
-        [Admit(i, prompt, len(prompt), params, draft_length, drafter=True) for i, prompt in enumerate(prompts)],
-    )
+    here = ReplicaAddress(link.name, "target")
+    admits = [Admit(i, each, len(each), params, draft_length, True, target=here) for i, each in enumerate(prompts)]
+    link.send("drafter", admits)
     lengths = list(map(len, prompts))
-    seconds = 0.0
+    seconds: float = 0.0
     for number in range(rounds + _WARM_UP):
         began_s = time.perf_counter()
         drafts = _drafts(drafter, link, tries, draft_length + 1)
@@ -87,7 +87,8 @@ def _tokens_per_s(
             lengths[i] += len(draft)
     link.send("drafter", [Cancel(i) for i in range(len(prompts))])
     drafter.turn()
-    return rounds * len(prompts) * (draft_length + 1) / seconds
+    tokens: int = rounds * len(prompts) * (draft_length + 1)
+    return tokens / seconds
 
 
 def _drafts(drafter: Drafter, link: LocalLink, tries: Sequence[DraftTrie], length: int) -> list[list[int]]:

@@ -23,6 +23,7 @@ from ray.serve.schema import LoggingConfig
 from actors.environment import compute_environment
 from decoding.errors import UnavailableError
 from deployments.configuration.config import ModelConfig, ServerConfig, load_config, parse_config
+from deployments.configuration.scaling import ScalingConfig
 from deployments.configuration.strict import StrictModel
 from deployments.gang import start_gang
 from deployments.scaling.scaler import autoscaling_config, set_replicas
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     from actors.addresses import ReplicaAddress
     from actors.messages import Report
     from actors.replica import Role
+    from deployments.discovery import Answers
 
 APP_NAME = "consort"
 COORDINATOR = "Coordinator"
 
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
-_ASK_TIMEOUT_S = 3.0
+_ASK_TIMEOUT_S = 2.0  # a replica that hangs delays what is known of the others, and that should not take them for hung
 _DRAIN_S = 25.0
 
 
@@ -94,7 +96,8 @@ class ModelReplica:
     def check_health(self) -> None:
         """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
         self._replica.check()
-        self._metrics.tell(self._replica.report(), self._replica.times)  # as often as that: every two seconds
+        replica = self._replica
+        self._metrics.tell(replica.report(), replica.times, replica.malformed)  # as often as that: every two seconds
 
     def __del__(self) -> None:
         """Serve calls it when it withdraws the replica: what is in hand is handed over first."""
@@ -209,7 +212,7 @@ def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: 
     deploy = serve.deployment(
         name=deployment_name(name, role),
         ray_actor_options=_actor_options(model),
-        **(_replica_options(model, role, served) if autoscale else {"num_replicas": model.replicas}),
+        **_replica_options(model, role, served, _scaling(name, config) if autoscale else None),
         **_bundles(model),
         **_options(),
     )
@@ -235,11 +238,23 @@ def _bundles(model: ModelConfig) -> dict[str, Any]:
     return {"placement_group_bundles": ranks}
 
 
-def _replica_options(model: ModelConfig, role: "Role", served: list[str]) -> dict[str, Any]:
+def _scaling(name: str, config: ServerConfig) -> ScalingConfig | None:
+    """By what a model scales; None: not at all. Where a drafter scales, its targets do so within their one number: the
+    policy sees no load of others."""
+    model = config.models[name]
+    drafters = [endpoint.drafter for endpoint in config.endpoints.values() if endpoint.target == name]
+    if model.scaling is None and any(config.models[drafter].scaling for drafter in drafters if drafter is not None):
+        return ScalingConfig(min=model.replicas, max=model.replicas)
+    return model.scaling
+
+
+def _replica_options(
+    model: ModelConfig, role: "Role", served: list[str], scaling: ScalingConfig | None
+) -> dict[str, Any]:
     """Serve's option for how many replicas a model has. served: the deployments that a drafter drafts for."""
-    if model.scaling is None:
+    if scaling is None:
         return {"num_replicas": model.replicas}
-    return {"autoscaling_config": autoscaling_config(model.scaling, model.scaling.rules(role, served), model.replicas)}
+    return {"autoscaling_config": autoscaling_config(scaling, scaling.rules(role, served), model.replicas)}
 
 
 def _options() -> dict[str, Any]:
@@ -259,12 +274,19 @@ def _runtime_env(threads: int | None) -> dict[str, Any]:
     return {"env_vars": compute_environment(threads)}
 
 
-async def _addresses(handle: DeploymentHandle[ModelReplica]) -> list["ReplicaAddress"]:
-    """What the replicas that are up answer; raises as `deployments.discovery.Ask` says."""
+async def _addresses(handle: DeploymentHandle[ModelReplica]) -> "Answers":
+    """What the replicas that are up answer; raises as `deployments.discovery.Discovery` says."""
     from actors.addresses import ReplicaAddress
+    from deployments.discovery import Answers
 
-    try:
-        answers = await handle.broadcast("address").results_async(timeout_s=_ASK_TIMEOUT_S, return_exceptions=True)
+    response = handle.broadcast("address")
+    try:  # the public `results_async` would lose all answers with the one that is late
+        asked = await asyncio.wait_for(response._fetch_replica_results_async(), _ASK_TIMEOUT_S)
     except DeploymentUnavailableError as error:
         raise UnavailableError(str(error)) from error
-    return [answer for answer in answers if isinstance(answer, ReplicaAddress)]
+    waits = (asyncio.wait_for(one.get_async(), _ASK_TIMEOUT_S) for one in asked)
+    answers = await asyncio.gather(*waits, return_exceptions=True)
+    return Answers(
+        [answer for answer in answers if isinstance(answer, ReplicaAddress)],
+        complete=not any(isinstance(answer, TimeoutError) for answer in answers),
+    )

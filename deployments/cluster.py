@@ -198,11 +198,13 @@ def _check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
 
 
 def _all_resources(config: ServerConfig) -> dict[str, float]:
-    """What all replicas ask for together, so that a configuration for a cluster also runs on one machine."""
+    """What all replicas ask for together, as many as there may ever be, so that a configuration for a cluster also runs
+    on one machine."""
     total: dict[str, float] = {}
     for model in config.models.values():
+        most = max(model.replicas, model.scaling.max if model.scaling else 0)
         for name, amount in model.resources.items():
-            total[name] = total.get(name, 0) + amount * model.processes
+            total[name] = total.get(name, 0) + amount * most * model.tensor_parallel
     return total
 
 

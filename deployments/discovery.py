@@ -3,11 +3,21 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from actors.addresses import ReplicaAddress
 from decoding.errors import UnavailableError
 
-Ask = Callable[[], Awaitable[Sequence[ReplicaAddress]]]
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Of a model's replicas, asked where they can be reached."""
+
+    addresses: Sequence[ReplicaAddress]
+    complete: bool = True  # whether all answered in time
+
+
+Ask = Callable[[], Awaitable[Answers]]
 Found = Callable[[list[ReplicaAddress], set[str]], None]
 
 _PERIOD_S = 1.0
@@ -20,8 +30,8 @@ class Discovery:
 
     def __init__(self, ask: Mapping[str, Ask], found: Found) -> None:
         """
-        ask: by model. May raise UnavailableError if there is no replica; after any other error, such as a
-            TimeoutError, the last known ones stay.
+        ask: by model. May raise UnavailableError if there is no replica. After any other error, and while some take
+            too long to answer, the last known ones stay.
         found: gets the addresses of all models' replicas after every look, and the names of those that have just
             answered: an answer is a replica's word that its loop is well.
         """
@@ -42,8 +52,10 @@ class Discovery:
         """Ask one model's deployment once."""
         answered: set[str] = set()
         try:
-            self._known[model] = list(await self._ask[model]())
-            answered = {address.name for address in self._known[model]}
+            answers = await self._ask[model]()
+            answered = {address.name for address in answers.addresses}
+            silent = [] if answers.complete else [one for one in self._known[model] if one.name not in answered]
+            self._known[model] = [*answers.addresses, *silent]
         except UnavailableError:
             self._known[model] = []
         except Exception:  # a hiccup of the control plane must not end streams: the last known replicas stay

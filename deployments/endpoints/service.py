@@ -57,6 +57,11 @@ class Service:
         """Configured models that have a live replica."""
         return self._coordinator.models()
 
+    @property
+    def malformed(self) -> int:
+        """Batches of replicas' messages that made no sense, and were dropped."""
+        return self._coordinator.malformed
+
     def replicas(self) -> list[tuple[ReplicaAddress, Report | None]]:
         """The live replicas, and what each told last."""
         return self._coordinator.reports()

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from deployments.endpoints.service import Service
@@ -30,12 +30,12 @@ class LiveMetrics(Collector):
         """The exposition. To be called in the service's event loop."""
         return generate_latest(self._registry)
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
+    def describe(self) -> Iterable[Metric]:
         """Nothing: what there is depends on the replicas."""
         return ()
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """All gauges, as prometheus_client asks for them."""
+    def collect(self) -> Iterator[Metric]:
+        """All of them, as prometheus_client asks for them."""
         replicas = replica_loads(self._service)
         yield from self._of_endpoints(replicas)
         yield _of_replicas("rows", "Requests that hold a slot.", {one: one.running for one in replicas})
@@ -43,6 +43,8 @@ class LiveMetrics(Collector):
         yield _of_replicas("slots", "Requests that can run at once.", {one: one.slots for one in replicas})
         targets = {one: one.drafting for one in replicas if one.drafting is not None}
         yield _of_replicas("drafting", "Whether a target wants drafts.", targets)
+        text = "Batches of replicas' messages that made no sense."
+        yield CounterMetricFamily("consort:malformed_batches", text, value=self._service.malformed)
         yield GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks())
 
     def _of_endpoints(self, replicas: list[ReplicaLoad]) -> Iterator[GaugeMetricFamily]:

@@ -18,7 +18,8 @@ GAUGES = {
     "vllm_kv_cache_usage_perc": "Share of the KV slots in use, 1 is all.",
     "consort_drafting": "Of a target: 1 while drafts are wanted, 0 while plain decoding is faster.",
 }
-COUNTERS = {  # by the names of LoopTimes
+COUNTERS = {  # by the names of LoopTimes, and one more
+    "malformed": ("consort_malformed_batches_total", "Batches of messages that made no sense, and were dropped."),
     "steps": ("consort_steps_total", "Batched steps."),
     "step_s": ("consort_step_seconds_total", "Time in batched steps."),
     "prefill_s": ("consort_prefill_seconds_total", "Time in chunks of prompts."),
@@ -44,13 +45,14 @@ class ReplicaMetrics:
         }
         for metric in (*self._gauges.values(), *self._counters.values()):
             metric.set_default_tags(dict(labels))  # Serve writes into what it is given
-        self._told = LoopTimes()
+        self._told, self._told_malformed = LoopTimes(), 0
 
-    def tell(self, report: Report, times: LoopTimes) -> None:
-        """The load now, and where the time went since the last call; times: of the loop, since it started."""
+    def tell(self, report: Report, times: LoopTimes, malformed: int) -> None:
+        """The load now, and what came to it since the last call. times, malformed: of the loop, since it started."""
         now = replace(times)  # the loop goes on counting
-        since, self._told = now - self._told, now
-        for field, amount in asdict(since).items():
+        since = asdict(now - self._told) | {"malformed": malformed - self._told_malformed}
+        self._told, self._told_malformed = now, malformed
+        for field, amount in since.items():
             if amount > 0:
                 self._counters[field].inc(amount)
         values = (report.active, report.waiting, report.active / max(report.slots, 1), report.drafting)

@@ -91,9 +91,16 @@ def count_drafters(
         return int(probe), memory
     if len(drafters) < current or not current:
         return max(1, current), memory  # wait for those that are coming up
-    full = sum(load.waiting for load in drafters) > 0
-    step = 1 if full else _worthwhile_step(rules, current, lag, memory, now_s - rules.probe_period_s)
-    return max(1, current + step), memory
+    step = _worthwhile_step(rules, current, lag, memory, now_s - rules.probe_period_s)
+    return max(1, current + max(step, _needed_step(drafters))), memory
+
+
+def _needed_step(drafters: Sequence[ReplicaLoad]) -> int:
+    """The least that lets rows find slots: 1 if some wait for one, 0 if fewer drafters could not hold them."""
+    if sum(load.waiting for load in drafters) > 0:
+        return 1
+    fewer_slots = sum(load.slots for load in drafters) * (1 - 1 / len(drafters))
+    return 0 if sum(load.rows for load in drafters) > fewer_slots else -1
 
 
 def _worthwhile_step(rules: ScalingRules, current: int, lag: float, memory: DrafterMemory, since_s: float) -> int:
@@ -144,6 +151,9 @@ def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_
             continue
         if rules.role == "target":
             counts[key] = count_targets(rules, one.target_num_replicas, loads[one.deployment_name])
+            continue
+        if not set(rules.targets) & set(loads):  # they were scaled by hand, and so their loads are not told
+            counts[key] = max(1, one.target_num_replicas)
             continue
         now_s = one.current_time or 0.0
         memory = DrafterMemory(**one.policy_state.get("memory", {"present_at_s": now_s}))

@@ -6,13 +6,16 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from socket import create_connection
 
 import pytest
 import zmq
 
+from actors import zmq_link
 from actors.link import Envelope, Link
 from actors.messages import Admit, Cancel, Message, Offer, Report
 from actors.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from benchmarks.chaos_proxy import Relays
 from decoding.params import SamplingParams
 from tests.support.waiting import wait_until
 
@@ -105,7 +108,9 @@ def test_a_client_with_another_key_gets_nothing_through(replica: ReplicaZmqLink)
         connected(replica) as coordinator,
         closing(ConnectingZmqLink("c2")) as stranger,
         closing(context.socket(zmq.DEALER)) as plain,
+        create_connection(("127.0.0.1", int(replica.address.uri.rpartition(":")[2]))) as web,
     ):
+        web.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         stranger.connect(replace(replica.address, public_key=wrong_key))
         stranger.send("r1", [Cancel(666)])
         plain.setsockopt(zmq.LINGER, 0)
@@ -115,6 +120,7 @@ def test_a_client_with_another_key_gets_nothing_through(replica: ReplicaZmqLink)
             coordinator.send("r1", [Cancel(i)])
             assert receive(replica, 1) == [("c1", Cancel(i))]
         assert replica.receive(0.3) == []
+        assert replica.malformed == 0  # nothing of it came so far
 
 
 @pytest.mark.parametrize("link_of", ["replica", "coordinator"])
@@ -152,6 +158,7 @@ def test_garbage_does_not_end_a_replica(replica: ReplicaZmqLink, caplog: pytest.
                 return len(caplog.records) == len(GARBAGE) + 1
 
             wait_until(all_logged, "a log line for each batch")
+        assert replica.malformed == len(GARBAGE) + 1
         coordinator.send("r1", [Cancel(1)])
         assert receive(replica, 1) == [("c1", Cancel(1))]
 
@@ -165,7 +172,29 @@ def test_garbage_does_not_end_a_coordinator(replica: ReplicaZmqLink, caplog: pyt
         replica.send("c1", [Report(1, 0, 1, [])])
         with caplog.at_level(logging.WARNING):
             assert receive(coordinator, 1) == [("r1", Report(1, 0, 1, []))]
-        assert len(caplog.records) == len(GARBAGE)
+        assert (len(caplog.records), coordinator.malformed) == (len(GARBAGE), len(GARBAGE))
+
+
+def test_a_connection_through_which_nothing_comes_is_made_anew(
+    replica: ReplicaZmqLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_link, "_HEARTBEAT_PERIOD_MS", 50)
+    monkeypatch.setattr(zmq_link, "_HEARTBEAT_TIMEOUT_MS", 200)
+    port = int(replica.address.uri.rpartition(":")[2])
+    with Relays() as relays, closing(ConnectingZmqLink("c1")) as coordinator:
+        relay = relays.open(port)
+        coordinator.connect(replace(replica.address, uri=f"tcp://127.0.0.1:{relay.port}"))
+        coordinator.send("r1", [Cancel(1)])
+        receive(replica, 1)
+        ended = coordinator._connected["r1"].get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        assert ended.poll(500) == 0  # what is idle, and answers, stays
+        relay.set("frozen")
+        assert ended.poll(20_000) == zmq.POLLIN
+        coordinator._connected["r1"].disable_monitor()
+        ended.close()
+        relay.set("open")
+        coordinator.send("r1", [Cancel(2)])
+        assert receive(replica, 1) == [("c1", Cancel(2))]
 
 
 def test_a_name_can_be_used_again_at_once() -> None:

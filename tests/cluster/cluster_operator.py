@@ -1,5 +1,6 @@
 """What an operator does on the laptop of a fleet: Ray's own commands, with the project's own files."""
 
+import copy
 import json
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 import yaml
 
 from deployments.configuration.config import ROOT
+from deployments.http.scaling_routes import ScaleRequest
 from tests.cluster.fleet import ADDRESSES, SERVERS, Fleet
 
 URL = f"http://{ADDRESSES['head']}:8000"
@@ -35,15 +37,27 @@ class Operator:
     def up(self) -> None:
         self._on_laptop(f"ray up --yes {_CLUSTER}")
 
+    def configure(self, **changes: dict[str, Any]) -> None:
+        """Change the models that `deploy` deploys, by name."""
+        config = yaml.safe_load((ROOT / "deployments" / "cluster.yaml").read_text(encoding="utf-8"))
+        for name, model in config["models"].items():
+            model |= {"path": f"models/{name}"} | changes.get(name, {})  # from where Ray was started
+        self._serve["applications"][0]["args"]["config"] = config
+
     def deploy(self, **replicas: int) -> None:
-        """`serve deploy serve.yaml`, with this many replicas of the roles that are named."""
-        for deployment in self._serve["applications"][0]["deployments"]:
-            for role, count in replicas.items():
-                if deployment["name"] == _ROLES[role]:
-                    deployment["num_replicas"] = count
-        self._fleet.write("laptop", "~/serve.yaml", yaml.safe_dump(self._serve))
+        """`serve deploy serve.yaml`, with this many replicas of the roles that are named; others follow the load."""
+        serve = copy.deepcopy(self._serve)
+        for role, count in replicas.items():
+            fixed = {"name": _ROLES[role], "num_replicas": count, "autoscaling_config": None}
+            serve["applications"][0]["deployments"].append(fixed)
+        self._fleet.write("laptop", "~/serve.yaml", yaml.safe_dump(serve))
         self._on_laptop(f"ray rsync-up {_CLUSTER} ~/serve.yaml '~/consort/serve.yaml'")
         self._on_laptop(f"ray exec {_CLUSTER} 'cd consort && serve deploy serve.yaml'")
+
+    def scale(self, model: str, replicas: int) -> None:
+        """Scale a model by hand, by a client's request."""
+        body = ScaleRequest(model=model, replicas=replicas).model_dump_json()
+        self._fleet.run("client", f"curl --silent --fail --json @- {URL}/scale", stdin=body)
 
     def down(self) -> None:
         self._on_laptop(f"ray down --yes {_CLUSTER}")
@@ -65,10 +79,14 @@ class Operator:
                 found |= {name: roles} if roles else {}
         return found
 
-    def ready(self) -> bool:
-        """Whether clients find all models."""
+    def found(self) -> set[str]:
+        """The models that clients find."""
         answer = self._fleet.run("client", f"curl --silent --fail --max-time 5 {URL}/health || true")
-        return bool(answer) and all(json.loads(answer)["models"].values())
+        return {model for model, up in json.loads(answer)["models"].items() if up} if answer else set()
+
+    def ready(self) -> bool:
+        """Whether clients find both models."""
+        return self.found() == {"target", "drafter"}
 
     def ask(self, seconds: float) -> list[dict[str, Any]]:
         """What a client's requests came to (tests/cluster/ask.py), by case."""

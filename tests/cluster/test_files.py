@@ -2,25 +2,31 @@
 
 import copy
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
+from ray._common.utils import import_attr
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.util import prepare_config, validate_config
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 from cluster.pools import PoolProvider
 from deployments.app import COORDINATOR, BuildArgs, build_application, deployment_name
 from deployments.configuration.config import ROOT, ServerConfig, load_config
+from deployments.configuration.scaling import ScalingConfig
+from deployments.scaling.policy import scale
+from deployments.scaling.scaler import with_fixed_count
 
 LAUNCHED = ["cluster.yaml", "cluster-local.yaml", "cluster-pools.yaml"]
 WITH_TYPES = ["cluster.yaml", "cluster-pools.yaml"]
 ROLES = ("target", "drafter")
 SCHEMA = yaml.safe_load(Path(__file__).with_name("rayservice-schema.yaml").read_text(encoding="utf-8"))
 CONFIG = load_config(ROOT / "deployments" / "cluster.yaml")
+SCALING: dict[str, ScalingConfig] = {name: model.scaling for name, model in CONFIG.models.items() if model.scaling}
 
 
 def read(file: str) -> dict[str, Any]:
@@ -64,10 +70,8 @@ def test_connections_need_a_token(file: str) -> None:
 def test_what_nodes_get_is_what_an_installation_needs(file: str) -> None:
     mounts = {target: source for target, source in read(file)["file_mounts"].items() if "/consort/" in target}
     assert all(target == f"~/consort/{source}" and (ROOT / source).exists() for target, source in mounts.items())
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    packages = re.search(r"^packages = \[(.*)\]$", project, re.MULTILINE)
-    assert packages is not None
-    needed = {name.split(".")[0] for name in re.findall(r'"([^"]+)"', packages[1])}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {name.split(".")[0] for name in project["tool"]["setuptools"]["packages"]}
     needed |= {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "serve.yaml", "models", "cluster"}
     assert needed <= set(mounts.values())
     assert mounts == {
@@ -116,7 +120,33 @@ def test_serve_takes_the_file_and_finds_its_deployments(file: str) -> None:
     config: ServerConfig = BuildArgs(**application["args"]).load()
     assert config == CONFIG
     built = {deployment_name(model, role) for model, role in config.roles().items()} | {COORDINATOR}
-    assert {deployment["name"] for deployment in application["deployments"]} == built
+    assert {deployment["name"] for deployment in application["deployments"]} <= built
+
+
+@pytest.mark.parametrize("file", serve_configs())
+def test_models_follow_the_load(file: str) -> None:
+    """No line of the file fixes the number of what the configuration lets scale, and Serve finds the policy."""
+    (application,) = serve_configs()[file]["applications"]
+    assert import_attr(application["autoscaling_policy"]["policy_function"]) is scale
+    assert application["external_scaler_enabled"] is True
+    assert [deployment["name"] for deployment in application["deployments"]] == [COORDINATOR]
+    assert {role: SCALING[role].min for role in ROLES} == {"target": 1, "drafter": 0}
+
+
+def test_there_are_nodes_for_as_many_replicas_as_load_may_want() -> None:
+    for file, types in node_types().items():
+        for role in ROLES:
+            assert SCALING[role].max <= types[role]["max_workers"], file
+
+
+@pytest.mark.parametrize("file", serve_configs())
+def test_a_number_can_be_fixed_as_the_comment_says(file: str) -> None:
+    """As scaling by hand does it: `num_replicas` alone would be ignored."""
+    (application,) = ServeDeploySchema.model_validate(serve_configs()[file]).applications
+    line = re.search(r"#   - (\{name: Target-target, .*\})$", (ROOT / "serve.yaml").read_text("utf-8"), re.MULTILINE)
+    assert line is not None
+    (*_, fixed) = with_fixed_count(application, "Target-target", 2).deployments
+    assert fixed == DeploymentSchema(**yaml.safe_load(line[1]))
 
 
 def test_the_coordinator_keeps_its_own_environment() -> None:

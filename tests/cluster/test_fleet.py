@@ -49,6 +49,11 @@ def counts(operator: Operator) -> dict[str, int]:
     return {kind: sum(roles == [kind] for roles in places.values()) for kind in ("target", "drafter")}
 
 
+def settle(operator: Operator, what: str, **wanted: int) -> None:
+    """Wait for that many machines of each role."""
+    operator.wait(lambda: counts(operator) == wanted, what, timeout_s=180)
+
+
 def ask_while_power_fails(operator: Operator, machines: Fleet, name: str) -> list[dict[str, Any]]:
     """What a client's requests come to if a machine is gone in the middle of its streams."""
     with ThreadPoolExecutor(1) as client:
@@ -63,7 +68,7 @@ def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) 
     operator.up()
     operator.wait(lambda: set(operator.nodes()) == {"head", "target1"}, "the head and one target, none being asked for")
 
-    operator.deploy()
+    operator.deploy(target=1, drafter=1)
     operator.wait(operator.ready, "both models are served")
     assert operator.places() == {"head": ["coordinator"], "target1": ["target"], "drafter1": ["drafter"]}
     undisturbed = operator.ask(1)
@@ -73,9 +78,9 @@ def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) 
     with ThreadPoolExecutor(1) as client:
         asked = client.submit(operator.ask, 45)
         operator.deploy(target=2, drafter=2)
-        operator.wait(lambda: counts(operator) == {"target": 2, "drafter": 2}, "two of each, on machines of their own")
+        settle(operator, "two of each, on machines of their own", target=2, drafter=2)
         operator.deploy(target=1, drafter=1)
-        operator.wait(lambda: counts(operator) == {"target": 1, "drafter": 1}, "one of each again")
+        settle(operator, "one of each again", target=1, drafter=1)
         check(asked.result(), right)
     operator.wait(lambda: len(operator.nodes()) == 3, "idle machines leave")
 
@@ -90,6 +95,42 @@ def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) 
     assert [name for name in SERVERS if name != drafter and machines.processes(name, "raylet/raylet")] == []
 
 
+def test_load_decides_how_many_of_each(machines: Fleet) -> None:
+    """Eight streams are more than the slots of one target or one drafter hold."""
+    operator = Operator(machines, "cluster-pools.yaml", idle_timeout_minutes=0.3)
+    delays = {"max": 2, "up_delay_s": 1, "down_delay_s": 15, "look_back_s": 11}
+    operator.configure(
+        target={"slots": 2, "threads": 1, "scaling": {"min": 1, **delays}},
+        drafter={"slots": 4, "scaling": {"min": 0, **delays}},
+    )
+    operator.up()
+    operator.deploy()
+    operator.wait(lambda: operator.found() == {"target"}, "the target is served")
+    right = check(operator.ask(1))
+    settle(operator, "no drafter without requests", target=1, drafter=0)
+    operator.wait(lambda: len(operator.nodes()) == 2, "idle machines leave")
+
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(operator.ask, 100)
+        settle(operator, "two of each under load", target=2, drafter=2)
+        outcomes = asked.result()
+    check(outcomes, right)
+    assert sum(outcome["drafted"] for outcome in outcomes) > 0
+    settle(operator, "no drafter and one target without load", target=1, drafter=0)
+    operator.wait(lambda: len(operator.nodes()) == 2, "idle machines leave")
+
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(operator.ask, 100)
+        operator.wait(lambda: counts(operator)["drafter"] > 0, "a drafter under load")
+        operator.scale("drafter", 0)
+        settle(operator, "no drafter, by hand; targets go on to follow the load", target=2, drafter=0)
+        check(asked.result(), right)
+        assert counts(operator)["drafter"] == 0
+    operator.scale("drafter", 1)
+    operator.wait(operator.ready, "a drafter, by hand")
+    operator.down()
+
+
 def test_fixed_hosts_all_join_and_a_lost_target_only_delays(machines: Fleet) -> None:
     operator = Operator(machines, "cluster-local.yaml")
     operator.up()
@@ -99,7 +140,7 @@ def test_fixed_hosts_all_join_and_a_lost_target_only_delays(machines: Fleet) -> 
 
     operator.deploy(target=2, drafter=2)
     operator.wait(operator.ready, "both models are served")
-    operator.wait(lambda: counts(operator) == {"target": 2, "drafter": 2}, "two of each, on machines of their own")
+    settle(operator, "two of each, on machines of their own", target=2, drafter=2)
     right = check(operator.ask(5))
     check(ask_while_power_fails(operator, machines, "target1"), right)
 

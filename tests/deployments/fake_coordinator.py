@@ -22,6 +22,7 @@ class FakeCoordinator:
         self.cancelled: list[int] = []
         self.ready = {"target", "drafter"}
         self.slots = 4  # of the target
+        self.malformed = 3
 
     def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
         self.requests.append(request)

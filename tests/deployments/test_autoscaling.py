@@ -96,6 +96,13 @@ def test_rows_without_a_slot_at_a_drafter_need_another() -> None:
     assert world.after(3) == [1, 2, 3]
 
 
+def test_drafters_whose_slots_are_needed_stay() -> None:
+    memory = DrafterMemory(present_at_s=1000.0, lags={"1": (0.1, 1000.0)})
+    targets = loads(2, rows=10, lag=0.0)  # nobody waits for drafts
+    assert count_drafters(DRAFTER, 2, targets, loads(2, rows=10), memory, 1000.0)[0] == 2  # 20 rows, 16 slots each
+    assert count_drafters(DRAFTER, 2, targets, loads(2, rows=8), memory, 1000.0)[0] == 1
+
+
 def test_no_drafter_where_plain_decoding_wins_but_a_probe_now_and_then() -> None:
     world = World({0: 0.0, 1: 0.0}, drafting=0.1, wanted=1)
     assert world.after(1) == [0]
@@ -143,6 +150,13 @@ def test_the_policy_as_serve_calls_it() -> None:
     assert counts == {"t": 2, "d": 2}
     deployments["d"] = deployment("Drafter-d", DRAFTER, loads(2), {"internal": 1, **states["d"]})
     assert policy(deployments)[0]["d"] == 1  # the second gained nothing
+
+
+def test_drafters_stay_where_nothing_is_known_of_their_targets() -> None:
+    """A target that was scaled by hand is none of the policy's deployments."""
+    counts, _ = scale({"d": deployment("Drafter-d", DRAFTER, loads(2), {})})
+    assert counts == {"d": 2}
+    assert scale({"d": deployment("Drafter-d", DRAFTER, [], {})})[0] == {"d": 1}
 
 
 def test_a_replica_tells_its_load() -> None:

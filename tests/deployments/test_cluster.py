@@ -9,6 +9,7 @@ import pytest
 from decoding.errors import ConfigError
 from deployments.cluster import _all_resources, _check_demand, _check_deployments, _check_port, failure
 from deployments.configuration.config import EndpointConfig, HttpConfig, ModelConfig, ServerConfig
+from deployments.configuration.scaling import ScalingConfig
 
 TRACE = """The deployment failed to start 2 times in a row. Error:
 ray::ServeReplica:consort:Target-target.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)
@@ -46,10 +47,10 @@ def test_a_failed_start_is_one_line() -> None:
 def test_a_local_cluster_has_all_custom_resources() -> None:
     models = {
         "a": ModelConfig(path="x", replicas=2, resources={"target": 1, "fast": 0.5}),
-        "b": ModelConfig(path="y", resources={"fast": 2}),
+        "b": ModelConfig(path="y", resources={"fast": 2}, scaling=ScalingConfig(min=0, max=3)),
     }
     config = ServerConfig(models=models, endpoints={"e": EndpointConfig(target="a", drafter="b")})
-    assert _all_resources(config) == {"target": 2, "fast": 3}
+    assert _all_resources(config) == {"target": 2, "fast": 7}
 
 
 def test_demands_beyond_the_machine_are_refused() -> None:

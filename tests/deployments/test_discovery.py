@@ -1,20 +1,27 @@
 """Discovery against scripted deployments."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from actors.addresses import ReplicaAddress
 from decoding.errors import UnavailableError
-from deployments.discovery import Discovery
+from deployments import app
+from deployments.discovery import Answers, Discovery
 
-A, B = ReplicaAddress("large-1", "large"), ReplicaAddress("small-1", "small")
+A, B, C = ReplicaAddress("large-1", "large"), ReplicaAddress("small-1", "small"), ReplicaAddress("large-2", "large")
 
 
-def answers(*script: list[ReplicaAddress] | Exception) -> Callable[[], Awaitable[Sequence[ReplicaAddress]]]:
+def answers(*script: Answers | Exception) -> Callable[[], Awaitable[Answers]]:
     """A deployment that answers so, one after the other."""
     rest = iter(script)
 
-    async def ask() -> Sequence[ReplicaAddress]:
+    async def ask() -> Answers:
         answer = next(rest)
         if isinstance(answer, Exception):
             raise answer
@@ -37,7 +44,8 @@ class Found:
 
 def test_every_look_reports_all_replicas_and_those_that_answered() -> None:
     found = Found()
-    discovery = Discovery({"large": answers([A], [A]), "small": answers(UnavailableError(), [B])}, found)
+    ask = {"large": answers(Answers([A]), Answers([A])), "small": answers(UnavailableError(), Answers([B]))}
+    discovery = Discovery(ask, found)
 
     async def look() -> None:
         for model in ("large", "small", "large", "small"):
@@ -50,25 +58,27 @@ def test_every_look_reports_all_replicas_and_those_that_answered() -> None:
 
 def test_slow_replicas_stay_and_dead_ones_go() -> None:
     found = Found()
-    discovery = Discovery({"large": answers([A], TimeoutError(), UnavailableError())}, found)
+    script: list[Answers | Exception] = [Answers([A]), TimeoutError(), Answers([C], complete=False), Answers([C])]
+    script.append(UnavailableError())
+    discovery = Discovery({"large": answers(*script)}, found)
 
     async def look() -> None:
-        for _ in range(3):
+        for _ in script:
             await discovery.look("large")
 
     asyncio.run(look())
-    assert found.addresses == [[A], [A], []]
-    assert found.answered == [{A.name}, set(), set()]
+    assert found.addresses == [[A], [A], [C, A], [C], []]
+    assert found.answered == [{A.name}, set(), {C.name}, {C.name}, set()]
 
 
 def test_a_model_that_is_starting_holds_up_no_other() -> None:
-    async def never() -> Sequence[ReplicaAddress]:
+    async def never() -> Answers:
         await asyncio.Event().wait()
         raise AssertionError
 
     async def first_found() -> list[ReplicaAddress]:
         found: asyncio.Queue[list[ReplicaAddress]] = asyncio.Queue()
-        ask = {"small": never, "large": answers([A])}
+        ask = {"small": never, "large": answers(Answers([A]))}
         discovery = Discovery(ask, lambda addresses, answered: found.put_nowait(addresses))
         running = asyncio.create_task(discovery.run())
         try:
@@ -77,3 +87,39 @@ def test_a_model_that_is_starting_holds_up_no_other() -> None:
             running.cancel()
 
     assert asyncio.run(first_found()) == [A]
+
+
+def broadcasting(fetch: Callable[[], Awaitable[list[Any]]]) -> Any:
+    """A handle of a deployment whose replicas are asked that way."""
+    return SimpleNamespace(broadcast=lambda method: SimpleNamespace(_fetch_replica_results_async=fetch))
+
+
+def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_ASK_TIMEOUT_S", 0.1)
+
+    async def sound() -> ReplicaAddress:
+        return A
+
+    async def frozen() -> ReplicaAddress:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def stuck() -> ReplicaAddress:
+        raise UnavailableError("the loop has been stuck for 30 s")
+
+    async def ask(*replicas: Callable[[], Awaitable[ReplicaAddress]]) -> Answers:
+        async def fetch() -> list[Any]:
+            return [SimpleNamespace(get_async=replica) for replica in replicas]
+
+        return await app._addresses(broadcasting(fetch))
+
+    assert asyncio.run(ask(frozen, sound)) == Answers([A], complete=False)
+    assert asyncio.run(ask(stuck, sound)) == Answers([A])
+
+
+def test_a_deployment_without_replicas_is_unavailable() -> None:
+    async def fetch() -> list[Any]:
+        raise DeploymentUnavailableError(DeploymentID("Target-large", "consort"))
+
+    with pytest.raises(UnavailableError, match="Target-large"):
+        asyncio.run(app._addresses(broadcasting(fetch)))

@@ -50,5 +50,6 @@ def test_replicas_and_the_process_are_shown(fake: TestClient) -> None:
     assert 'consort:replica_rows{model="target",replica="target-0",role="target"} 2.0' in lines
     assert 'consort:replica_slots{model="target",replica="target-0",role="target"} 4.0' in lines
     assert 'consort:replica_drafting{model="target",replica="target-0",role="target"} 1.0' in lines
+    assert "consort:malformed_batches_total 3.0" in lines
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
     assert any(line.startswith("consort:event_loop_tasks ") for line in lines)

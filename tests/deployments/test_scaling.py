@@ -36,6 +36,13 @@ def test_models_that_scale_are_serves_to_scale() -> None:
     assert small.policy.policy_kwargs["targets"] == ["Target-large"]
 
 
+def test_targets_of_drafters_that_scale_tell_their_load() -> None:
+    models = MODELS | {"large": {"path": "org/large", "replicas": 2}}
+    ingress: Any = build(BuildArgs(config=CONFIG | {"models": models}))._bound_deployment
+    large = ingress.init_args[1]["large"]._bound_deployment._deployment_config.autoscaling_config
+    assert (large.min_replicas, large.initial_replicas, large.max_replicas) == (2, 2, 2)
+
+
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [

@@ -22,4 +22,5 @@ def test_replicas_tell_through_rays_metrics(server: Server) -> None:
         return {line.partition("{")[0] for line in lines if 'model_name="target"' in line}
 
     wanted = {f"ray_{name}" for name in (*GAUGES, *(name for name, _ in COUNTERS.values()))}
+    wanted -= {"ray_consort_malformed_batches_total"}  # there are none, and Ray tells nothing of a counter before
     wait_until(lambda: wanted <= exported(), f"all of {sorted(wanted)} are exported", timeout_s=60)
