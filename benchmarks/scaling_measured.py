@@ -4,20 +4,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from statistics import linear_regression, mean
+from statistics import linear_regression, mean, median
 from typing import Any
 
 from actors.loading import ModelSpec, load_tokenizer
 from benchmarks import coordinator_cost
 from benchmarks.inflated import inflated_target
-from benchmarks.simulator import Scenario, simulate
+from benchmarks.simulator import Scenario, rate_of_one_round
 from benchmarks.simulator_costs import TurnCosts
 from benchmarks.simulator_validation import Measured, Stage, running
 from training.heldout import read_prompts
 
 LOCAL_LINK_S = 0.00006  # one way over TCP on one host: half of a round trip of ZeroMQ with CURVE
 _STREAMS, _DRAFT_LENGTHS = (1, 4, 8), (0, 2, 4)
-_SEEDS = 3
+_SEEDS = 100
 _PROMPT_TOKENS = 100
 _BESIDE_DRAFTING_S = 0.00025  # what a drafter's turn takes beside its step
 
@@ -84,10 +84,12 @@ def compared(
     middle = [sorted(one, key=lambda run: float(run["tokens_per_s"]))[len(one) // 2] for one in runs]
     pair = Pair(name, _target_costs(middle), _drafter_costs(middle), mean(_acceptances(middle)))
     for run in middle:
-        run["simulated"] = _simulated(pair, coordinator, run)
+        rates = _simulated(pair, coordinator, run)
+        run["simulated"], run["simulated_by_chance"] = median(rates), [rates[_SEEDS // 20], rates[-_SEEDS // 20]]
         report(
             f"{name}: {run['streams']} stream(s), γ = {run['draft_length']}: {run['tokens_per_s']:.1f} tokens/s, "
-            f"simulated {run['simulated']:.1f}, {run['simulated'] / run['tokens_per_s'] - 1:+.1%}"
+            f"simulated {run['simulated']:.1f}, {run['simulated'] / run['tokens_per_s'] - 1:+.1%}, "
+            f"by chance {rates[_SEEDS // 20]:.1f} to {rates[-_SEEDS // 20]:.1f}"
         )
     return {
         "target_turn_s": pair.target.seconds,
@@ -99,16 +101,12 @@ def compared(
 
 
 def _target_costs(runs: Sequence[Run]) -> TurnCosts:
-    """Of a turn: the step as the loop timed it, and what plain turns take beside."""
-    beside = {
-        run["streams"]: run["streams"] / run["tokens_per_s"] - _step_s(run["target"])
-        for run in runs
-        if not run["draft_length"]
-    }
+    """Of a turn: all of it but waits. What it takes beside its step grows with the offers to sort in."""
     seconds: dict[int, dict[int, float]] = {}
     for run in runs:
         of_rows = seconds.setdefault(run["streams"], {})
-        of_rows[1 + run["draft_length"]] = max(_step_s(run["target"]) + beside[run["streams"]], *of_rows.values(), 0.0)
+        turn_s = (run["seconds"] - run["target"]["waited_s"]) / run["target"]["steps"]
+        of_rows[1 + run["draft_length"]] = max(turn_s, *of_rows.values(), 0.0)
     return TurnCosts(seconds)
 
 
@@ -141,22 +139,22 @@ def _runs(stage: Stage, *, new_tokens: int, repetitions: int, report: Callable[[
     return runs
 
 
-def _simulated(pair: Pair, coordinator: CoordinatorTimes, run: Run) -> float:
-    """Tokens per second, with the acceptance of the run."""
+def _simulated(pair: Pair, coordinator: CoordinatorTimes, run: Run) -> list[float]:
+    """Tokens per second, with the acceptance of the run: of each seed, the lowest first."""
     γ = run["draft_length"]
     scenarios = [
         pair.scenario(
             coordinator,
             drafters=1 if γ else 0,
             streams=run["streams"],
-            answer_tokens=10**6,
+            answer_tokens=run["new_tokens"] - 1,  # the first comes with the prompt
             draft_length=lambda _: γ,
             acceptance=run["acceptance"],
             seed=seed,
         )
         for seed in range(_SEEDS)
     ]
-    return mean(simulate(scenario, seconds=20, warm_up_s=1).tokens_per_s for scenario in scenarios)
+    return sorted(map(rate_of_one_round, scenarios))
 
 
 def read_pair(name: str, measured: dict[str, Any]) -> Pair:

@@ -209,6 +209,8 @@ class _Target:
         world.committed += count
         if row.left == 0:
             self.rows.remove(row)
+            if not world.first_end.triggered:
+                world.first_end.succeed()
         return _Verdict(row, row.committed, row.branch, finished=row.left == 0)
 
     def _plan(self) -> None:
@@ -293,6 +295,7 @@ class World:
         self.scenario = scenario
         self.env = simpy.Environment()
         self.committed = 0
+        self.first_end = self.env.event()  # of an answer
         self._random = random.Random(scenario.seed)
         self.coordinators = [_Coordinator(self) for _ in range(scenario.coordinators)]
         self.targets = [_Target(self) for _ in range(scenario.targets)]
@@ -353,6 +356,13 @@ def simulate(scenario: Scenario, *, seconds: float, warm_up_s: float) -> Outcome
         drafter_s / seconds / scenario.drafters if scenario.drafters else 0.0,
         coordinator_s / seconds / scenario.coordinators,
     )
+
+
+def rate_of_one_round(scenario: Scenario) -> float:
+    """Tokens per second while all streams write their first answers, until the first of them ends."""
+    world = World(scenario)
+    world.env.run(until=world.first_end)
+    return world.committed / float(world.env.now)
 
 
 def _seen(world: World) -> tuple[float, float, float, float]:

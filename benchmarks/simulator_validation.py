@@ -51,10 +51,12 @@ class Measured:
 
     streams: int
     draft_length: int
+    new_tokens: int  # of each answer
     tokens_per_s: float
     acceptance: float  # the chance of a draft token to be accepted, if those before it are
     drafted: float  # draft tokens per row and turn
     coordinator_cpu_per_1000_tokens_s: float  # of its thread
+    seconds: float  # that the loops' times are of
     target: LoopTimes
     drafter: LoopTimes
 
@@ -91,9 +93,11 @@ class Stage:
         while len({at for _, at, _ in seen}) < len(prompts):
             seen.append(_next(deltas))
         self._times()
+        began_s = time.perf_counter()
         while all(delta.finish is None for _, _, delta in seen):
             seen.append(_next(deltas))
         target, drafting = self._times()  # while all streams ran
+        seconds = time.perf_counter() - began_s
         while sum(delta.finish is not None for _, _, delta in seen) < len(prompts):
             seen.append(_next(deltas))
         cpu_s = self._timed.cpu_s - cpu_s
@@ -102,10 +106,12 @@ class Stage:
         return Measured(
             len(prompts),
             draft_length,
+            new_tokens,
             _rate(seen, len(prompts)),
             accepted / max(1, accepted + missed),
             sum(one.drafted for one in last) / (sum(one.steps for one in last) - len(last)),
             1e3 * cpu_s / sum(one.committed for one in last),
+            seconds,
             target,
             drafting,
         )

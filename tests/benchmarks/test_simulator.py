@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulator import Outcome, Scenario, simulate
+from benchmarks.simulator import Outcome, Scenario, rate_of_one_round, simulate
 from benchmarks.simulator_costs import TurnCosts
 
 
@@ -69,3 +69,17 @@ def test_costs_lie_on_lines_between_what_was_measured() -> None:
     assert costs(2, 2) == pytest.approx(1 + 1 / 3)
     assert costs(7, 7) == pytest.approx(3.0)
     assert TurnCosts({1: {1: 1.0}})(3, 3) == 1.0
+
+
+def test_one_round_ends_with_its_first_answer() -> None:
+    """100 turns of 10 ms with a token of each row, and the coordinator's way does not count."""
+    scenario = Scenario(
+        streams=4,
+        drafters=0,
+        answer_tokens=100,
+        draft_length=lambda _: 0,
+        acceptance=0.0,
+        target_turn_s=lambda rows, tokens: 0.01,
+        drafter_turn_s=lambda rows, tokens: 0.001,
+    )
+    assert rate_of_one_round(scenario) == pytest.approx(400)
