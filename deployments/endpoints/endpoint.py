@@ -3,9 +3,10 @@
 import copy
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase, TokenizersBackend
 
 from actors.loading import load_sampling_defaults, load_tokenizer
 from actors.request import Endpoint, Request
@@ -227,6 +228,10 @@ def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
     """Ids to text, with a tokenizer of its own: texts are encoded and decoded in different threads."""
     own = copy.deepcopy(tokenizer)
+    usual = PreTrainedTokenizerBase.decode, TokenizersBackend._decode
+    is_usual = (type(own).decode, getattr(type(own), "_decode", None)) == usual
+    if is_usual and not own.clean_up_tokenization_spaces:  # then what it decodes with does the same in half the time
+        return partial(own.backend_tokenizer.decode, skip_special_tokens=True)
     return lambda ids: str(own.decode(ids, skip_special_tokens=True))
 
 

@@ -1,6 +1,7 @@
 """The text side of endpoints: vocabularies, EOS ids, templates."""
 
 import json
+import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,30 @@ def with_drafter(folder: Path) -> ServerConfig:
 def copy(tmp_path: Path) -> Path:
     """A copy of the bundled drafter, without its weights."""
     return Path(shutil.copytree(BUNDLED, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors")))
+
+
+def test_tokens_are_decoded_as_the_tokenizer_does() -> None:
+    served = load_endpoints(load_config())["consort"]
+    chance = random.Random(1)
+    for _ in range(200):
+        tokens = [chance.randrange(2048) for _ in range(chance.randrange(12))] + [2]
+        expected = served.encoder.tokenizer.decode(tokens, skip_special_tokens=True)
+        assert served.endpoint.decode(tokens) == expected
+
+
+def test_a_tokenizer_that_tidies_up_is_asked_itself(copy: Path) -> None:
+    settings = json.loads((copy / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings |= {
+        "clean_up_tokenization_spaces": True,
+        "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
+    }
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    config = load_config()
+    config.models["target"].path = str(copy)
+    served = load_endpoints(config)["consort"]
+    tokenizer = served.encoder.tokenizer
+    tokens = tokenizer("so , we are n't").input_ids
+    assert served.endpoint.decode(tokens) == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def test_the_bundled_endpoint() -> None:
