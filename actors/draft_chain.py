@@ -72,11 +72,12 @@ class DraftChain:
 
     def warm_up(self) -> None:
         """Record the usual graphs, so that the first requests need not wait for them."""
-        counts = sorted({rows_bucket(count) for count in range(1, min(self._runner.cache.slots, MAX_ROWS) + 1)})
+        cache = self._runner.cache
+        counts = sorted({rows_bucket(count) for count in range(1, min(cache.slots, MAX_ROWS) + 1)})
         for count in counts if self._runner.recorder else ():
             for temperature in (0.0, 1.0):
                 params = SamplingParams(max_tokens=1, temperature=temperature)
-                starts = [ChainStart(RowInput(self._runner.cache.slots, 0, [0]), params, 1)] * count
+                starts = [ChainStart(RowInput(cache.slots, 0, [0]), params, 1)] * count
                 for length in range(1, _MOST_ON_GPU + 1):
                     self.run(starts, length)
 
