@@ -21,8 +21,9 @@ from decoding.chain_sampler import ChainSampler
 from decoding.params import SamplingParams
 from decoding.transfer import copy_into, moved_to
 
-_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 17, 24, 33)  # of graphs; a draft and its bonus token are γ + 1
-_WARM_LENGTHS = (1, 2, 3, 4, 5)
+# The most tokens of one chain: a target may be waiting for the first of them, and a verdict may end it any time. On a
+# CPU, all else that a turn does takes a fifth of a step (docs/experiments.md); on a GPU it ought to be more.
+_MOST_ON_GPU, _MOST_ON_CPU = 5, 3
 
 
 class ChainStart(NamedTuple):
@@ -66,16 +67,18 @@ class DraftChain:
         runner = self._runner
         if not runner.whole or rows > MAX_ROWS or (runner.window is not None and last_position >= runner.window):
             return 0
-        return wanted if runner.recorder is None else max(length for length in (0, *_LENGTHS) if length <= wanted)
+        most = _MOST_ON_CPU if runner.recorder is None else _MOST_ON_GPU
+        return math.ceil(wanted / math.ceil(wanted / most)) if wanted else 0  # in chains of about the same length
 
     def warm_up(self) -> None:
-        """Record the usual graphs, so that the first requests need not wait for them. Scribbles over the slots."""
-        counts = sorted({rows_bucket(count) for count in range(1, min(self._runner.cache.slots, MAX_ROWS) + 1)})
+        """Record the usual graphs, so that the first requests need not wait for them."""
+        cache = self._runner.cache
+        counts = sorted({rows_bucket(count) for count in range(1, min(cache.slots, MAX_ROWS) + 1)})
         for count in counts if self._runner.recorder else ():
             for temperature in (0.0, 1.0):
                 params = SamplingParams(max_tokens=1, temperature=temperature)
-                starts = [ChainStart(RowInput(self._runner.cache.slots, 0, [0]), params, 1)] * count
-                for length in _WARM_LENGTHS:
+                starts = [ChainStart(RowInput(cache.slots, 0, [0]), params, 1)] * count
+                for length in range(1, _MOST_ON_GPU + 1):
                     self.run(starts, length)
 
     @torch.inference_mode()

@@ -90,7 +90,7 @@ class DrafterRow(Row):
         """How many tokens the chain lacks: of what the target needs next; if that is there, of all."""
         root, last, at = self.tree.root.position, self.tree.last_position, self.tree.tip().position
         needed = root + self._lookahead // 2 + 1
-        return min(needed if at < needed else last, last) - at
+        return min(needed if at < needed and self._ahead_of_verdicts else last, last) - at
 
     def chain_length(self, wanted: int) -> int:
         """How many of so many tokens it may run without asking what they are; 0 if its next step is another."""

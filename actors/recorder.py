@@ -25,9 +25,15 @@ class Recorder:
         self._capture = capture or _Pool().capture
 
     def record(self, run: Replay) -> Replay:
-        """A replay of the call; the call itself where it does something that can't be recorded."""
+        """A replay of the call; the call itself where it does something that can't be recorded.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room now.
+        """
         try:
             return self._capture(run)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             _log.warning("no CUDA graph, which costs speed: %s", error)
             return run

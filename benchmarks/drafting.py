@@ -66,7 +66,7 @@ def _tokens_per_s(
     runner: Runner, prompts: Sequence[list[int]], temperature: float, options: argparse.Namespace
 ) -> float:
     """Draft tokens of all rows per second of the drafter's turns."""
-    draft_length, rounds = options.draft_length, options.rounds
+    draft_length, rounds = int(options.draft_length), int(options.rounds)
     exchange = LocalExchange()
     link = exchange.join("coordinator")
     drafter = Drafter(runner, exchange.join("drafter"))

@@ -108,7 +108,7 @@ def test_chains_offer_what_single_steps_offer(family: str, graphs: bool) -> None
 
 def test_a_draft_and_its_bonus_token_take_one_turn() -> None:
     """And so does what else the lookahead allows."""
-    stage = Stage("llama-gqa", whole=True, alternatives=0)
+    stage = Stage("llama-gqa", whole=True, graphs=True, alternatives=0)
     stage.say(*admissions(PARAMS[:1]))
     before, base = stage.turns, len(PROMPTS[0])
     stage.say(Commit(0, base, [1, 2], 0, 0, None, 4))  # not what it drafted

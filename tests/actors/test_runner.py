@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from actors.recorder import Replay
 from actors.row_input import RowInput
 from actors.runner import Runner
 from tests.support.models import CONFIGS, VOCAB, tiny_model
@@ -141,3 +142,20 @@ def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
         new = random_tokens(chance, 3)
         logits = run(runner, RowInput(slot, len(text) + len(path), new))
         assert_close(logits[0], plain(runner.model, text + path + new)[-3:])
+
+
+def test_what_cannot_be_recorded_is_called_and_too_little_memory_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A bucket for which there was no room is recorded another time."""
+    errors: list[Exception] = [torch.OutOfMemoryError("full"), RuntimeError("not while capturing")]
+
+    def capture(run: Replay) -> Replay:
+        raise errors.pop(0)
+
+    runner = make_runner()
+    expected = run(runner, RowInput(0, 0, [1, 2]))[0]
+    runner.use_graphs(capture=capture)
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        run(runner, RowInput(0, 0, [1, 2]))
+    assert_close(run(runner, RowInput(0, 0, [1, 2]))[0], expected)
+    assert_close(run(runner, RowInput(0, 0, [1, 2]))[0], expected)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
