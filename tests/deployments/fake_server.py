@@ -9,6 +9,7 @@ from deployments.configuration.config import load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.admission import Limits
+from deployments.http.gate import log_requests
 from deployments.http.routes import make_api
 from deployments.http.scaling_routes import add_scaling_route
 from tests.deployments.fake_coordinator import FakeCoordinator
@@ -16,7 +17,8 @@ from tests.deployments.scripted import TEMPLATE
 
 
 def main(port: int) -> None:
-    """Serve until interrupted."""
+    """Serve until interrupted. A line of JSON for each request goes to standard error."""
+    log_requests()
     config, coordinator = load_config(), FakeCoordinator()
     fake: Any = coordinator
     endpoints = load_endpoints(config)
