@@ -24,11 +24,12 @@ from actors.messages import Commit, Joined, Report
 from actors.reception import REPORT_PERIOD_S, Reception
 from actors.row_ensemble import blended
 from actors.row_input import RowInput
-from actors.rows import PREPARING_S, RowTable, choose_prefill
+from actors.rows import PREPARING_S, choose_prefill
 from actors.runner import Runner
+from actors.served_rows import ServedRow, ServedRows
 from actors.shortage import Shortage
 from actors.structures import LoadTokenizer, Structures
-from actors.target_inbox import ServedRow, TargetInbox
+from actors.target_inbox import TargetInbox
 from actors.target_row import TargetRow
 from actors.verdict import Verdict, judge
 from decoding.drafts import Draft
@@ -60,7 +61,7 @@ class Target:
         """
         self.times = LoopTimes()
         self._runner = runner
-        self._rows: RowTable[ServedRow] = RowTable(runner.cache, removed=self._leave)
+        self._rows = ServedRows(runner.cache, removed=self._leave)
         self._reception = Reception(link, self._rows, self.times)
         self._inside = inside
         self._planner = DraftPlanner(runner, adaptive=adaptive, in_turn=inside is not None)
@@ -83,16 +84,16 @@ class Target:
             self._planner.rows_in_hand = len(self._rows)
             self._rows.drafting = self._planner.speculates() and self._shortage.speculates
         self._look_after_rows()
-        prefilling = self._prefilling()
+        prefilling = self._rows.prefilling
         if prefilling:
             chosen = choose_prefill(prefilling, self._shortage.prefill_chunk)
             self._shortage.prefill(partial(self._prefill, chosen), chosen)
-        complete = self._shortage.choose(self._complete())
+        complete = self._shortage.choose(self._rows.complete)
         if complete:
             self._shortage.step(partial(self._judge_rounds, complete), complete)
-        running = self._running()
+        running = self._rows.running
         ready = [] if _wait_s(running) > 0 else running
-        candidates: list[ServedRow] = [*ready, *self._asked(), *self._searching()]
+        candidates: list[ServedRow] = [*ready, *self._rows.asked, *self._rows.searching]
         rows = self._shortage.choose(candidates)
         if rows:
             self._shortage.step(partial(self._step, rows), rows)
@@ -292,44 +293,21 @@ class Target:
             self._inbox.fail(row, error)
         for leading, reason in self._ensembles.give_up_late(time.perf_counter()):
             self._inbox.fail(leading, reason)
-        for row in self._rows:
-            if isinstance(row, MemberRow) and not row.joined and row.ready and not row.prefilling:
-                row.joined = True
-                self._reception.put(row.key[0], Joined(row.key[1]))
+        for member in self._rows.joining:
+            member.joined = True
+            self._reception.put(member.key[0], Joined(member.key[1]))
 
     def _plan(self, committed: list[TargetRow]) -> None:
         """Decide what the rows that just committed wait for."""
-        self._planner.plan(self._running(), {row.key for row in committed}, time.perf_counter())
-
-    def _own_rows(self) -> list[TargetRow]:
-        return [row for row in self._rows if isinstance(row, TargetRow)]
-
-    def _prefilling(self) -> list[ServedRow]:
-        return [row for row in self._rows if row.prefilling and row.ready]
-
-    def _running(self) -> list[TargetRow]:
-        return [row for row in self._own_rows() if row.can_step]
-
-    def _complete(self) -> list[TargetRow]:
-        """The leaders whose members have all answered."""
-        return [row for row in self._own_rows() if row.ensemble is not None and row.ensemble.complete]
-
-    def _asked(self) -> list[MemberRow]:
-        """The rows whose leaders wait for an answer that one step gives."""
-        rows = [row for row in self._rows if isinstance(row, MemberRow)]
-        return [row for row in rows if row.ask is not None and row.ready and not row.prefilling]
-
-    def _searching(self) -> list[BeamRow]:
-        rows = [row for row in self._rows if isinstance(row, BeamRow)]
-        return [row for row in rows if row.ready and not row.prefilling]
+        self._planner.plan(self._rows.running, {row.key for row in committed}, time.perf_counter())
 
     def _timeout_s(self) -> float:
         """How long to wait for messages: not at all while there is something to compute."""
         if not len(self._rows):
             return REPORT_PERIOD_S
-        if self._prefilling() or self._asked() or self._searching() or self._complete():
+        if self._rows.prefilling or self._rows.asked or self._rows.searching or self._rows.complete:
             return 0.0
-        running = self._running()
+        running = self._rows.running
         if running:
             return _wait_s(running)
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S

@@ -9,15 +9,13 @@ from actors.ensembles import Ensembles
 from actors.member_row import MemberRow
 from actors.messages import Admit, Answer, Ask, Drafting, Failed, Join, Joined, Lost, Message, Offer, Report
 from actors.reception import Reception
-from actors.rows import RowTable
 from actors.runner import Runner
+from actors.served_rows import ServedRow, ServedRows
 from actors.structures import Structures
 from actors.target_row import TargetRow
 from decoding.beam_options import BeamOptions
 from decoding.errors import InvalidRequestError
 from decoding.ngram import NgramProposers
-
-ServedRow = TargetRow | MemberRow | BeamRow
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +25,7 @@ class TargetInbox:
 
     def __init__(
         self,
-        rows: RowTable[ServedRow],
+        rows: ServedRows,
         reception: Reception[ServedRow],
         runner: Runner,
         planner: DraftPlanner,

@@ -6,6 +6,7 @@
 import random
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from transformers import (
     Gemma2Config,
     GPTJConfig,
     GptOssConfig,
+    Llama4Config,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -31,11 +33,15 @@ from transformers import (
     T5Config,
 )
 
+from actors.engine import Engine
 from actors.loading import ModelSpec, load_model
 from actors.replica import load_runner
+from actors.request import Endpoint, Request
 from actors.row_input import RowInput
 from actors.runner import Runner
 from decoding.errors import ConfigError
+from decoding.params import SamplingParams
+from tests.actors.test_parameters import always_drafting, noisy
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 
 TOLERANCE = 1e-4
@@ -73,6 +79,7 @@ class Checked:
     """A loaded runner beside a plain model of the same checkpoint."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.runner: Runner = load_runner(spec(folder))
         self.plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder)
 
@@ -130,6 +137,36 @@ def test_trees_of_drafts_and_what_follows_the_path_that_is_kept(checked: Checked
     assert_close(checked.runner.logits([RowInput(0, len(text) - 2, [5, 6])]), checked.expected(text)[-2:])
 
 
+def test_texts_with_drafts_and_shared_beginnings(checked: Checked) -> None:
+    """From an engine: greedy texts of the plain forward, token by token, with a drafter that is often right."""
+    stem = random_text(24)
+    prompts = [[*stem, 5], [*stem[:20], 9, 1], [*stem, 7, 7, 3], stem[:2]]
+    drafter = Runner(noisy(AutoModelForCausalLM.from_pretrained(checked.folder)), slots=3, max_length=64, max_query=16)
+    endpoint = Endpoint("e", "target", "drafter", 4, decode=str)
+    params = SamplingParams(max_tokens=12, temperature=0)
+    with mock.patch("actors.engine.make_loop", always_drafting):
+        engine = Engine({"target": ("target", checked.runner), "drafter": ("drafter", drafter)}, prefill_chunk=16)
+    with engine:
+        drafted, rounds = 0, 0
+        while not drafted or rounds < 2:  # on a busy machine no draft may be in time at first
+            rounds += 1
+            for prompt, answer in zip(
+                prompts, engine.generate([Request(endpoint, one, params) for one in prompts]), strict=True
+            ):
+                tokens = [token for delta in answer for token in delta.tokens]
+                assert tokens == checked.expected([*prompt, *tokens])[len(prompt) - 1 : -1].argmax(-1).tolist()
+                drafted += answer[-1].statistics.drafted
+
+
+def test_slots_of_fewer_bits(checked: Checked) -> None:
+    coarse = load_runner(spec(checked.folder, kv_dtype="bfloat16"))
+    text = random_text(30)
+    found = torch.cat([coarse.logits([RowInput(1, at, text[at : at + 15])]) for at in (0, 15)])
+    assert {store.dtype for stores in coarse.cache.layers.values() for store in stores} == {torch.bfloat16}
+    expected = checked.expected(text)
+    assert (found - expected).norm() < 0.03 * expected.norm()
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -146,6 +183,10 @@ def test_trees_of_drafts_and_what_follows_the_path_that_is_kept(checked: Checked
         (RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), "a state from token to token"),
         (Qwen3NextConfig(**SHAPE, num_key_value_heads=2), "layers of kind linear_attention"),
         (Llama4TextConfig(**SHAPE, num_key_value_heads=2, head_dim=8), "layers of kind chunked_attention"),
+        (
+            Llama4Config(text_config={**SHAPE, "num_key_value_heads": 2, "head_dim": 8}),
+            "layers of kind chunked_attention",
+        ),
         (Gemma2Config(**SHAPE, num_key_value_heads=2, head_dim=8), "softcap"),
         (GptOssConfig(**SHAPE, num_key_value_heads=2, num_local_experts=4), "attention sinks"),
         (

@@ -1,5 +1,6 @@
 """Checkpoints are loaded as asked; those that can't be loaded right are refused with the field and the fix."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from actors.loading import ModelSpec, SamplingDefaults, load_model, load_sampling_defaults, load_tokenizer
+from actors.quantization import Quantization
 from actors.row_input import RowInput
 from actors.runner import Runner
 from decoding.errors import ConfigError
@@ -98,6 +100,24 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
     assert type(model) is MistralForCausalLM
     torch.testing.assert_close(logits(model), logits(adapted), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(logits(model), logits(load_model(spec(folder))), atol=1e-2)
+
+
+@peft_asks_for_a_deprecated_name
+@pytest.mark.filterwarnings("ignore:Merge lora module to:UserWarning")  # that it rounds; so does docs/models.md
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_an_adapter_is_merged_into_few_bits(quantization: Quantization, tmp_path: Path) -> None:
+    """What it changes is there, up to rounding: the model with it is nearer to that of full weights than without."""
+    folder, adapter = tmp_path / "model", tmp_path / "adapter"
+    tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=128).save_pretrained(folder)
+    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # peft draws from there
+        adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    adapted.save_pretrained(str(adapter))
+    few_bits = spec(folder, dtype="float32", quantization=quantization)
+    expected, without = logits(adapted), logits(load_model(few_bits))
+    found = logits(load_model(replace(few_bits, adapter=str(adapter))))
+    assert (found - expected).norm() < 0.5 * (without - expected).norm()
 
 
 @peft_asks_for_a_deprecated_name

@@ -12,6 +12,7 @@ from actors.compatibility import try_out
 from actors.loading import ModelSpec, load_model
 from actors.memory import AUTO_SLOTS, GIB, check_weights, column_bytes, fit_slots, room_for_slots, weights_on_devices
 from actors.replica import load_runner
+from actors.slots import SlotCache
 from decoding.errors import ConfigError
 from tests.support.models import tiny_model
 
@@ -46,6 +47,22 @@ def test_weights_are_counted_where_they_are() -> None:
     module = nn.Linear(8, 4, dtype=torch.bfloat16)
     module.register_buffer("scale", torch.zeros(3))
     assert weights_on_devices(module) == {CPU: 2 * (8 * 4 + 4) + 4 * 3}
+
+
+def test_slots_of_a_layer_are_on_its_device() -> None:
+    """Of a model that is spread over devices: here the CPU, and one that only says how much it would hold."""
+    cache = SlotCache(slots=2, capacity=8)
+    for device, heads in (("cpu", 2), ("meta", 3), ("meta", 3)):
+        states = torch.zeros(1, heads, 1, 4, device=device)
+        cache.add_layer(nn.Identity(), states, states)
+    column = column_bytes(cache)
+    assert column == {torch.device("cpu"): 2 * 2 * 4 * 4, torch.device("meta"): 2 * 2 * 3 * 4 * 4}
+    room = {torch.device("cpu"): 100 * column[torch.device("cpu")], torch.device("meta"): 400}
+    with pytest.raises(ConfigError, match="columns would fit"):
+        fit_slots("m", "auto", slot_bytes={device: 8 * size for device, size in column.items()}, room=room, capacity=8)
+    room[torch.device("meta")] = 8 * 4 * column[torch.device("meta")]
+    slots = fit_slots("m", "auto", slot_bytes={d: 8 * size for d, size in column.items()}, room=room, capacity=8)
+    assert slots == 3  # the fuller device decides
 
 
 def test_auto_takes_what_fits_but_not_more_than_a_batch_needs() -> None:

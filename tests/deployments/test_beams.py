@@ -73,20 +73,16 @@ def test_log_probabilities_of_all_answers(client: TestClient) -> None:
     plain = ask(client, num_beams=4, n=2)["choices"]
     for choice, same in zip(ask(client, num_beams=4, n=2, logprobs=2)["choices"], plain, strict=True):
         told = choice["logprobs"]
-        assert choice["text"] == same["text"] == "".join(told["tokens"])
+        assert choice["text"] == same["text"]
         assert sum(told["token_logprobs"]) / len(told["tokens"]) == pytest.approx(choice["score"], abs=1e-4)
         assert all(len(best) >= 2 for best in told["top_logprobs"])
 
 
 def test_structured_answers(client: TestClient) -> None:
-    schema = {"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"]}
-    body = {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
-        "max_tokens": 40,
-    }
-    choices = ask(client, num_beams=4, n=4, **body)["choices"]
-    assert [choice["finish_reason"] for choice in choices] == ["stop"] * 4
-    assert {json.loads(choice["text"])["n"] for choice in choices} <= {1, 2, 3}
+    words = ["yes", "no", "perhaps"]
+    choices = ask(client, num_beams=4, n=3, structured_outputs={"choice": words})["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["stop"] * 3
+    assert {choice["text"] for choice in choices} <= set(words)
 
 
 @pytest.mark.parametrize(
