@@ -1,10 +1,11 @@
 """Decides how many draft tokens a target's rows verify, and how long they wait for them, from measured times."""
 
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 
 from actors.rows import RowKey
 from actors.runner import Runner
-from actors.step_cost import measure_step_cost
+from actors.step_cost import StepCost, measure_step_cost
 from actors.target_row import TargetRow
 from actors.trial import SpeculationTrial
 from decoding.draft_length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
@@ -26,6 +27,7 @@ class DraftPlanner:
         self._adaptive, self._in_turn = adaptive, in_turn
         self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: what to expect of a new one
         self._step_cost_s = measure_step_cost(runner)
+        self._round_cost_s = deepcopy(self._step_cost_s)  # of leaders of ensembles: until the last member has answered
         self._mean_step_s = self._step_cost_s(1)
         self._trial = SpeculationTrial()
         self.rows_in_hand = 1  # those whose prompts are still being processed included: they will run soon
@@ -47,7 +49,7 @@ class DraftPlanner:
             return drafts
         if not self.speculates():
             return [draft.first(0) for draft in drafts]
-        counts = choose_draft_tokens([draft.chances for draft in drafts], self._step_cost_s)
+        counts = choose_draft_tokens([draft.chances for draft in drafts], self._cost_s(rows))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
@@ -80,10 +82,14 @@ class DraftPlanner:
         self._step_cost_s.note(tokens, seconds)
         self._mean_step_s += _SMOOTHING * (seconds - self._mean_step_s)
 
+    def note_answers(self, tokens: int, seconds: float) -> None:
+        """Learn from a round of ensembles over so many tokens, from the question to the last answer."""
+        self._round_cost_s.note(tokens, seconds)
+
     def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float) -> None:
         """Learn from a step and the wait before it, together so many seconds, in which the rows committed tokens."""
         if 2 * len(rows) > self.rows_in_hand and any(row.speculates for row in rows):
-            plain_rate = len(rows) / self._step_cost_s(len(rows))
+            plain_rate = len(rows) / self._cost_s(rows)(len(rows))
             self._trial.note(self.rows_in_hand, committed, seconds, plain_rate=plain_rate)
 
     def note_drafting(self, token_s: float) -> None:
@@ -111,7 +117,11 @@ class DraftPlanner:
         if not self.speculates():
             return [0] * len(rows)
         rates = [row.acceptance.value for row in rows]
-        return choose_draft_lengths(rates, limits, self._step_cost_s, latency_s, in_turn=self._in_turn)
+        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, in_turn=self._in_turn)
+
+    def _cost_s(self, rows: Sequence[TargetRow]) -> StepCost:
+        """Of the steps of such rows: those of an ensemble last until the slowest member has answered."""
+        return self._round_cost_s if any(row.ensemble is not None for row in rows) else self._step_cost_s
 
     def _patience_s(self, draft_length: int) -> float:
         if self._draft_token_s is None:

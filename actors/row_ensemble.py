@@ -25,6 +25,7 @@ class Round:
 
     step: int
     draft: Draft
+    began_s: float  # the wait for drafts before it included
     asked_at_s: float
     logits: list[Tensor | None]  # [M] of [K + 1, V] each
     mask: Tensor | None = None  # [K + 1, ⌈V / 32⌉]
@@ -65,10 +66,10 @@ class RowEnsemble:
         if replica in self.others:
             self._joined[self.replicas.index(replica)] = True
 
-    def begin(self, draft: Draft, now_s: float) -> None:
-        """Ask all about a draft."""
+    def begin(self, draft: Draft, now_s: float, began_s: float) -> None:
+        """Ask all about a draft. began_s: when the wait for it began."""
         self._steps += 1
-        self.round = Round(self._steps, draft, now_s, [None] * len(self.models))
+        self.round = Round(self._steps, draft, began_s, now_s, [None] * len(self.models))
 
     def take_own(self, logits: Tensor, mask: Tensor | None) -> None:
         """The leader's own answer, [K + 1, V]. mask: [K + 1, ⌈V / 32⌉] what its structure allows."""

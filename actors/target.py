@@ -105,7 +105,7 @@ class Target:
         But those that lead an ensemble commit when its members have answered, those asked by a leader answer, and beams
         fork.
         """
-        turn_began_s = time.perf_counter()
+        turn_began_s = time.perf_counter() - (self.times.waited_s - self._waited_before_s)  # the wait for drafts, too
         rows = [row for row in batch if isinstance(row, TargetRow)]
         asked = [row for row in batch if isinstance(row, MemberRow)]
         searching = [row for row in batch if isinstance(row, BeamRow)]
@@ -116,7 +116,7 @@ class Target:
         if not self._shortage.speculates:
             drafts = [draft.first(0) for draft in drafts]
         masks = self._masks.start([row.structure for row in rows], drafts)
-        self._ask(rows, drafts, began_s)
+        self._ask(rows, drafts, turn_began_s)
         runs = [row.step_input(draft) for row, draft in zip(rows, drafts, strict=True)]
         runs += [row.step_input() for row in asked]
         runs += [run for row in searching for run in row.inputs()]
@@ -158,10 +158,15 @@ class Target:
         verdicts = judge(rows, drafts, blended(ensembles), [one.mask for one in rounds])
         for ensemble, draft, verdict in zip(ensembles, drafts, verdicts, strict=True):
             ensemble.close(verdict.places(), verdict.tokens(draft))
-        self._follow(rows, drafts, verdicts, min(one.asked_at_s for one in rounds))
+        tokens = sum(len(draft.tokens) + 1 for draft in drafts)
+        self._planner.note_answers(tokens, time.perf_counter() - min(one.asked_at_s for one in rounds))
+        self._follow(rows, drafts, verdicts, min(one.began_s for one in rounds))
 
     def _follow(self, rows: list[TargetRow], drafts: list[Draft], verdicts: list[Verdict], began_s: float) -> None:
-        """Commit what the target chose: of each row's draft, then the first token of its own."""
+        """Commit what the target chose: of each row's draft, then the first token of its own.
+
+        began_s: when the step began, or the wait for drafts before it.
+        """
         if not rows:
             return
         committed = 0
@@ -172,8 +177,7 @@ class Target:
                 self._runner.keep(row.slot, row.cached + 1, [row.cached + 1 + place for place in path])
                 self._commit(row, draft, verdict)
                 committed += len(path) + 1
-        waited_s = self.times.waited_s - self._waited_before_s
-        self._planner.note_round(rows, committed, time.perf_counter() - began_s + waited_s)
+        self._planner.note_round(rows, committed, time.perf_counter() - began_s)
         self._waited_before_s = self.times.waited_s
         self._plan(rows)
 
@@ -254,11 +258,11 @@ class Target:
         elif self._rows.drafting:
             row.propose()
 
-    def _ask(self, rows: list[TargetRow], drafts: list[Draft], now_s: float) -> None:
+    def _ask(self, rows: list[TargetRow], drafts: list[Draft], began_s: float) -> None:
         """Let the members of ensembles begin with what the leader begins with."""
         leading = [(row, row.ensemble, draft) for row, draft in zip(rows, drafts, strict=True) if row.ensemble]
         for row, ensemble, draft in leading:
-            ensemble.begin(draft, now_s)
+            ensemble.begin(draft, time.perf_counter(), began_s)
             self._ensembles.ask(row, ensemble)
         if leading:
             self._reception.flush()

@@ -2,6 +2,7 @@
 
 python -m benchmarks.ensemble                       # two inflated members of about 300 M parameters, greedy
 python -m benchmarks.ensemble --temperature 1
+python -m benchmarks.ensemble --blend contrastive   # the amateur, which is the bundled drafter, drafts as well
 
 Every model has a process and a core of its own, which is stopped while others are timed.
 """
@@ -70,13 +71,16 @@ def main() -> None:
 @contextlib.contextmanager
 def _running(options: argparse.Namespace) -> Iterator[list[Ours]]:
     """Each member alone, then the ensemble, plain and speculated."""
-    folders = _folders(bundled=options.bundled)
-    children = {name: _child("target", name, folder, options) for name, folder in folders.items()}
+    folders = _folders(options.blend, bundled=options.bundled)
+    children = {
+        name: _child("both" if name == "drafter" else "target", name, folder, options)
+        for name, folder in folders.items()
+    }
     adaptive = _child("adaptive-target", "adaptive", folders["target"], options)
-    drafter = _child("drafter", "drafter", Path("models/drafter"), options)
+    drafter = children.get("drafter") or _child("drafter", "drafter", Path("models/drafter"), options)
     with contextlib.ExitStack() as stack:
         addresses = []
-        for child in (*children.values(), adaptive, drafter):
+        for child in dict.fromkeys((*children.values(), adaptive, drafter)):
             stack.enter_context(child)
             addresses.append(child.call(attrgetter("link.address")))
             child.pause()
@@ -122,8 +126,10 @@ def _running(options: argparse.Namespace) -> Iterator[list[Ours]]:
         ]
 
 
-def _folders(*, bundled: bool) -> dict[str, Path]:
+def _folders(blend: str, *, bundled: bool) -> dict[str, Path]:
     """The members' checkpoints, the leader's first."""
+    if blend == "contrastive":
+        return {"target": Path("models/target") if bundled else inflated_target(), "drafter": Path("models/drafter")}
     if bundled:
         return {"target": Path("models/target"), "member": Path("models/member")}
     output = Path(".bench/member-inflated")
@@ -134,7 +140,7 @@ def _folders(*, bundled: bool) -> dict[str, Path]:
 
 
 def _child(role: Role, name: str, folder: Path, options: argparse.Namespace) -> Child[MeasuredReplica]:
-    dtype = "float32" if role == "drafter" else options.dtype
+    dtype = "float32" if role in ("drafter", "both") else options.dtype
     spec = ModelSpec(
         name=name, path=str(folder), dtype=dtype, device="cpu", slots=2 * options.streams, max_length=512, threads=1
     )
