@@ -18,6 +18,7 @@ from cluster.pools import PoolProvider
 from deployments.app import COORDINATOR, BuildArgs, build_application, deployment_name
 from deployments.configuration.config import ROOT, ServerConfig, load_config
 from deployments.configuration.scaling import ScalingConfig
+from deployments.http.proxy import CALLBACK
 from deployments.scaling.policy import scale
 from deployments.scaling.scaler import with_fixed_count
 
@@ -64,6 +65,17 @@ def test_connections_need_a_token(file: str) -> None:
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
         assert re.search(r"RAY_AUTH_MODE=token ray start", cluster[key][-1]), key
     assert any("RAY_AUTH_MODE=token" in command for command in cluster["setup_commands"])
+
+
+def test_the_proxy_speaks_for_a_coordinator_that_died() -> None:
+    name = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+    for file in LAUNCHED:
+        assert f"{name}={CALLBACK} " in read(file)["head_start_ray_commands"][-1], file
+    cluster = rayservice_cluster()
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["env"] == [{"name": name, "value": CALLBACK}]
+    assert import_attr(CALLBACK)()
 
 
 @pytest.mark.parametrize("file", LAUNCHED)

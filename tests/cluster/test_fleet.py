@@ -1,7 +1,7 @@
 """Real clusters on several machines, from `ray up` to `ray down`: `make test-cluster`. Machines are namespaces here."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -54,12 +54,12 @@ def settle(operator: Operator, what: str, **wanted: int) -> None:
     operator.wait(lambda: counts(operator) == wanted, what, timeout_s=180)
 
 
-def ask_while_power_fails(operator: Operator, machines: Fleet, name: str) -> list[dict[str, Any]]:
-    """What a client's requests come to if a machine is gone in the middle of its streams."""
+def ask_while(operator: Operator, strike: Callable[[], object]) -> list[dict[str, Any]]:
+    """What a client's requests come to if something is struck in the middle of its streams."""
     with ThreadPoolExecutor(1) as client:
         asked = client.submit(operator.ask, 20)
         operator.wait(lambda: operator.streams() == CASES, "all streams are open")
-        machines.power_off(name)
+        strike()
         return asked.result()
 
 
@@ -86,7 +86,7 @@ def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) 
 
     (drafter,) = (name for name, roles in operator.places().items() if roles == ["drafter"])
     (other,) = {"drafter1", "drafter2"} - {drafter}
-    check(ask_while_power_fails(operator, machines, drafter), right)
+    check(ask_while(operator, lambda: machines.power_off(drafter)), right)
     operator.wait(lambda: operator.places().get(other) == ["drafter"], "a drafter on the other machine", timeout_s=180)
     operator.wait(operator.ready, "both models are served")
     assert any(outcome["drafted"] > 0 for outcome in operator.ask(1))
@@ -142,7 +142,14 @@ def test_fixed_hosts_all_join_and_a_lost_target_only_delays(machines: Fleet) -> 
     operator.wait(operator.ready, "both models are served")
     settle(operator, "two of each, on machines of their own", target=2, drafter=2)
     right = check(operator.ask(5))
-    check(ask_while_power_fails(operator, machines, "target1"), right)
+    check(ask_while(operator, lambda: machines.power_off("target1")), right)
+
+    coordinator = "$(pgrep -f '[S]erveReplica:consort:Coordinator')"
+    struck = ask_while(operator, lambda: machines.run("head", f"kill -KILL {coordinator}"))
+    assert all("the coordinator that answered has died" in error for outcome in struck for error in outcome["errors"])
+    assert sum(len(outcome["errors"]) for outcome in struck) == CASES
+    operator.wait(operator.ready, "another coordinator serves")
+    check(operator.ask(1), right)
 
     operator.down()
     assert machines.processes("head", "raylet/raylet") == 0
