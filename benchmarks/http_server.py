@@ -1,13 +1,10 @@
 """A real `consort serve`, in a process of its own that ends with the `with` block, and what it uses."""
 
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from urllib.request import urlopen
 
 import psutil  # type: ignore[import-untyped]
@@ -15,12 +12,12 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serve_servers import free_port
+from benchmarks.server_process import ServerProcess
 from decoding.errors import ConsortError
 from deployments.commands.client import Client
 from deployments.configuration.config import ServerConfig
 
 _START_S = 120.0
-_GRACE_S = 60.0
 _POLL_S = 0.1
 _OURS = "ray::ServeReplica:"  # how Ray calls the processes that hold replicas
 _PROXY = "ray::ProxyActor"
@@ -43,8 +40,8 @@ class Footprint:
         return self.running == self.waiting == 0 and not any(self.slots.values())
 
 
-class ServeProcess:
-    """Started by `with`, and ready then."""
+class ServeProcess(ServerProcess):
+    """Started at once; `with` waits until it is ready."""
 
     def __init__(self, config: ServerConfig, *, folder: Path) -> None:
         """folder: for its configuration file and its log."""
@@ -52,30 +49,14 @@ class ServeProcess:
         self.url = config.http.url
         self.client = Client(self.url)
         folder.mkdir(parents=True, exist_ok=True)
-        self._log = folder / "http-server.log"
         file = folder / "http-server.yaml"
         file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
-        with self._log.open("w", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "deployments", "serve", str(file)],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> "ServeProcess":
-        deadline_s = time.monotonic() + _START_S
-        while not self._ready():
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                self._stop()
-                raise RuntimeError(f"the server did not come up; see {self._log}")
-            time.sleep(_POLL_S)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
+        super().__init__(
+            [sys.executable, "-m", "deployments", "serve", str(file)],
+            ready=self._has_all,
+            start_s=_START_S,
+            log=folder / "http-server.log",
+        )
 
     def footprint(self) -> Footprint:
         """What it holds now; replicas have told up to a second ago."""
@@ -98,7 +79,7 @@ class ServeProcess:
             time.sleep(_POLL_S)
         return None
 
-    def _ready(self) -> bool:
+    def _has_all(self) -> bool:
         try:
             status = self.client.get("/v1/status").document
         except ConsortError:
@@ -113,20 +94,11 @@ class ServeProcess:
 
     def _resident_mib(self) -> dict[str, float]:
         found: dict[str, float] = {}
-        for process in psutil.Process(self._process.pid).children(recursive=True):
+        for process in psutil.Process(self.pid).children(recursive=True):
             name = _title(process)
             if name.startswith((_OURS, _PROXY)):
                 found[name.removeprefix(_OURS)] = round(process.memory_info().rss / 2**20, 1)
         return found
-
-    def _stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
 
 
 def _title(process: psutil.Process) -> str:

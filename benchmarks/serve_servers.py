@@ -1,25 +1,21 @@
 """The servers under load: Consort's, started in this process's own Ray, and vLLM's, as a child."""
 
 import os
-import signal
 import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from actors.addresses import ReplicaAddress
+from benchmarks.server_process import ServerProcess
 from deployments.cluster import serving
 from deployments.configuration.config import ServerConfig, parse_config
 
 MODEL = "bench"  # what every server calls the model
-_POLL_S = 0.2
 _START_S = 300.0  # vLLM compiles the model before it answers
-_GRACE_S = 20.0
 _THEIR_OWN_CHOICE = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY_")  # variables not handed on
 
 
@@ -68,14 +64,13 @@ def replica_addresses(config: ServerConfig) -> list[ReplicaAddress]:
     return [address for handle in handles for address in handle.broadcast("address").results(timeout_s=10)]
 
 
-class VllmServer:
-    """vLLM's OpenAI server over the same checkpoint, in a process group of its own that ends with the `with` block."""
+class VllmServer(ServerProcess):
+    """vLLM's OpenAI server over the same checkpoint."""
 
     def __init__(self, python: Path, model: Path, *, dtype: str, slots: int, threads: int | None, log: Path) -> None:
         """Begins to load at once. threads: cores to bind its workers to; None: its own choice."""
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self._log_path = log
         options = {
             "--model": model.resolve(),
             "--served-model-name": MODEL,
@@ -86,54 +81,15 @@ class VllmServer:
             "--max-num-seqs": slots,
         }
         arguments = [str(part) for pair in options.items() for part in pair]
-        with log.open("w", encoding="utf-8") as output:
-            self._process = subprocess.Popen(
-                # Prompts come back in every repetition, and nobody else may remember them either.
-                [
-                    str(python),
-                    "-P",
-                    "-m",
-                    "vllm.entrypoints.openai.api_server",
-                    *arguments,
-                    "--no-enable-prefix-caching",
-                ],
-                stdout=output,
-                stderr=output,
-                process_group=0,
-                env=_environment(threads),
-            )
-
-    def __enter__(self) -> "VllmServer":
-        """Wait until it answers; raises RuntimeError if it ends before."""
-        deadline_s = time.monotonic() + _START_S
-        while not _healthy(self.url):
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                self._stop()
-                raise RuntimeError(f"vLLM's server did not come up; see {self._log_path}")
-            time.sleep(_POLL_S)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def pause(self) -> None:
-        """Compute nothing, spin on nothing and poll nothing until `resume`."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.killpg(self._process.pid, signal.SIGCONT)
-
-    def _stop(self) -> None:
-        if self._process.poll() is None:
-            self.resume()
-            self._process.terminate()
-            try:
-                self._process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+        # Prompts come back in every repetition, and nobody else may remember them either.
+        arguments.append("--no-enable-prefix-caching")
+        super().__init__(
+            [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments],
+            ready=partial(_healthy, self.url),
+            start_s=_START_S,
+            log=log,
+            environment=_environment(threads),
+        )
 
 
 def free_port() -> int:
