@@ -22,7 +22,7 @@ export function showStatistics(list, answer) {
     "First token": duration(answer?.firstMs),
     "Acceptance rate": percent(answer?.acceptanceRate),
     "Acceptance length": orDash(answer?.acceptanceLength, 2),
-    Steps: orDash(answer?.speculation?.steps ?? (answer?.steps.length || NaN)),
+    Steps: orDash((answer?.alone && answer.speculation?.steps) || answer?.steps.length || NaN),
     Tokens: orDash(answer?.count || NaN),
   };
   const pairs = Object.entries(figures).map(([name, value]) =>

@@ -70,6 +70,7 @@ def test_several_answers_stand_side_by_side_and_one_is_gone_on_with(page: "Page"
     for index in range(3):
         assert "".join(text for text, _ in tokens_of(page.locator(".card").nth(index))) == TEXT
     assert page.locator(".together").inner_text().startswith("3 answers: 39 tokens · ")
+    assert re.search(r"Steps\s+6\s+Tokens\s+13|6\s+Steps\s+13\s+Tokens", page.locator("#statistics").inner_text())
     radios = page.get_by_role("radio", name="Choose")
     assert [radios.nth(index).is_checked() for index in range(3)] == [True, False, False]
     radios.first.focus()
