@@ -35,7 +35,12 @@ _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 503)
 }
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENT = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("event", "data")},
+    "required": ["data"],
+}
+_STREAM = {"text/event-stream": {"schema": _EVENT}}  # of each event
 _ANSWERS = {**_ERRORS, 200: {"model": Answer, "content": _STREAM}}
 _RESPONSES = {**_ERRORS, 200: {"content": {"application/json": {"schema": {"type": "object"}}, **_STREAM}}}
 _logger = logging.getLogger(__name__)

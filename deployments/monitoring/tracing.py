@@ -85,7 +85,7 @@ class RequestTracer:
         self._span("queue", within, journal.received_ns, journal.admitted_ns)
         for stay in journal.stays:
             if stay.role == "drafter":
-                told = {"consort.offers": stay.messages, "consort.offered_tokens": stay.tokens}
+                told = {"consort.drafts": stay.messages, "consort.drafted": stay.tokens}
                 self._span("draft", within, stay.began_ns, stay.ended_ns, stay, told)
                 continue
             self._span("prefill", within, stay.began_ns, stay.first_ns or stay.ended_ns, stay)

@@ -1,10 +1,13 @@
 """Types of request fields: what JSON may hold, and how it is checked. Knows nothing of tokenizers."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, PlainValidator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from deployments.configuration.strict import Text, without_surrogates
 
@@ -17,6 +20,16 @@ _TOKEN_KEY = re.compile(r"\d{1,10}")
 _PROMPT_FORMS = "should be a string, a list of strings, a list of token ids, or a list of such lists"
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Only(AfterValidator):
+    """Describes in JSON schemas, too, what is accepted."""
+
+    accepted: Sequence[object]
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"enum": list(self.accepted)} if self.accepted else {"type": "null"}
+
+
 def only(*accepted: object, why: str) -> AfterValidator:
     """Takes the values that change nothing, which some clients always send, and refuses any other."""
     expected = " or ".join(map(repr, accepted)) or "null"
@@ -26,7 +39,7 @@ def only(*accepted: object, why: str) -> AfterValidator:
             raise PydanticCustomError("only", "should be {expected}; {why}", {"expected": expected, "why": why})
         return value
 
-    return AfterValidator(check)
+    return _Only(check, accepted)
 
 
 def _as_list(value: object) -> object:
@@ -66,7 +79,9 @@ def _is_token(value: object) -> bool:
 
 Limit = Annotated[int, Field(le=_MAX_INT)]
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
-Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts, json_schema_input_type=Prompt | list[Prompt])]
+_GivenPrompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
+_GivenPrompts = _GivenPrompt | Annotated[list[_GivenPrompt], Field(min_length=1)]
+Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts, json_schema_input_type=_GivenPrompts)]
 Words = Annotated[Text, Field(min_length=1, max_length=1000)]
 StopStrings = Annotated[list[Words], Field(max_length=_MAX_STOP_STRINGS), BeforeValidator(_as_list)]
 BadWords = Annotated[list[Words], Field(max_length=_MAX_BAD_WORDS)]

@@ -172,3 +172,11 @@ def test_max_completion_tokens_is_max_tokens() -> None:
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert chat(messages=[{"role": "user", "content": parts}]).messages[0].text == "ab"
+
+
+def test_the_schema_says_what_is_accepted() -> None:
+    properties = ChatRequest.model_json_schema()["properties"]
+    assert {"enum": [False]} in properties["store"]["anyOf"]
+    assert properties["audio"]["type"] == "null"
+    prompts = CompletionRequest.model_json_schema()["properties"]["prompt"]["anyOf"]
+    assert {"type": "string", "minLength": 1} in prompts
