@@ -8,6 +8,7 @@ the number of its objects may grow from round to round.
 """
 
 import argparse
+import ctypes
 import gc
 import itertools
 import json
@@ -20,6 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import torch
 
 from actors.engine import Engine
 from actors.loading import ModelSpec, load_tokenizer
@@ -55,6 +58,10 @@ class Soak:
 
     def __init__(self, engine: Engine, runners: Mapping[str, Runner], cases: Sequence[Case], *, seed: int) -> None:
         self._engine, self._runners, self._cases = engine, runners, cases
+        with torch.inference_mode():  # pages that are used for the first time later would look like growth
+            for runner in runners.values():
+                for store in (store for stores in runner.cache.layers.values() for store in stores):
+                    store.fill_(0)
         self._streams = 2 * runners["target"].cache.slots
         self._chance = random.Random(seed)
         with ThreadPoolExecutor(4) as pool:
@@ -118,7 +125,8 @@ class Soak:
 
 
 def rss_bytes() -> int:
-    """What the process has in memory."""
+    """What the process has in memory, but for what the allocator keeps for later."""
+    ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
