@@ -111,7 +111,7 @@ class EnsembleConfig(StrictModel):
         description="How long a member may take for a step, or for all its candidates; null: 30 s, or 600 s.",
     )
     member_dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Type in which the members' logits travel."
+        "float32", description="Widest type in which the members' logits travel."
     )
     member_top_k: Annotated[int, Field(ge=0)] = Field(0, description="So many logits of each place travel; 0: all.")
 

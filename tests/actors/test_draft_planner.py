@@ -3,9 +3,11 @@
 import pytest
 
 from actors.draft_planner import DraftPlanner
-from actors.messages import Admit
+from actors.messages import Admit, Ensemble
+from actors.row_ensemble import RowEnsemble
 from actors.step_cost import StepCost
 from actors.target_row import TargetRow
+from decoding.ensemble_options import EnsembleOptions
 from decoding.params import SamplingParams
 
 STEP_S = 0.030
@@ -90,3 +92,20 @@ def test_a_new_rows_wait_does_not_prolong_the_others(planner: DraftPlanner) -> N
     planner.plan([old, new], {new.key}, 1.01)
     assert old.deadline_s == deadline_s
     assert new.deadline_s > deadline_s
+
+
+def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others take long in any case, more draft tokens pay than the leader's own steps would say."""
+    sizes = [1, 2, 3, 4, 5]
+    cost = StepCost(sizes, [0.02 + 0.01 * size for size in sizes])
+    monkeypatch.setattr("actors.draft_planner.measure_step_cost", lambda runner: cost)
+    planner = DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
+    alone, leader = running_row(planner, 1), running_row(planner, 2)
+    leader.ensemble = RowEnsemble(Ensemble("leader", [], EnsembleOptions()), 0.0)
+    for _ in range(100):
+        for size in sizes:
+            planner.note_step(size, cost(size))
+            planner.note_answers(size, 0.2 + 0.01 * size)
+    for row in (alone, leader):
+        planner.plan([row], {row.key}, 0.0)
+    assert 0 < alone.useful_draft_length < leader.useful_draft_length == 4
