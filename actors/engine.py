@@ -13,11 +13,12 @@ from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
 from actors.link import LocalExchange, LocalLink
 from actors.loop import LoopThread
-from actors.replica import Loop, Role, make_loop
+from actors.replica import Role, make_loop
 from actors.request import Delta, Request
 from actors.runner import Runner
 from actors.streams import use_own_stream
 from actors.structures import LoadTokenizer
+from actors.target_and_drafter import Loop
 from actors.translator import Translator
 
 

@@ -21,7 +21,7 @@ from actors.runner import Runner
 from actors.structure_tokenizer import structure_tokenizer
 from actors.structures import LoadTokenizer
 from actors.target import Target
-from actors.target_and_drafter import TargetAndDrafter
+from actors.target_and_drafter import Loop, TargetAndDrafter
 from actors.tensor_parallel import Gang, Rank, load_sharded_runner
 from actors.translator import Translator
 from actors.vocabularies import load_translators
@@ -29,7 +29,6 @@ from actors.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
 
 Role = Literal["target", "drafter", "both"]
-Loop = Target | Drafter | TargetAndDrafter
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is leaving: they ask every second
 _POLL_S = 0.05

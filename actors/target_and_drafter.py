@@ -130,3 +130,6 @@ def _together(target: Report, drafter: Report) -> Report:
         request_ids=drafter.request_ids + target.request_ids,
         drafting=target.drafting,
     )
+
+
+Loop = Target | Drafter | TargetAndDrafter  # of a model's replica

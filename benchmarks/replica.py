@@ -16,12 +16,11 @@ from actors.drafter import Drafter
 from actors.inside_drafter import InsideDrafter
 from actors.link import ConnectingLink
 from actors.loop import LoopThread, LoopTimes
-from actors.replica import Loop
 from actors.row_input import RowInput
 from actors.runner import Runner
 from actors.streams import use_own_stream
 from actors.target import Target
-from actors.target_and_drafter import TargetAndDrafter
+from actors.target_and_drafter import Loop, TargetAndDrafter
 
 Role = Literal["target", "adaptive-target", "drafter", "both"]
 Sweep = dict[int, float]  # seconds of a step, by tokens per row

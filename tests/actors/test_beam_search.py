@@ -7,10 +7,10 @@ import pytest
 from actors.engine import Engine
 from actors.link import LocalExchange, LocalLink
 from actors.messages import Admit, Beams, Cancel
-from actors.replica import Loop
 from actors.request import Delta, Endpoint, Request
 from actors.runner import Runner
 from actors.target import Target
+from actors.target_and_drafter import Loop
 from decoding.beam_group import Hypothesis
 from decoding.beam_options import BeamOptions
 from decoding.errors import InvalidRequestError

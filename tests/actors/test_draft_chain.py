@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange
 from actors.messages import Admit, Cancel, Commit, Message, Offer
@@ -14,6 +15,7 @@ from actors.runner import Runner
 from decoding.params import SamplingParams
 from tests.support.models import VOCAB, tiny_model
 
+TARGET = ReplicaAddress("t", "t")
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
 PARAMS = [
     SamplingParams(max_tokens=40, temperature=0),
@@ -29,7 +31,7 @@ class Stage:
     def __init__(self, family: str, *, whole: bool, graphs: bool = False, alternatives: int = 8) -> None:
         """whole: whether chains are allowed. graphs: bucketed shapes and fixed buffers, but calls, not replays."""
         exchange = LocalExchange()
-        self._link = exchange.join("coordinator")
+        self._link, self._target = exchange.join("coordinator"), exchange.join("t")
         self.runner = Runner(tiny_model(family), slots=3, max_length=64, max_query=32)
         if graphs:
             self.runner.use_graphs(capture=lambda run: run)
@@ -52,7 +54,7 @@ class Stage:
             before = replace(self.drafter.times, waited_s=0, idle_s=0)
             self._link.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()
-            for _, message in self._link.receive(0):
+            for _, message in self._target.receive(0):
                 if isinstance(message, Offer):
                     self._note(message)
             if replace(self.drafter.times, waited_s=0, idle_s=0) == before:
@@ -71,13 +73,14 @@ class Stage:
 
 def admissions(params: Sequence[SamplingParams], draft_length: int = 4) -> list[Admit]:
     return [
-        Admit(i, prompt, len(prompt), one, draft_length, drafter=True)
+        Admit(i, prompt, len(prompt), one, draft_length, drafter=True, target=TARGET)
         for i, (prompt, one) in enumerate(zip(PROMPTS, params, strict=False))
     ]
 
 
 def assert_same(found: Stage, expected: Stage) -> None:
     for request, paths in expected.offered.items():
+        assert paths
         assert found.offered[request].keys() == paths.keys()
         assert found.offered[request] == pytest.approx(paths, abs=1e-6)
 
@@ -138,7 +141,7 @@ def test_chains_end_with_the_slot() -> None:
     chains, steps = (Stage("llama-gqa", whole=whole) for whole in (True, False))
     prompt = [token % VOCAB for token in range(50)]
     for stage in (chains, steps):
-        stage.say(Admit(0, prompt, 50, PARAMS[0], 8, drafter=True))
+        stage.say(Admit(0, prompt, 50, PARAMS[0], 8, drafter=True, target=TARGET))
         stage.say(Commit(0, 50, [1, 2, 3, 4, 5, 6, 7, 8, 9], 0, 0, None, 8))
     assert_same(chains, steps)
     assert max(map(len, steps.offered[0])) == 64

@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from actors.drafter import Drafter
 from actors.engine import Engine
 from actors.link import ConnectingLink, LocalLink
-from actors.replica import Loop as ReplicaLoop
 from actors.replica import Role
 from actors.request import Delta, Endpoint, Request
 from actors.runner import Runner
 from actors.structures import LoadTokenizer
 from actors.target import Target
+from actors.target_and_drafter import Loop as ReplicaLoop
 from decoding.params import SamplingParams
 from tests.support import reference
 from tests.support.adversary import AdversarialDrafter

@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 
 from actors.engine import Engine
 from actors.link import ConnectingLink
-from actors.replica import Loop, Role, make_loop
+from actors.replica import Role, make_loop
 from actors.request import Delta, Endpoint, Request
 from actors.row_input import RowInput
 from actors.runner import Runner
 from actors.target import Target
+from actors.target_and_drafter import Loop
 from decoding.errors import InvalidRequestError
 from decoding.ngram import NgramOptions
 from decoding.params import SamplingParams
