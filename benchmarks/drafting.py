@@ -68,7 +68,7 @@ def _tokens_per_s(
     """Draft tokens of all rows per second of the drafter's turns."""
     draft_length, rounds = int(options.draft_length), int(options.rounds)
     exchange = LocalExchange()
-    link, target = exchange.join("coordinator"), exchange.join("target")
+    link = exchange.join("coordinator")
     drafter = Drafter(runner, exchange.join("drafter"))
     params = SamplingParams(max_tokens=(rounds + _WARM_UP + 1) * (draft_length + 1), temperature=temperature, seed=1)
     tries = [DraftTrie(list(prompt)) for prompt in prompts]
@@ -79,7 +79,7 @@ def _tokens_per_s(
     seconds: float = 0.0
     for number in range(rounds + _WARM_UP):
         began_s = time.perf_counter()
-        drafts = _drafts(drafter, target, tries, draft_length + 1)
+        drafts = _drafts(drafter, link, tries, draft_length + 1)
         seconds += time.perf_counter() - began_s if number >= _WARM_UP else 0.0
         for i, draft in enumerate(drafts):
             link.send("drafter", [Commit(i, lengths[i], draft, draft_length, draft_length, None, draft_length)])
@@ -91,14 +91,14 @@ def _tokens_per_s(
     return tokens / seconds
 
 
-def _drafts(drafter: Drafter, target: LocalLink, tries: Sequence[DraftTrie], length: int) -> list[list[int]]:
+def _drafts(drafter: Drafter, link: LocalLink, tries: Sequence[DraftTrie], length: int) -> list[list[int]]:
     """So many tokens for each text, as soon as all have them."""
     while True:
         drafts = [trie.best_path(length) for trie in tries]
         if all(len(draft) == length for draft in drafts):
             return drafts
         drafter.turn()
-        for _, message in target.receive(0.0):
+        for _, message in link.receive(0.0):
             if isinstance(message, Offer):
                 tries[message.request_id].offer(message.base, message.tokens, message.parents, message.chances)
 
