@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 
 from actors.engine import Engine
-from actors.loading import ModelSpec, load_tokenizer
-from actors.replica import Role, load_runner
+from actors.loading import ModelSpec, load_model, load_tokenizer
+from actors.replica import Role
 from actors.runner import Runner
 from actors.structure_tokenizer import structure_tokenizer
 from benchmarks.chaos_load import Case, collect, make_cases
@@ -36,6 +36,7 @@ from decoding.params import SamplingParams
 _HANG_UPS = 0.4  # of all requests
 _SETTLE_S = 30.0  # until nothing is in progress, after the last client's end
 _SAMPLE_S = 0.05
+_MAX_LENGTH, _MAX_QUERY = 384, 256
 _MOST_MIB, _MOST_OBJECTS = 24.0, 0.02  # that all rounds after the first may add
 _MODELS: Mapping[str, Role] = {"target": "target", "member": "target", "drafter": "drafter"}
 
@@ -150,6 +151,15 @@ def with_beams(case: Case, num_beams: int) -> Case:
     return Case("beams", replace(case.request, params=params, beams=BeamOptions(num_beams=num_beams)))
 
 
+def _runner(name: str, *, slots: int, threads: int) -> Runner:
+    """A bundled model with its linear layers as they are.
+
+    Packed ones keep what oneDNN compiles for each number of tokens, which has an end, but one that is far off.
+    """
+    spec = ModelSpec(name=name, path=f"models/{name}", dtype="float32", device="cpu", threads=threads)
+    return Runner(load_model(spec), slots=slots, max_length=_MAX_LENGTH, max_query=_MAX_QUERY)
+
+
 def _bundled_cases(seed: int) -> list[Case]:
     cases = make_cases(Path("models/target"), 40, 12, seed=seed)
     sampled = next(case for case in cases if case.kind == "sampled")
@@ -173,20 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="a JSON file")
     options = parser.parse_args(arguments)
-    runners = {
-        name: load_runner(
-            ModelSpec(
-                name=name,
-                path=f"models/{name}",
-                dtype="float32",
-                device="cpu",
-                threads=options.threads,
-                slots=options.slots,
-                max_length=384,
-            )
-        )
-        for name in _MODELS
-    }
+    runners = {name: _runner(name, slots=options.slots, threads=options.threads) for name in _MODELS}
     cases = _bundled_cases(options.seed)
     tokenizer = structure_tokenizer(load_tokenizer("models/target"))
     replicas = {name: (role, runners[name]) for name, role in _MODELS.items()}
