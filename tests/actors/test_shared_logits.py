@@ -130,7 +130,7 @@ def test_answers_of_a_member_on_the_same_node_are_shared() -> None:
         packed.append(pack(logits, transport, memory))
         return packed[-1]
 
-    with mock.patch("actors.target.pack", spy), over_sockets() as (coordinator, threads):
+    with mock.patch("actors.member_row.pack", spy), over_sockets() as (coordinator, threads):
         requests = [Request(ensemble(BlendParams()), prompt, params(i)) for i, prompt in enumerate(PROMPTS[:3])]
         answers = generate(coordinator, requests, partial(_check, threads))
         wait_until(lambda: not _open_files(), "descriptors to be closed")
