@@ -164,4 +164,6 @@ def test_a_replica_tells_its_load() -> None:
     report = Report(3, 2, 16, [], drafting=False)
     first = meter.measure(report, LoopTimes(5, step_s=3.0, prefill_s=1.0, waited_s=1.0, idle_s=5.0))
     assert first == ReplicaLoad(3, 2, 16, drafting=0.0, lag=0.2, busy=0.4)
-    assert meter.measure(report, LoopTimes(5, 3.0, 1.0, 1.0, 15.0)) == ReplicaLoad(3, 2, 16, 0.0, 0.0, 0.0)
+    assert meter.measure(report, LoopTimes(5, step_s=3.0, prefill_s=1.0, waited_s=1.0, idle_s=15.0)) == ReplicaLoad(
+        3, 2, 16, 0.0, 0.0, 0.0
+    )
