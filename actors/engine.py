@@ -11,6 +11,7 @@ from typing import Any
 from actors import client
 from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
+from actors.interpreter import Interpreter
 from actors.link import LocalExchange, LocalLink
 from actors.loop import LoopThread
 from actors.replica import Role, make_loop
@@ -33,6 +34,7 @@ class Engine:
         load_tokenizer: LoadTokenizer | None = None,
         inside: Mapping[str, Runner] | None = None,
         translators: Mapping[str, Translator] | None = None,
+        interpreters: Mapping[str, Mapping[str, Interpreter]] | None = None,
         wrap_link: Callable[[LocalLink], LocalLink] = lambda link: link,
     ) -> None:
         """
@@ -40,6 +42,7 @@ class Engine:
         load_tokenizer: of all of them, for structured answers.
         inside: drafters that take turns with a target in its thread, by the target's name.
         translators: for the drafters, by the names of targets that have another tokenizer.
+        interpreters: by the names of members of ensembles, and of leaders that have another tokenizer.
         wrap_link: lets tests put faulty links under the coordinator and the replicas.
         """
         exchange = LocalExchange()
@@ -49,17 +52,18 @@ class Engine:
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
             replica_link = wrap_link(exchange.join(name))
-            replica_link = exchange.join(name)
-            drafts: dict[str, Any] = {"translators": translators} if translators and role != "target" else {}
+            special: dict[str, Any] = {"translators": translators} if translators and role != "target" else {}
             if inside and name in inside:
-                drafts = {"translators": translators, "inside": inside[name]}
+                special = {"translators": translators, "inside": inside[name]}
+            if interpreters and name in interpreters:
+                special["interpreters"] = interpreters[name]
             self.loops[name] = make_loop(
                 role,
                 runner,
                 replica_link,
                 prefill_chunk=prefill_chunk,
                 load_tokenizer=load_tokenizer,
-                **drafts,
+                **special,
             )
             prepare = partial(use_own_stream, runner.device)
             self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake, prepare))

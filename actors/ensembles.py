@@ -48,7 +48,15 @@ class Ensembles:
                     self._link.connect(member.address)
                 self._used_at_s[replica] = now_s
                 shared = self._share(row, replica) if member.address.uri else None
-                self._put((row.key[1], replica), Join(row.key[1], list(row.tokens), shared))
+                join = Join(
+                    row.key[1],
+                    list(row.tokens),
+                    ensemble.leader,
+                    row.prompt_length,
+                    best_count=ensemble.options.best_count,
+                    shared=shared,
+                )
+                self._put((row.key[1], replica), join)
 
     def _share(self, row: TargetRow, replica: str) -> SharedOffer | None:
         """Memory for the answers of a member that may be on the same node."""
@@ -101,9 +109,9 @@ class Ensembles:
                 case Joined():
                     row.ensemble.join(replica)
                     self._answered(place, step=0)
-                case Answer(_, step, logits):
+                case Answer(_, step, logits, best):
                     found = unpack(logits, self._runner.device, self._shared.get(place))
-                    row.ensemble.take(replica, step, found, now_s)
+                    row.ensemble.take(replica, step, found, best, now_s)
                     self._answered(place, step)
                 case Lost(_, lost):
                     row.ensemble.lose(lost, "is gone")

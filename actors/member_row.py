@@ -22,8 +22,14 @@ class MemberRow(Row):
         self.memory = None if join.shared is None else accept(join.shared)  # for its answers
         self._runner = runner
         self._draft = Draft([], [])  # in the cache
+        self._best_count = join.best_count
         self.joined = False
         self.ask: Ask | None = None  # yet to be answered
+
+    @property
+    def length(self) -> int:
+        """Of the text, in the leader's tokens."""
+        return len(self.tokens)
 
     @property
     def prefilling(self) -> bool:
@@ -31,31 +37,43 @@ class MemberRow(Row):
 
     def follow(self, ask: Ask) -> str | None:
         """Take in the question and what is new of the text. Returns what is wrong with it, if it is."""
-        if ask.base > len(self.tokens):
+        if ask.base > self.length:
             return "a question was lost on the way to a member"
         if len(ask.parents) != len(ask.tokens) or not all(-1 <= at < place for place, at in enumerate(ask.parents)):
             return "a member was asked about a draft that is no tree"
-        known = self._runner.knows([*ask.text, *ask.tokens, self.tokens[0]])
-        if not known or ask.base + len(ask.text) >= self._runner.max_length:
+        if not self._hear(ask.text[self.length - ask.base :], Draft(ask.tokens, ask.parents)):
             return "a member has no room for the text, or not its tokens"
-        new = ask.text[len(self.tokens) - ask.base :]
-        self._keep(new)
-        self.tokens += new
-        self._draft = Draft(ask.tokens, ask.parents)
         self.ask = ask
         return None
+
+    def _hear(self, new: list[int], draft: Draft) -> bool:
+        """Go on with the text, and be ready to run it with a draft. False: no room, or no such tokens."""
+        known = self._runner.knows([*new, *draft.tokens, self.tokens[0]])
+        if not known or len(self.tokens) + len(new) >= self._runner.max_length:
+            return False
+        self._keep(new)
+        self.tokens += new
+        self._draft = draft
+        return True
 
     def step_input(self) -> RowInput:
         """The text's last token and the draft."""
         return draft_input(self.slot, self.cached, self.tokens[-1], self._draft)
 
-    def answer(self, logits: Tensor) -> Answer:
-        """The step was taken, so that the cache holds all of the text. logits: [K + 1, V]."""
-        assert self.ask is not None
-        answer = Answer(self.key[1], self.ask.step, pack(logits, self.ask.transport, self.memory))
-        self.ask = None
+    def answer(self, logits: Tensor) -> Answer | None:
+        """The step was taken, so that the cache holds all of the text. None: more steps are needed.
+
+        logits: [n, V] of the step's tokens.
+        """
         self.cached += 1
-        return answer
+        best = logits.topk(max(0, min(self._best_count, logits.shape[-1])), dim=-1).indices.tolist()
+        return self._answer(logits, best)
+
+    def _answer(self, logits: Tensor, best: list[list[int]]) -> Answer:
+        """What was asked is answered. logits: [K + 1, V of the leader]; best: [K + 1] its most probable tokens."""
+        assert self.ask is not None
+        ask, self.ask = self.ask, None
+        return Answer(self.key[1], ask.step, pack(logits, ask.transport, self.memory), best)
 
     def next_input(self, limit: int) -> RowInput:
         """The last token is run with the draft."""

@@ -156,6 +156,9 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     request_id: int
     tokens: list[int]
+    leader: str  # its model, for members that read other tokens
+    prompt_length: int  # of the text: what was not chosen by the members
+    best_count: int = 0  # how many of its most probable tokens to tell with each answer
     shared: SharedOffer | None = None  # memory for the answers, where the member can see it
 
 
@@ -182,7 +185,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
     request_id: int
     step: int
-    logits: PackedLogits
+    logits: PackedLogits  # in the leader's tokens; −∞ throughout where the member has nothing to say
+    best: list[list[int]]  # [K + 1] the leader's tokens that it finds most probable, as many as `Join` says
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from actors.compatibility import try_out
 from actors.drafter import Drafter
 from actors.inside_drafter import InsideDrafter
+from actors.interpreter import Interpreter
 from actors.link import ConnectingLink
 from actors.loading import ModelSpec, load_model, load_tokenizer
 from actors.loop import LoopThread, LoopTimes
@@ -24,7 +25,7 @@ from actors.target import Target
 from actors.target_and_drafter import Loop, TargetAndDrafter
 from actors.tensor_parallel import Gang, Rank, load_sharded_runner
 from actors.translator import Translator
-from actors.vocabularies import load_translators
+from actors.vocabularies import load_interpreters, load_translators
 from actors.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
 
@@ -75,6 +76,7 @@ def make_loop(
     load_tokenizer: LoadTokenizer | None = None,
     translators: Mapping[str, Translator] | None = None,
     inside: Runner | None = None,
+    interpreters: Mapping[str, Interpreter] | None = None,
 ) -> Loop:
     """The loop of that role over a runner and a link.
 
@@ -83,11 +85,14 @@ def make_loop(
         load_tokenizer: for structured answers.
         translators: of a drafter, by the names of its targets that have another tokenizer.
         inside: of a target, the model that drafts by turns with it.
+        interpreters: of a member of ensembles, by the names of its leaders that have another tokenizer.
     """
     options: dict[str, Any] = {"prefill_chunk": prefill_chunk, "load_tokenizer": load_tokenizer}
     translator = next(iter((translators or {}).values()), None)
     drafter_inside = None if inside is None else InsideDrafter(inside, translator=translator, **options)
-    make_target: Callable[[ConnectingLink], Target] = partial(Target, runner, inside=drafter_inside, **options)
+    make_target: Callable[[ConnectingLink], Target] = partial(
+        Target, runner, inside=drafter_inside, interpreters=interpreters, **options
+    )
     if role == "target":
         return make_target(link)
     drafting = runner if role == "drafter" else runner.twin()
@@ -106,6 +111,7 @@ class Replica:
         *,
         targets: Sequence[ModelSpec] = (),
         inside: ModelSpec | None = None,
+        leaders: Sequence[ModelSpec] = (),
         rank: Rank | None = None,
     ) -> None:
         """Loads the model and starts the loop; raises ConfigError if it can't.
@@ -114,13 +120,14 @@ class Replica:
             host: the address to listen on.
             targets: what a drafter drafts for.
             inside: what drafts for a target in its own process.
+            leaders: of ensembles that a target is a member of, if they may have another tokenizer.
             rank: 0, of a model that is spread over several devices, whose other parts are elsewhere.
         """
         name = f"{spec.name}-{secrets.token_hex(4)}"
         self._link = ReplicaZmqLink(name, spec.name, host)
         self.address = self._link.address
         self._loop: Loop
-        prepare = partial(self._load, role, spec, targets, inside, rank)
+        prepare = partial(self._load, role, spec, targets, inside, leaders, rank)
         self._thread = LoopThread(name, self._turn, self._link.wake, prepare=prepare)
         try:
             self._thread.start()
@@ -129,7 +136,13 @@ class Replica:
             raise
 
     def _load(
-        self, role: Role, spec: ModelSpec, targets: Sequence[ModelSpec], inside: ModelSpec | None, rank: Rank | None
+        self,
+        role: Role,
+        spec: ModelSpec,
+        targets: Sequence[ModelSpec],
+        inside: ModelSpec | None,
+        leaders: Sequence[ModelSpec],
+        rank: Rank | None,
     ) -> None:
         drafter = None if inside is None else load_runner(inside)
         runner = load_runner(spec, rank, role=role)
@@ -144,6 +157,7 @@ class Replica:
             load_tokenizer=lambda: structure_tokenizer(load_tokenizer(spec.path, spec.revision)),
             translators=load_translators(inside or spec, targets) if targets else None,
             inside=drafter,
+            interpreters=load_interpreters(spec, leaders) if leaders else None,
         )
 
     def _turn(self) -> None:

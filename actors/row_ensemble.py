@@ -15,6 +15,7 @@ from decoding.attribution import attribute
 from decoding.blend import BlendBatch, blend
 from decoding.drafts import Draft
 from decoding.errors import UnavailableError
+from decoding.union import heard, narrowed, union_of_best, widened
 
 _JOIN_TIMEOUT_S = 120.0  # to find a slot and read the prompt
 
@@ -28,6 +29,7 @@ class Round:
     began_s: float  # the wait for drafts before it included
     asked_at_s: float
     logits: list[Tensor | None]  # [M] of [K + 1, V] each
+    best: list[list[list[int]]]  # [M] of [K + 1] each: the other members' most probable tokens, if these are wanted
     mask: Tensor | None = None  # [K + 1, ⌈V / 32⌉]
 
 
@@ -69,7 +71,8 @@ class RowEnsemble:
     def begin(self, draft: Draft, now_s: float, began_s: float) -> None:
         """Ask all about a draft. began_s: when the wait for it began."""
         self._steps += 1
-        self.round = Round(self._steps, draft, began_s, now_s, [None] * len(self.models))
+        nobody: list[Tensor | None] = [None] * len(self.models)
+        self.round = Round(self._steps, draft, began_s, now_s, nobody, [[]] * len(self.models))
 
     def take_own(self, logits: Tensor, mask: Tensor | None) -> None:
         """The leader's own answer, [K + 1, V]. mask: [K + 1, ⌈V / 32⌉] what its structure allows."""
@@ -77,20 +80,22 @@ class RowEnsemble:
             self.round.mask = mask
             self.round.logits[0] = logits
 
-    def take(self, replica: str, step: int, logits: Tensor, now_s: float) -> None:
+    def take(self, replica: str, step: int, logits: Tensor, best: list[list[int]], now_s: float) -> None:
         """Another member's answer, [K + 1, V or so]; one to an earlier step, or a second one, is ignored.
 
         Raises:
-            ValueError: it has another number of positions.
+            ValueError: it has another number of positions, or tokens that are none.
         """
         if self.round is None or self.round.step != step or replica not in self.others:
             return
         if len(logits) != len(self.round.draft.tokens) + 1:
             raise ValueError(f"logits of {len(logits)} positions, not {len(self.round.draft.tokens) + 1}")
+        if len(best) != len(logits) or any(not 0 <= token < logits.shape[-1] for tokens in best for token in tokens):
+            raise ValueError("best tokens that are not those of the logits")
         at = self.replicas.index(replica)
         if self.round.logits[at] is not None:
             return
-        self.round.logits[at] = logits
+        self.round.logits[at], self.round.best[at] = logits, best
         self._answers[at] += 1
         self._answering_s[at] += now_s - self.round.asked_at_s
 
@@ -145,8 +150,8 @@ class RowEnsemble:
     def _views(self, round_: Round, places: list[int], tokens: list[int]) -> list[list[MemberView]]:
         """What those who answered thought of each token."""
         there = [(at, logits) for at, logits in enumerate(round_.logits) if logits is not None and self.present[at]]
-        own = there[0][1]
-        logits = torch.stack([_fitted(one[places].float(), own.shape[-1]) for _, one in there])
+        own = there[0][1][places].float()
+        logits = torch.stack([heard(_fitted(one[places].float(), own.shape[-1]), own) for _, one in there])
         weights = self.options.blend.member_weights(self.present)
         found = attribute(logits, tokens, [weights[at] for at, _ in there])
         names = [self.models[at] for at, _ in there]
@@ -180,18 +185,42 @@ def _blend(ensembles: Sequence[RowEnsemble]) -> list[Tensor]:
     """[K + 1, V] of each; all have M members."""
     rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]
     owns = [own for one in rounds if (own := one.logits[0]) is not None]
-    members = [
-        torch.cat([_or_zeros(one.logits[at], own) for one, own in zip(rounds, owns, strict=True)])
-        for at in range(len(ensembles[0].models))
-    ]
+    candidates = [_candidates(ensemble, own) for ensemble, own in zip(ensembles, owns, strict=True)]
+    members = [torch.cat(logits) for logits in zip(*map(_members, ensembles, candidates), strict=True)]
     lengths = [len(own) for own in owns]
     positions = [
         (ensemble.options.blend, ensemble.present)
         for ensemble, length in zip(ensembles, lengths, strict=True)
         for _ in range(length)
     ]
-    logits = blend(torch.stack(members), BlendBatch.build(positions, owns[0].device))
-    return list(logits.split(lengths))
+    logits = blend(torch.stack(members), BlendBatch.build(positions, owns[0].device)).split(lengths)
+    return [
+        one if chosen is None else widened(one, own, chosen)
+        for one, own, chosen in zip(logits, owns, candidates, strict=True)
+    ]
+
+
+def _candidates(ensemble: RowEnsemble, own: Tensor) -> Tensor | None:
+    """[K + 1, V] bool: the tokens that the members are blended on; None: all."""
+    assert ensemble.round is not None
+    count = ensemble.options.best_count
+    others = [best for best, there in zip(ensemble.round.best, ensemble.present, strict=True) if there]
+    return union_of_best(own, count, others) if count else None
+
+
+def _members(ensemble: RowEnsemble, candidates: Tensor | None) -> list[Tensor]:
+    """[M] of [K + 1, V] each, float32; what is said of those that are gone has no meaning."""
+    assert ensemble.round is not None
+    own, *others = ensemble.round.logits
+    assert own is not None
+    found = [own.float(), *(_or_zeros(logits, own) for logits in others)]
+    if ensemble.options.vocabulary == "shared":
+        return found
+    if candidates is not None:
+        found = [narrowed(logits, candidates) for logits in found]
+    contrasted = ensemble.options.blend.kind == "contrastive"  # with an amateur that finds all alike
+    instead = torch.zeros_like(found[0]) if contrasted else found[0]
+    return [found[0], *(heard(logits, instead) for logits in found[1:])]
 
 
 def _or_zeros(logits: Tensor | None, own: Tensor) -> Tensor:

@@ -38,13 +38,17 @@ class RowInput:
 
 def draft_input(slot: int, start: int, token: int, draft: Draft) -> RowInput:
     """A text's last token, which goes to column `start`, and K draft tokens; K + 1 in all."""
-    tokens = [token, *draft.tokens]
+    return tree_input(slot, start, Draft([token, *draft.tokens], [-1, *(parent + 1 for parent in draft.parents)]))
+
+
+def tree_input(slot: int, start: int, draft: Draft) -> RowInput:
+    """Draft tokens below the text in columns 0 … start - 1."""
     if draft.is_chain:
-        return RowInput(slot, start, tokens)
-    paths = [[start]]
+        return RowInput(slot, start, draft.tokens)
+    paths: list[list[int]] = []
     for place, parent in enumerate(draft.parents):
-        paths.append([*paths[parent + 1], start + 1 + place])
-    return RowInput(slot, start, tokens, trunk=start, paths=paths)
+        paths.append([*(paths[parent] if parent >= 0 else ()), start + place])
+    return RowInput(slot, start, draft.tokens, trunk=start, paths=paths)
 
 
 def visible_columns(rows: Sequence[RowInput], width: int, length: int, window: int | None) -> Tensor:

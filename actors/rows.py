@@ -148,7 +148,8 @@ class RowTable(Generic[R]):
         if self._active.get(donor.key) is donor:
             if donor.held < row.shared and not donor.resting:
                 return
-            given = min(row.shared, donor.held)
+            same = common_prefix(donor.tokens, row.tokens)  # either may have been written anew since
+            given = min(row.shared, donor.held, same)
             if given > row.cached:
                 self._cache.copy(donor.slot, row.slot, row.cached, given)
                 row.resume(given)

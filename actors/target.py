@@ -6,7 +6,7 @@ blend in place of its own distribution; as a member it answers what a leader ask
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,6 +17,7 @@ from actors.beam_row import BeamRow
 from actors.draft_planner import DraftPlanner
 from actors.ensembles import Ensembles
 from actors.inside_drafter import InsideDrafter
+from actors.interpreter import Interpreter
 from actors.link import ConnectingLink
 from actors.loop import LoopTimes
 from actors.member_row import MemberRow
@@ -52,12 +53,14 @@ class Target:
         adaptive: bool = True,
         load_tokenizer: LoadTokenizer | None = None,
         inside: InsideDrafter | None = None,
+        interpreters: Mapping[str, Interpreter] | None = None,
     ) -> None:
         """
         prefill_chunk: prompt tokens processed between two steps of the running rows.
         adaptive: verify as many draft tokens as pay; otherwise always as many as the request allows.
         load_tokenizer: for structured answers.
         inside: drafts here, by turns, for the requests that a drafter is to work on.
+        interpreters: of a member, by the names of its leaders that have another tokenizer.
         """
         self.times = LoopTimes()
         self._runner = runner
@@ -67,7 +70,9 @@ class Target:
         self._planner = DraftPlanner(runner, adaptive=adaptive, in_turn=inside is not None)
         self._ensembles = Ensembles(link, self._reception.put, runner)
         structures = Structures(load_tokenizer, runner.vocab_size)
-        self._inbox = TargetInbox(self._rows, self._reception, runner, self._planner, structures, self._ensembles)
+        self._inbox = TargetInbox(
+            self._rows, self._reception, runner, self._planner, structures, self._ensembles, interpreters or {}
+        )
         chunk = min(prefill_chunk, runner.max_query)
         self._shortage = Shortage(runner.cache.slots, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
@@ -268,9 +273,11 @@ class Target:
             self._reception.flush()
 
     def _answer(self, asked: list[MemberRow], parts: tuple[Tensor, ...]) -> None:
-        """Tell leaders what they asked. parts: [K + 1, V] of each row."""
+        """Tell leaders what they asked. parts: [n, V] of each row's tokens."""
         for row, logits in zip(asked, parts, strict=True):
-            self._reception.put(row.key[0], row.answer(logits))
+            answer = row.answer(logits)
+            if answer is not None:
+                self._reception.put(row.key[0], answer)
 
     def _search(self, rows: list[BeamRow], parts: Sequence[Tensor]) -> None:
         """Follow the beams of all rows. parts: [1, V] of each beam."""

@@ -2,10 +2,12 @@
 
 import logging
 import time
+from collections.abc import Mapping
 
 from actors.beam_row import BeamRow
 from actors.draft_planner import DraftPlanner
 from actors.ensembles import Ensembles
+from actors.interpreter import Interpreter
 from actors.member_row import MemberRow
 from actors.messages import Admit, Answer, Ask, Drafting, Failed, Join, Joined, Lost, Message, Offer, Report
 from actors.reception import Reception
@@ -13,6 +15,7 @@ from actors.runner import Runner
 from actors.served_rows import ServedRow, ServedRows
 from actors.structures import Structures
 from actors.target_row import TargetRow
+from actors.translating_member_row import TranslatingMemberRow
 from decoding.beam_options import BeamOptions
 from decoding.errors import InvalidRequestError
 from decoding.ngram import NgramProposers
@@ -31,9 +34,12 @@ class TargetInbox:
         planner: DraftPlanner,
         structures: Structures,
         ensembles: Ensembles,
+        interpreters: Mapping[str, Interpreter],
     ) -> None:
+        """interpreters: by the names of the leaders that have another tokenizer."""
         self._rows, self._reception, self._runner = rows, reception, runner
         self._planner, self._structures, self._ensembles = planner, structures, ensembles
+        self._interpreters = interpreters
         self._ngrams = NgramProposers()
 
     def receive(self, timeout_s: float) -> None:
@@ -113,11 +119,18 @@ class TargetInbox:
             self._rows.add(row)
 
     def _join(self, peer: str, message: Join) -> None:
-        row = self._rows.get((peer, message.request_id))
-        if isinstance(row, MemberRow) and row.join == message:  # asked again; what was said may be lost
-            row.joined = False
+        known = self._rows.get((peer, message.request_id))
+        if isinstance(known, MemberRow) and known.join == message:  # asked again; what was said may be lost
+            known.joined = False
+            return
+        interpreter = self._interpreters.get(message.leader)
+        row: MemberRow | None = None
+        if interpreter is not None:
+            row = TranslatingMemberRow.make(peer, message, self._runner, interpreter)
         elif self._runner.knows(message.tokens):
-            self._rows.add(MemberRow(peer, message, self._runner))
+            row = MemberRow(peer, message, self._runner)
+        if row is not None:
+            self._rows.add(row)
         else:
             self._reception.put(
                 peer, Failed(message.request_id, "a member has no room for the text, or not its tokens")

@@ -14,7 +14,6 @@ from actors.draft_tree import DraftNode
 from actors.drafter_row import DrafterRow
 from actors.messages import Admit, Commit, Offer
 from actors.runner import Runner
-from actors.slots import common_prefix
 from actors.translator import Translator
 from decoding.calibration import RankCalibration
 from decoding.history import History
@@ -82,11 +81,6 @@ class TranslatingRow(DrafterRow):
 
     def can_follow(self, verdict: Commit) -> bool:
         return verdict.base <= self._length and self.translator.knows(verdict.tokens)
-
-    def resume(self, count: int) -> None:
-        if self.donor is not None:  # either text may have been written anew since
-            count = max(self.cached, min(count, common_prefix(self.donor.tokens, self.tokens)))
-        super().resume(count)
 
     def undo(self) -> None:
         self.tokens += self._aligner.tokens[len(self.tokens) :]  # to end within a draft it needs that draft

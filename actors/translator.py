@@ -21,7 +21,7 @@ class Translator:
 
     target: Speller
     drafter: Speller
-    begin: int | None  # the drafter's token before a text, should the target have none there
+    begins_texts: bool  # whether the drafter expects its "bos" token before a text
     ids: Mapping[int, int]  # the drafter's tokens of the same string, by the target's
     noise_ids: Tensor  # [V] int32: by which each of the drafter's tokens draws its noise
     impossible: Tensor  # [V] bool: the drafter's tokens that the target can't write
@@ -42,7 +42,7 @@ class Translator:
         return cls(
             target,
             drafter,
-            drafter.vocabulary.ids.get("bos") if begins_texts else None,
+            begins_texts,
             dict(pairs),
             torch.where(theirs < 0, own, theirs).int(),
             torch.tensor([not _is_possible(meaning, target) for meaning in drafter.vocabulary.meanings]),
@@ -57,8 +57,7 @@ class Translator:
 
     def aligner(self, tokens: Sequence[int]) -> TextAligner:
         """Of a text that begins with these tokens of the target, which are yet to be committed."""
-        begun = self.target.vocabulary.meanings[tokens[0]] == "bos"
-        return TextAligner(self.target, self.drafter, () if begun or self.begin is None else (self.begin,))
+        return TextAligner.beginning(self.target, self.drafter, tokens, begins_texts=self.begins_texts)
 
     def params(self, given: SamplingParams, max_tokens: int) -> SamplingParams:
         """What of a request's parameters means something to the drafter, in its own tokens.

@@ -8,8 +8,10 @@ from copy import deepcopy
 
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from actors.interpreter import Interpreter
 from actors.loading import ModelSpec, load_tokenizer
 from actors.translator import Translator
+from decoding.alignment import compare
 from decoding.errors import ConfigError
 from decoding.text_aligner import Speller
 from decoding.vocabulary import Vocabulary
@@ -54,6 +56,24 @@ def load_translators(drafter: ModelSpec, targets: Iterable[ModelSpec]) -> dict[s
                 raise ConfigError(f"models.{drafter.name} can't draft for {spec.name!r}: {error}") from error
             translators[spec.name] = translator
     return translators
+
+
+def load_interpreters(member: ModelSpec, leaders: Iterable[ModelSpec]) -> dict[str, Interpreter]:
+    """For those of a member's leaders that have another tokenizer, by their names.
+
+    Raises:
+        ConfigError: a tokenizer can't be loaded, or the two have too little in common.
+    """
+    own, own_size = _load(member)
+    interpreters: dict[str, Interpreter] = {}
+    for spec in leaders:
+        speller, reader = speller_of(*_load(spec)), speller_of(own, own_size)
+        if not compare(speller.vocabulary, reader.vocabulary).identical:
+            try:
+                interpreters[spec.name] = Interpreter.build(speller, reader, begins_texts=begins_texts(own))
+            except ConfigError as error:
+                raise ConfigError(f"models.{member.name} can't join {spec.name!r}: {error}") from error
+    return interpreters
 
 
 def _load(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, int]:

@@ -9,6 +9,7 @@ from decoding.errors import InvalidRequestError, UnavailableError
 
 BlendKind = Literal["single", "mixture", "product", "vote", "gated", "contrastive"]
 ContrastiveForm = Literal["difference", "scaled"]
+VocabularyKind = Literal["shared", "union", "topk_union"]
 
 MAX_BETA = 100
 MIN_AMATEUR_TEMPERATURE, MAX_AMATEUR_TEMPERATURE = 0.001, 100
@@ -72,6 +73,24 @@ class BlendParams:
             )
         if self.kind == "single":
             _require(not any(weights[1:]), "weights", weights, "0 for all but the first member")
+
+    def require_vocabulary(self, vocabulary: VocabularyKind) -> None:
+        """Check the parameters against the tokens on which the members are blended.
+
+        Raises:
+            InvalidRequestError: they don't go together; the error names the field.
+        """
+        lone = {
+            "product": "rule out each token that one of the members lacks",
+            "contrastive": "prefer each token that the amateur lacks to all others",
+        }
+        _require(
+            vocabulary != "union" or self.kind not in lone,
+            "kind",
+            self.kind,
+            f"another one with vocabulary: union, where it would {lone.get(self.kind)}; topk_union gives such tokens "
+            f"the probability of how the member begins to write them",
+        )
 
     def member_weights(self, present: Sequence[bool]) -> tuple[float, ...]:
         """What each member counts, of a total of 1: members that are absent nothing, the others in proportion.

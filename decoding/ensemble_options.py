@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from decoding.blend_params import BlendParams
+from decoding.blend_params import BlendParams, VocabularyKind
 from decoding.errors import InvalidRequestError
 
 
@@ -24,6 +24,8 @@ class EnsembleOptions:
     member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # in which the members' logits travel
     member_top_k: int = 0  # only so many of them; 0: all
     tell_tokens: bool = False  # whether to tell what each member thought of each token
+    vocabulary: VocabularyKind = "shared"  # on which tokens members are blended
+    vocabulary_top_k: int = 10  # topk_union: how many of each member's most probable ones
 
     def __post_init__(self) -> None:
         if self.min_members < 1:
@@ -34,11 +36,21 @@ class EnsembleOptions:
             raise InvalidRequestError(
                 f"member_top_k must be a whole number from 0 (all), not {self.member_top_k}.", field="member_top_k"
             )
+        if self.vocabulary_top_k < 1:
+            raise InvalidRequestError(
+                f"vocabulary_top_k must be a whole number of at least 1, not {self.vocabulary_top_k}.",
+                field="vocabulary_top_k",
+            )
         if not 0 < self.member_timeout_s < math.inf:
             raise InvalidRequestError(
                 f"member_timeout_ms must be more than 0, not {1e3 * self.member_timeout_s:g}.",
                 field="member_timeout_ms",
             )
+
+    @property
+    def best_count(self) -> int:
+        """How many of each member's most probable tokens are candidates; 0: all tokens are."""
+        return self.vocabulary_top_k if self.vocabulary == "topk_union" else 0
 
     def suffices(self, present: Sequence[bool]) -> bool:
         """Whether these of the M members are enough to begin, or to go on."""

@@ -1,4 +1,4 @@
-"""Drafts across tokenizers: the target's tokens as the drafter reads them, the drafter's as the target writes them.
+"""Texts across tokenizers: a target's tokens as a drafter or a member reads them, drafts as the target writes them.
 
 Everything goes through the bytes of the text, as in Timor et al., arXiv 2502.05202 (string-level matching). Drafts are
 hints, so a translation that the target would have made otherwise costs a draft and nothing else. Knows tokenizers
@@ -8,9 +8,10 @@ only as tables of tokens and one function each.
 import unicodedata
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
-from decoding.vocabulary import Vocabulary
+from decoding.vocabulary import Meaning, Vocabulary
 
 _CONTEXTS = ("", "\ue000")  # what may stand before a text so that it is not written as a beginning: of private use, so
 # that no token joins it with what follows
@@ -50,6 +51,33 @@ class Speller:
                 return tokens
         return None
 
+    def begin(self, text: str) -> list[int] | None:
+        """The tokens of a text that nothing comes before; None if they would not spell it exactly."""
+        tokens = self.encode(text)
+        return tokens if self.strip(self.vocabulary.spelled(tokens)) == text.encode() else None
+
+    def meaning(self, token: int, *, fresh: bool) -> Meaning | None:
+        """What a token stands for; fresh: at the beginning of a text."""
+        meaning = self.vocabulary.meanings[token]
+        return self.strip(meaning) if fresh and isinstance(meaning, bytes) else meaning
+
+    def first(self, meaning: Meaning, *, fresh: bool) -> int:
+        """The first token with which it writes something, or as much of it as it can; −1 if it can't begin to."""
+        ids = self.vocabulary.ids
+        if isinstance(meaning, str):
+            return ids.get(meaning, -1)
+        space = b" " if fresh and self.adds_space else b""
+        data = space + meaning
+        if data in ids:
+            return ids[data]
+        text = _whole_characters(meaning)
+        if text.encode() == meaning:
+            written = self.begin(text) if fresh else self.go_on(text)
+            if spelling := [token for token in written or () if self.vocabulary.spelled([token])]:
+                return spelling[0]
+        longest = (data[:length] for length in range(len(data) - 1, len(space), -1))
+        return next((ids[part] for part in longest if part in ids), -1)
+
     def spell_bytes(self, data: bytes) -> list[int] | None:
         """A token per byte; None if one is missing."""
         tokens = [self.vocabulary.ids.get(bytes([byte]), -1) for byte in data]
@@ -78,6 +106,36 @@ class TextAligner:
         self._fresh = True  # nothing of the segment is committed
         self._begin_segment(None)
 
+    @classmethod
+    def beginning(
+        cls, target: Speller, drafter: Speller, tokens: Sequence[int], *, begins_texts: bool
+    ) -> "TextAligner":
+        """Of a text that begins with these tokens of the target, which are yet to be committed.
+
+        begins_texts: the drafter expects its "bos" token before a text, should the target have none there.
+        """
+        begin = drafter.vocabulary.ids.get("bos") if begins_texts else None
+        begun = target.vocabulary.meanings[tokens[0]] == "bos"
+        return cls(target, drafter, () if begun or begin is None else (begin,))
+
+    def fork(self) -> "TextAligner":
+        """The same text, to go on with in another way."""
+        other = copy(self)
+        other.tokens, other._text = self.tokens.copy(), self._text.copy()
+        other._decoder = _new_decoder("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
+    @property
+    def pending(self) -> bytes:
+        """The committed bytes of a character that is not whole yet, which `tokens` lack."""
+        return self._decoder.getstate()[0]
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing of the text is committed since its beginning, or since a control token."""
+        return self._fresh
+
     def commit(self, tokens: Sequence[int]) -> int:
         """Append committed tokens of the target.
 
@@ -105,7 +163,7 @@ class TextAligner:
         can't write it. What comes after a control token that the target lacks is left out.
         """
         data, end = self._spoken(draft)
-        pending = self._decoder.getstate()[0]
+        pending = self.pending
         if not data.startswith(pending):
             return Translation([], 0)
         data = data[len(pending) :]
@@ -169,10 +227,7 @@ class TextAligner:
 
     def _spell(self, text: str) -> list[int] | None:
         """The target's tokens of a text that comes after what is committed."""
-        if not self._fresh:
-            return self._target.go_on(text)
-        tokens = self._target.encode(text)
-        return tokens if self._target.strip(self._target.vocabulary.spelled(tokens)) == text.encode() else None
+        return self._target.begin(text) if self._fresh else self._target.go_on(text)
 
     def _certain(self, text: str, tokens: Sequence[int]) -> int:
         """How many of the target's tokens for the text end with a word that is complete."""

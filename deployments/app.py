@@ -61,10 +61,12 @@ class ModelReplica:
         config: ModelConfig,
         targets: dict[str, ModelConfig],
         inside: dict[str, ModelConfig],
+        leaders: dict[str, ModelConfig],
     ) -> None:
         """
         targets: what a drafter drafts for, by name.
         inside: the drafter inside a target, by name; empty if there is none.
+        leaders: of ensembles whose text a member reads in other tokens, by name.
         """
         from actors.replica import Replica
         from deployments.monitoring.replica_metrics import ReplicaMetrics
@@ -75,9 +77,9 @@ class ModelReplica:
         host, spec, rank = ray.util.get_node_ip_address(), config.spec(name), None
         if spec.tensor_parallel > 1:
             rank, self._followers = start_gang(spec, host, _actor_options(config))
-        specs = [target.spec(name) for name, target in targets.items()]
+        drafted, followed = ([one.spec(name) for name, one in models.items()] for models in (targets, leaders))
         drafter = next((drafter.spec(name) for name, drafter in inside.items()), None)
-        self._replica = Replica(role, spec, host, targets=specs, inside=drafter, rank=rank)
+        self._replica = Replica(role, spec, host, targets=drafted, inside=drafter, leaders=followed, rank=rank)
         self._metrics = ReplicaMetrics(name, role)
 
     def address(self) -> "ReplicaAddress":
@@ -207,6 +209,7 @@ def deployment_name(model: str, role: "Role") -> str:
 def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: bool) -> serve.Application:
     model = config.models[name]
     targets = [endpoint.target for endpoint in config.endpoints.values() if endpoint.drafter == name]
+    leaders = [endpoint.target for endpoint in config.endpoints.values() if name in endpoint.through_text]
     roles = config.roles()
     served = [deployment_name(target, roles[target]) for target in targets]
     deploy = serve.deployment(
@@ -216,8 +219,8 @@ def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: 
         **_bundles(model),
         **_options(),
     )
-    drafted_for = {target: config.models[target] for target in targets}
-    return deploy(ModelReplica).bind(name, role, model, drafted_for, config.inside(name))
+    drafted, followed = ({one: config.models[one] for one in models} for models in (targets, leaders))
+    return deploy(ModelReplica).bind(name, role, model, drafted, config.inside(name), followed)
 
 
 def _actor_options(model: ModelConfig) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def serve(
         _check(config)
         return
     with _served(config, address=address, verbose=verbose):
+        _show_token_reports(config)
         _show_how_to_go_on(config)
         _console.print("[dim]Ctrl-C stops the server.[/]")
         _wait_for_interrupt()
@@ -231,9 +232,23 @@ def _add_key(config: ServerConfig, secret: str) -> None:
 def _check(config: ServerConfig) -> None:
     from deployments.endpoints.endpoint import load_endpoints  # imports transformers, which takes seconds
 
-    load_endpoints(config)
+    for name, served in load_endpoints(config).items():
+        _show_reports_of(name, served.token_reports())
     _console.print(_configured_table(config))
     _console.print("[green]✓[/] the configuration can be served")
+
+
+def _show_token_reports(config: ServerConfig) -> None:
+    """What the server has found out about models that have other tokens than their target."""
+    keys = [entry.key.get_secret_value() for entry in config.http.api_keys.values() if entry.key is not None]
+    with suppress(ConsortError):  # where it listens may be out of reach from here
+        for card in Client(config.http.url, next(iter(keys), None)).document("/v1/models")["data"]:
+            _show_reports_of(card["id"], card["through_text"])
+
+
+def _show_reports_of(endpoint: str, reports: Mapping[str, str]) -> None:
+    for model, report in reports.items():
+        _console.print(f"{endpoint}: {model} reads and writes in tokens of its own: {report}", markup=False)
 
 
 def _show_how_to_go_on(config: ServerConfig) -> None:

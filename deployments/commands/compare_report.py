@@ -67,6 +67,8 @@ def run_compare(
 
     disable_progress_bar()
     served = load_endpoints(config)[endpoint]
+    if served.config.vocabulary != "shared":
+        raise ConfigError(f"endpoints.{endpoint}.vocabulary: only members with the same tokens can be compared")
     requests = _requests(served, prompts, new_tokens=new_tokens, temperature=temperature, seeds=seeds)
     progress = Console(stderr=True, highlight=False) if as_json else console
     with reporting(progress) as report:

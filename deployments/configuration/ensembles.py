@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from decoding.blend_params import BlendKind, BlendParams, ContrastiveForm
+from decoding.blend_params import BlendKind, BlendParams, ContrastiveForm, VocabularyKind
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import InvalidRequestError
 from deployments.configuration.strict import StrictModel, nearest, wrong_field
@@ -115,6 +115,15 @@ class EnsembleConfig(StrictModel):
     )
     member_top_k: Annotated[int, Field(ge=0)] = Field(0, description="So many logits of each place travel; 0: all.")
 
+    vocabulary: VocabularyKind = Field(
+        "shared",
+        description="On which tokens members are blended: shared (all have the same), union (each writes the text in "
+        "its own, and all of them count), or topk_union (the same, on the most probable ones of each).",
+    )
+    vocabulary_top_k: Annotated[int, Field(ge=1)] = Field(
+        10, description="topk_union: how many tokens of each member are candidates."
+    )
+
     @model_validator(mode="after")
     def _members_fit_together(self) -> Self:
         self.kind = self.kind or self._implied_kind()
@@ -163,6 +172,21 @@ class EnsembleConfig(StrictModel):
             (judge is None or judge in self.members, "strategy.judge", f"is not among the members; {others}"),
             (self.kind != "plain" or not self.drafts, "kind", "is plain, but the endpoint has drafts"),
             (self.kind != "speculative" or self.drafts, "kind", "is speculative, but the endpoint has no drafts"),
+            (
+                self.vocabulary == "shared" or (not alone and self.strategy is None),
+                "vocabulary",
+                f"is {self.vocabulary}, which is for members that are blended token by token",
+            ),
+            (
+                self.vocabulary != "topk_union" or self.member_top_k == 0,
+                "member_top_k",
+                "should be 0 with vocabulary: topk_union, which compares what each member says of the others' tokens",
+            ),
+            (
+                self.vocabulary == "topk_union" or "vocabulary_top_k" not in self.model_fields_set,
+                "vocabulary_top_k",
+                f"is for vocabulary: topk_union, not for {self.vocabulary}",
+            ),
             (alone or self.min_members <= len(self.models), "min_members", "are more than there are members"),
         ]
 
@@ -175,6 +199,11 @@ class EnsembleConfig(StrictModel):
     def others(self) -> list[str]:
         """The members beside the one that leads."""
         return [self.amateur] if self.amateur is not None else self.members[1:]
+
+    @property
+    def through_text(self) -> list[str]:
+        """The members that may have other tokens than the one that leads."""
+        return [] if self.vocabulary == "shared" else self.others
 
     @property
     def models(self) -> list[str]:
@@ -192,6 +221,7 @@ class EnsembleConfig(StrictModel):
         blend = self.blend.params("contrastive" if self.kind == "contrastive" else "mixture")
         if self.kind in ("ensemble", "contrastive"):
             blend.require_members(len(self.models))
+            blend.require_vocabulary(self.vocabulary)
         default_ms = _STEP_TIMEOUT_MS if self.strategy is None else _ANSWER_TIMEOUT_MS
         return EnsembleOptions(
             blend=blend,
@@ -200,4 +230,6 @@ class EnsembleConfig(StrictModel):
             member_timeout_s=(self.member_timeout_ms or default_ms) / 1e3,
             member_dtype=self.member_dtype,
             member_top_k=self.member_top_k,
+            vocabulary=self.vocabulary,
+            vocabulary_top_k=self.vocabulary_top_k,
         )

@@ -5,20 +5,20 @@ import logging
 from transformers import PreTrainedTokenizerBase
 
 from actors.vocabularies import vocabulary_of
-from decoding.alignment import compare
+from decoding.alignment import Compatibility, compare
 from decoding.errors import ConfigError
 from deployments.configuration.config import EndpointConfig
 
 _logger = logging.getLogger(__name__)
 
 
-def shares_vocabulary(
+def check_drafter(
     name: str,
     endpoint: EndpointConfig,
     target: tuple[PreTrainedTokenizerBase, int],
     drafter: tuple[PreTrainedTokenizerBase, int],
-) -> bool:
-    """Whether the drafter's tokens are the target's; otherwise drafts go through text, and the log says how well.
+) -> Compatibility | None:
+    """How the drafter's tokens fit the target's if they are others; the log says it, too. None: they are the same.
 
     Args:
         name: of the endpoint.
@@ -29,7 +29,7 @@ def shares_vocabulary(
         ConfigError: no drafts can come through text.
     """
     if target[0].get_vocab() == drafter[0].get_vocab():
-        return True
+        return None
     found = compare(vocabulary_of(*target), vocabulary_of(*drafter))
     obstacle = found.drafting_obstacle
     if obstacle:
@@ -37,4 +37,4 @@ def shares_vocabulary(
             f"endpoints.{name}.drafter: {endpoint.drafter!r} can't draft for {endpoint.target!r}: {obstacle}"
         )
     _logger.warning("endpoints.%s: %s drafts for %s through text: %s", name, endpoint.drafter, endpoint.target, found)
-    return False
+    return found

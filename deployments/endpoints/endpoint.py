@@ -1,8 +1,8 @@
 """The text side of an endpoint: tokenizer, limits, defaults. Turns prompts into requests; loads no weights."""
 
 import copy
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase, 
 from actors.loading import load_sampling_defaults, load_tokenizer
 from actors.request import Endpoint, Request
 from actors.vocabularies import vocabulary_of
-from decoding.alignment import compare
+from decoding.alignment import Compatibility
 from decoding.beam_options import BeamOptions
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import ConfigError, InvalidRequestError
@@ -21,9 +21,10 @@ from decoding.params import SamplingParams
 from decoding.vocabulary import Vocabulary as Tokens
 from deployments.configuration.config import EndpointConfig, ModelConfig, ServerConfig, locate
 from deployments.configuration.entry_point import load_callable
-from deployments.endpoints.drafting import shares_vocabulary
+from deployments.endpoints.drafting import check_drafter
 from deployments.endpoints.encoding import Encoder
 from deployments.endpoints.feasibility import check_feasible
+from deployments.endpoints.joining import check_members
 from deployments.endpoints.structures import StructureChecker
 from deployments.endpoints.vocabulary import Vocabulary
 from deployments.requests.responses_request import ResponsesRequest
@@ -46,6 +47,7 @@ class ServedEndpoint:
     defaults: SamplingFields
     structures: StructureChecker
     strategy: StrategyOptions | None = None  # choose among whole answers of the members; None: one answer is made
+    through_text: Mapping[str, Compatibility] = field(default_factory=dict)  # models that have other tokens, by name
 
     @property
     def requests_per_answer(self) -> int:
@@ -55,6 +57,10 @@ class ServedEndpoint:
     @property
     def name(self) -> str:
         return self.endpoint.name
+
+    def token_reports(self) -> dict[str, str]:
+        """How the tokens of models that have others than the target fit its own, in words, by model."""
+        return {model: str(found) for model, found in self.through_text.items()}
 
     def is_ready(self, up: Collection[str]) -> bool:
         """Whether those members are up that a request needs. up: models that have a live replica."""
@@ -164,7 +170,8 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
     """Every endpoint's text side, by name.
 
     Raises:
-        ConfigError: a tokenizer or a stopping criterion can't be loaded, or a drafter can't draft for its target.
+        ConfigError: a tokenizer or a stopping criterion can't be loaded, a drafter can't draft for its target, or a
+            member can't join its leader.
     """
     return {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
 
@@ -173,15 +180,19 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     target = config.models[endpoint.target]
     tokenizer = _tokenizer(endpoint.target, target)
     vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
+    others = {model: _vocabulary(model, config) for model in endpoint.others}
+    through_text = check_members(name, endpoint, _vocabulary(endpoint.target, config), others)
+    followers = [model for model in endpoint.others if model not in through_text]
     if endpoint.drafter is not None:
         drafter = config.models[endpoint.drafter]
         drafters = _tokenizer(endpoint.drafter, drafter), _vocab_size(drafter)
-        if shares_vocabulary(name, endpoint, (tokenizer, vocab_size), drafters):
-            vocab_size = min(vocab_size, drafters[1])
-    members = [config.models[model] for model in endpoint.others]
-    _check_members(name, endpoint, config)
-    vocab_size = min(vocab_size, *map(_vocab_size, members)) if members else vocab_size
-    context_length = min(model.max_length for model in (target, *members))
+        found = check_drafter(name, endpoint, (tokenizer, vocab_size), drafters)
+        if found is None:
+            followers.append(endpoint.drafter)
+        else:
+            through_text[endpoint.drafter] = found
+    vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in followers)])
+    context_length = min(config.models[model].max_length for model in (endpoint.target, *endpoint.others))
     return ServedEndpoint(
         _endpoint(name, endpoint, _decoder(tokenizer), inside=endpoint.drafter in config.inside(endpoint.target)),
         endpoint,
@@ -192,6 +203,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         endpoint.defaults.over(_recommended(target)) if endpoint.generation_config else endpoint.defaults,
         StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
         None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=f"endpoints.{name}.strategy"),
+        through_text,
     )
 
 
@@ -250,17 +262,6 @@ def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tu
         configured = None
     ids = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({int(eos) for eos in (*ids, tokenizer.eos_token_id) if eos is not None}))
-
-
-def _check_members(name: str, endpoint: EndpointConfig, config: ServerConfig) -> None:
-    """Raises ConfigError if a member has other tokens than the one that leads."""
-    leader = _vocabulary(endpoint.target, config)
-    for model in endpoint.others:
-        found = compare(leader, _vocabulary(model, config))
-        if not found.identical:
-            reason = found.blending_obstacle("shared") or f"its tokens are others: {found}"
-            key = "amateur" if endpoint.kind == "contrastive" else "members"
-            raise ConfigError(f"endpoints.{name}.{key}: {model!r} can't join {endpoint.target!r}: {reason}")
 
 
 def _vocabulary(name: str, config: ServerConfig) -> Tokens:

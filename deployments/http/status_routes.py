@@ -34,6 +34,7 @@ class ModelCard(BaseModel):
     verification: str
     context_length: int
     max_model_len: int  # vLLM's name for the same
+    through_text: dict[str, str]  # how the tokens of models that have others fit the target's, by model
     ready: bool
 
 
@@ -115,6 +116,7 @@ def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
         verification=served.config.verification,
         context_length=served.context_length,
         max_model_len=served.context_length,
+        through_text=served.token_reports(),
         ready=served.is_ready(up),
     )
 

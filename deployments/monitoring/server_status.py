@@ -38,6 +38,7 @@ class EndpointStatus(BaseModel):
     target: str
     drafter: str | None
     ready: bool
+    through_text: dict[str, str]  # how the tokens of models that have others fit the target's, by model
     totals: Totals
 
 
@@ -93,6 +94,7 @@ def _endpoint(service: Service, name: str, served: ServedEndpoint, up: set[str])
         target=endpoint.target,
         drafter=endpoint.drafter,
         ready=served.is_ready(up),
+        through_text=served.token_reports(),
         totals=totals,
     )
 

@@ -82,6 +82,7 @@ class EnsembleFields(StrictModel):
         try:
             blend = replace(options.blend, **fields)
             blend.require_members(count)
+            blend.require_vocabulary(options.vocabulary)
         except InvalidRequestError as error:
             field = error.field if error.field == "weights" else f"blend.{error.field}"
             raise InvalidRequestError(str(error), field=field) from error

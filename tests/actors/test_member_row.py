@@ -13,7 +13,7 @@ TEXT = list(range(5, 15))
 
 
 def member() -> MemberRow:
-    row = MemberRow("leader", Join(1, list(TEXT)), RUNNER)
+    row = MemberRow("leader", Join(1, list(TEXT), "leader", len(TEXT)), RUNNER)
     row.slot = 0
     RUNNER.logits([row.next_input(16)])
     row.cached = len(TEXT) - 1

@@ -11,13 +11,16 @@ from unittest import mock
 import pytest
 from fastapi.testclient import TestClient
 
+from actors.loading import load_tokenizer
+from actors.vocabularies import load_interpreters
 from decoding.errors import ConfigError
-from deployments.configuration.config import ROOT, load_config, parse_config
+from deployments.configuration.config import ROOT, ServerConfig, load_config, parse_config
 from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.admission import Limits
 from deployments.http.routes import make_api
 from tests.deployments.conftest import tiny_runner
+from tests.support.permuted import permutation, permuted_model, permuted_tokenizer
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -213,23 +216,57 @@ def test_a_member_that_is_gone_is_dropped_or_ends_it(served: dict[str, ServedEnd
             assert [api.get(f"/v1/models/{name}").json()["ready"] for name in ("rerank", "mbr")] == [True, False]
 
 
-def test_members_with_other_tokens_are_refused(tmp_path: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        text = (ROOT / "models" / "member" / name).read_text(encoding="utf-8")
-        if name == "tokenizer.json":
-            data = json.loads(text)
-            vocab = data["model"]["vocab"]
-            last, before = sorted(vocab, key=vocab.__getitem__)[-2:]
-            vocab[last], vocab[before] = vocab[before], vocab[last]
-            text = json.dumps(data)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    target = str(ROOT / "models" / "target")
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tokenizer of a copy of the target with its tokens in another order."""
+    folder = tmp_path_factory.mktemp("foreign")
+    tokenizer = load_tokenizer(str(ROOT / "models" / "target"), None)
+    permuted_tokenizer(tokenizer, permutation(2048)).save_pretrained(folder)
+    (folder / "config.json").write_text((ROOT / "models" / "target" / "config.json").read_text())
+    return folder
+
+
+def with_foreign(folder: Path, **options: Any) -> ServerConfig:
     document = {
-        "models": {"target": {"path": target}, "other": {"path": str(tmp_path)}},
-        "endpoints": {"e": {"members": ["target", "other"]}},
+        "models": {"target": {"path": str(ROOT / "models" / "target")}, "other": {"path": str(folder)}},
+        "endpoints": {"e": {"members": ["target", "other"], **options}, "plain": {"target": "target"}},
     }
-    with pytest.raises(ConfigError, match=r"endpoints\.e\.members: 'other' can't join 'target': its tokens are others"):
-        load_endpoints(parse_config(document, folder=ROOT))
+    return parse_config(document, folder=ROOT)
+
+
+def test_members_with_other_tokens_are_refused(foreign: Path) -> None:
+    problem = r"endpoints\.e\.members: 'other' can't join 'target': its tokens are others.* set vocabulary to union"
+    with pytest.raises(ConfigError, match=problem):
+        load_endpoints(with_foreign(foreign))
+
+
+def test_members_with_other_tokens_join_through_text(foreign: Path) -> None:
+    """Their report is shown; the copy changes nothing; a blend that makes no sense is refused."""
+    from actors.engine import Engine
+    from actors.runner import Runner
+
+    config = with_foreign(foreign, vocabulary="union")
+    leader = tiny_runner(0)
+    other = Runner(permuted_model(tiny_runner(0).model, permutation(2048)), slots=4, max_length=1024, max_query=256)
+    specs = [config.models[name].spec(name) for name in ("other", "target")]
+    interpreters = {"other": load_interpreters(specs[0], specs[1:])}
+    with Engine({"target": ("target", leader), "other": ("target", other)}, interpreters=interpreters) as engine:
+        wait_until(lambda: len(engine.coordinator.models()) == 2, "replicas")
+        with TestClient(make_api(Service(load_endpoints(config), engine.coordinator))) as api:
+            told = post(api, "e")["choices"][0]
+            assert told["text"] == post(api, "plain")["choices"][0]["text"]
+            assert [member["tokens"] for member in told["ensemble"]["members"]] == [8, 8]
+            card, status = api.get("/v1/models/e").json(), api.get("/v1/status").json()["endpoints"]
+            assert card["through_text"]["other"].startswith("2048 of 2048 token strings are among the target's 2048")
+            assert [one["through_text"] for one in status] == [card["through_text"], {}]
+            refused = api.post("/v1/completions", json={**BODY, "model": "e", "blend": {"kind": "product"}})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "blend.kind")
+
+
+def test_interpreters_are_made_for_members_with_other_tokens_alone(foreign: Path) -> None:
+    config = with_foreign(foreign, vocabulary="union")
+    specs = {name: config.models[name].spec(name) for name in ("other", "target")}
+    assert list(load_interpreters(specs["other"], [specs["target"], specs["other"]])) == ["target"]
 
 
 def test_requests_carry_what_they_change(served: dict[str, ServedEndpoint]) -> None:

@@ -21,3 +21,11 @@ def byte_level_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
     return tokenizer
+
+
+@cache
+def byte_level_tokenizer_with_end() -> Tokenizer:
+    """The same, with a token that ends a text."""
+    tokenizer = Tokenizer.from_str(byte_level_tokenizer().to_str())
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer

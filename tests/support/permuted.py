@@ -16,12 +16,13 @@ def permutation(size: int) -> Tensor:
 
 
 def permuted_model(model: PreTrainedModel, order: Tensor) -> PreTrainedModel:
-    """With the embeddings, which are those of its outputs too, in a new order."""
+    """With the embeddings of its inputs and outputs, which may be the same, in a new order."""
     permuted = deepcopy(model)
-    weights = permuted.get_input_embeddings().weight
-    assert isinstance(weights, Tensor)
+    tables = (permuted.get_input_embeddings().weight, permuted.get_output_embeddings().weight)
     with torch.no_grad():
-        weights[order] = weights.clone()
+        for weights in {id(table): table for table in tables}.values():
+            assert isinstance(weights, Tensor)
+            weights[order] = weights.clone()
     return permuted
 
 

@@ -1,0 +1,110 @@
+"""A member's distribution in the leader's tokens, against a slow one over strings in float64."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from decoding.projection import Projection
+from decoding.text_aligner import Speller
+from decoding.vocabulary import Vocabulary
+from tests.support.permuted import permutation
+from tests.support.slow_member import places
+from tests.support.tokenizers import bundled_tokenizer, sentencepiece_tokenizer, speller_of, unigram_tokenizer
+
+PAIRS = [
+    (bundled_tokenizer, sentencepiece_tokenizer),
+    (sentencepiece_tokenizer, bundled_tokenizer),
+    (bundled_tokenizer, unigram_tokenizer),
+    (sentencepiece_tokenizer, unigram_tokenizer),
+]
+
+
+def letters(tokens: list[str], *, spaced: bool = False) -> Speller:
+    """Writes the longest token that fits; the first token ends texts."""
+    vocabulary = Vocabulary.build(
+        {token: at for at, token in enumerate(tokens)}, control={tokens[0]: "eos"}, convention="sentencepiece"
+    )
+
+    def encode(text: str) -> list[int]:
+        data, ids = (" " * spaced + text).encode(), []
+        while data:
+            fitting = [one for one in vocabulary.ids if isinstance(one, bytes) and data.startswith(one)]
+            token = max(fitting, key=len, default=data[:1])
+            ids.append(vocabulary.ids.get(token, 0))
+            data = data[len(token) :]
+        return ids
+
+    return Speller(vocabulary, encode)
+
+
+LEADER = letters(["<end>", "a", "b", "ab", "▁", "▁a", "lead"])
+MEMBER = letters(["</s>", "b", "a", "abb", "bb", "c", "<0x61>", "aa"])
+
+
+def test_by_hand() -> None:
+    projection = Projection.build(LEADER, MEMBER)
+    assert projection.places.tolist() == [0, 2, 1, 3, 2, -1, 1, 1]
+    assert projection.exact.tolist() == [0, 2, 1, -1, -1, -1, -1]
+    assert projection.stand_ins.tolist() == [-1, -1, -1, -1, -1, -1, -1]
+    probs = torch.tensor([[0.05, 0.1, 0.2, 0.15, 0.05, 0.1, 0.05, 0.3]], dtype=torch.float64)
+    found = projection(probs.log()).exp()
+    assert found[0].tolist() == pytest.approx([0.05, 0.55, 0.15, 0.15, 0, 0, 0])
+    assert projection.best(probs.log(), 3) == [[1, 3]]  # aa and a are both written with an a first
+    assert projection.best(probs.log(), 99)[0][0] == 1
+
+
+def test_tokens_that_the_member_lacks_stand_for_how_it_begins_them() -> None:
+    member = letters(["</s>", "l", "e", "a", "d", "le"])
+    projection = Projection.build(LEADER, member)
+    assert projection.stand_ins.tolist() == [-1, -1, -1, 3, -1, -1, 5]
+    logits = torch.arange(6.0)[None]
+    assert projection(logits)[0].tolist() == [0, 3, *[-math.inf] * 5]
+    assert projection(logits, complete=True)[0, 6] == 5
+
+
+def test_the_space_before_a_text_is_none() -> None:
+    leader, member = letters(["<end>", "a", "b", "▁a"], spaced=True), letters(["</s>", "a", "b", " a", "ab"])
+    assert (leader.adds_space, member.adds_space) == (True, False)
+    first, later = Projection.build(leader, member, fresh=True), Projection.build(leader, member)
+    assert first.places.tolist() == [0, 3, 2, -1, 3]
+    assert later.places.tolist() == [0, 1, 2, 3, 1]
+    back = Projection.build(member, leader, fresh=True)
+    assert back.places.tolist() == [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(("leading", "following"), PAIRS)
+def test_against_strings(leading: Callable[[], Tokenizer], following: Callable[[], Tokenizer], *, fresh: bool) -> None:
+    leader, member = leading(), following()
+    projection = Projection.build(speller_of(leader), speller_of(member), fresh=fresh)
+    assert projection.places.tolist() == places(leader, member, fresh=fresh)
+    logits = 3 * torch.randn(3, len(projection.places), generator=torch.Generator().manual_seed(1))
+    total = logits.double().logsumexp(dim=-1, keepdim=True)
+    expected = torch.zeros(3, len(projection.exact) + 1, dtype=torch.float64)
+    for token, place in enumerate(places(leader, member, fresh=fresh)):
+        expected[:, place] += (logits[:, token].double() - total[:, 0]).exp()
+    found = (projection(logits).double() - total).exp()
+    torch.testing.assert_close(found, expected[:, :-1], rtol=1e-5, atol=1e-12)
+    first = places(member, leader, fresh=fresh)
+    for token in (expected[0, :-1] == 0).nonzero().flatten().tolist():
+        alone = logits[:, first[token]] if first[token] >= 0 else torch.full((3,), -math.inf)
+        assert torch.equal(projection(logits, complete=True)[:, token], alone)
+
+
+def test_another_order_moves_logits_and_nothing_else() -> None:
+    bundled = speller_of(bundled_tokenizer())
+    order = permutation(bundled.vocabulary.size)
+    meanings = [bundled.vocabulary.meanings[token] for token in order.argsort().tolist()]
+    ids = {one: int(order[at]) for one, at in bundled.vocabulary.ids.items()}
+    turned = Speller(Vocabulary(tuple(meanings), ids, "byte_level"), lambda text: order[bundled.encode(text)].tolist())
+    projection = Projection.build(bundled, turned)
+    assert not len(projection.others)
+    logits = torch.randn(5, bundled.vocabulary.size, generator=torch.Generator().manual_seed(1))
+    moved = torch.empty_like(logits)
+    moved[:, order] = logits
+    assert torch.equal(projection(moved), logits)
+    assert torch.equal(projection(moved, complete=True), logits)
+    assert projection.best(moved, 4) == logits.topk(4).indices.tolist()
