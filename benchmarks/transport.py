@@ -45,7 +45,7 @@ class Member:
     def _turn(self) -> None:
         for peer, message in self.link.receive(0.1):
             if isinstance(message, Cancel):  # the question
-                self.link.send(peer, [Answer(1, 1, pack(self._logits, LogitsTransport(), self._memory))])
+                self.link.send(peer, [Answer(1, 1, pack(self._logits, LogitsTransport(), self._memory), [])])
 
     def stop(self) -> None:
         """End the loop."""
