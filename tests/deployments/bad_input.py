@@ -98,7 +98,6 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"draft_length": 33}, "draft_length"),
     ({"return_token_details": 1}, "return_token_details"),
     ({"use_beam_search": True, "max_time": 1.5}, "max_time"),
-    ({"use_beam_search": True, "structured_outputs": {"regex": "a"}}, "response_format"),
     ({"use_beam_search": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     ({"use_beam_search": False, "num_beams": 2}, "num_beams"),
     ({"num_beams": 0}, "num_beams"),
