@@ -19,14 +19,18 @@ MODELS: dict[str, tuple[Role, str]] = {
 }
 
 
+def spell(tokens: list[int]) -> str:
+    return "".join(f" {token}" for token in tokens)
+
+
 def cases() -> list[Case]:
-    pair = Endpoint("pair", "target", "drafter", 4, decode=str)
+    pair = Endpoint("pair", "target", "drafter", 4, decode=spell)
     blend = EnsembleOptions(blend=BlendParams())
     endpoints = {
-        "plain": Endpoint("plain", "target", None, 0, decode=str),
+        "plain": Endpoint("plain", "target", None, 0, decode=spell),
         "drafted": pair,
-        "n-grams": Endpoint("n-grams", "target", None, 4, decode=str, ngram=NgramOptions()),
-        "ensemble": Endpoint("blend", "target", "drafter", 4, decode=str, members=["member"], ensemble=blend),
+        "n-grams": Endpoint("n-grams", "target", None, 4, decode=spell, ngram=NgramOptions()),
+        "ensemble": Endpoint("blend", "target", "drafter", 4, decode=spell, members=["member"], ensemble=blend),
     }
     found: list[Case] = []
     for kind, endpoint in endpoints.items():
