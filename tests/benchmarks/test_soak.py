@@ -20,7 +20,8 @@ MODELS: dict[str, tuple[Role, str]] = {
 
 
 def spell(tokens: list[int]) -> str:
-    return "".join(f" {token}" for token in tokens)
+    """Of a beginning, the beginning: so that pieces make the same text however they are cut."""
+    return "".join(f"{token} " for token in tokens)
 
 
 def cases() -> list[Case]:
@@ -46,7 +47,7 @@ def test_nothing_is_left_behind_and_every_answer_is_right() -> None:
     replicas = {name: (role, runners[name]) for name, (role, _) in MODELS.items()}
     with Engine(replicas, prefill_chunk=32) as engine:
         soak = Soak(engine, runners, cases(), seed=1)
-        rounds = [soak.round(1.5) for _ in range(4)]
+        rounds = [soak.round(1.0) for _ in range(4)]
     assert [one.wrong for one in rounds] == [[]] * 4
     assert [one.leaked for one in rounds] == [{}] * 4
     assert all(one.occupancy > 0.5 and one.hung_up > 0 for one in rounds)
