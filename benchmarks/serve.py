@@ -120,10 +120,10 @@ class Options:
             inside=self.inside,
         )
 
-    def load(self, temperature: float, streams: int, repetition: int) -> Load:
-        """New prompts in every repetition, the same for all contestants."""
+    def load(self, temperature: float, streams: int, seed: int) -> Load:
+        """seed: chooses the prompts."""
         requests = streams * self.requests_per_stream
-        return Load(PROMPTS, self.target, requests, streams, self.new_tokens, temperature, seed=repetition)
+        return Load(PROMPTS, self.target, requests, streams, self.new_tokens, temperature, seed=seed)
 
 
 def _measure(options: Options, config: ServerConfig, folder: Path) -> tuple[list[Comparison], list[Overhead]]:
@@ -176,11 +176,15 @@ def _compare(generator: LoadGenerator, contestants: Mapping[str, Contestant], op
 def _repeat(
     load: Callable[[int], Load], names: Sequence[str], run: Callable[[str, Load], Measured], repetitions: int
 ) -> Comparison:
-    """All contestants in every repetition, in turn; every other time the other way round."""
+    """All contestants in every repetition, in turn; every other time the other way round.
+
+    Each run has prompts of its own: two contestants share a server, which remembers what it has read lately.
+    """
     found: dict[str, list[Measured]] = {name: [] for name in names}
+    seeds = itertools.count()
     for repetition in range(repetitions):
         for name in names if repetition % 2 == 0 else reversed(names):
-            found[name].append(run(name, load(repetition)))
+            found[name].append(run(name, load(next(seeds))))
     last = load(0)
     rates = ", ".join(
         f"{name} {' '.join(f'{measured.tokens_per_s:.0f}' for measured in found[name])}" for name in names
