@@ -1,9 +1,11 @@
 """Whether speculation pays here and now, found out by trying: what no model of the costs can see, the clock can.
 
 A drafter may share cores, memory bandwidth or a GPU with the target, clients may be slow, a first guess may be wrong.
-So a target compares the tokens per second that it commits with speculation and without, for each size of batch.
+So a target compares how fast it commits with speculation and without, for each size of batch. Rows come and go
+meanwhile: so both are held against what plain decoding of the rows at hand should take.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 _TRIAL_TOKENS = {True: 48, False: 16}  # committed in a trial with speculation and without, and …
@@ -11,30 +13,39 @@ _TRIAL_STEPS = 6  # … the least number of steps
 _SETTLING_STEPS = 3  # at the begin of a window: drafters catch up, or come to rest
 _BUDGET = 0.01  # the share of the time that trials of the slower way may cost
 _LEAST_PAUSE_S = 1.0  # between trials
-_SMOOTHING = 0.3  # weight of the newest window
+_SMOOTHING = 0.3  # weight of the newest window, but the first few count alike
+_PATIENCE = 4.0  # how much longer at most what has won again is used than the last time
 _MARGIN = 1.2  # speculation that beats the estimate of plain decoding by that needs no trial
 
 
 @dataclass(slots=True)
 class _Contest:
-    """Both ways of decoding batches of about one size. plain_rate: tokens per second of plain decoding, estimated."""
+    """Both ways of decoding batches of about one size.
+
+    A way's speed is relative: the seconds that plain decoding should have taken, by the model of its costs, over those
+    that it took. What the model has wrong is wrong for both ways.
+    """
 
     speculating: bool = True  # in the current window
     steps: int = 0  # of the current window
     tokens: int = 0
+    plain_s: float = 0.0  # that plain decoding should have taken
     seconds: float = 0.0
-    rates: dict[bool, float] = field(default_factory=dict)  # tokens per second, by whether it speculated
+    speeds: dict[bool, float] = field(default_factory=dict)  # by whether it speculated
+    windows: Counter[bool] = field(default_factory=Counter)  # that they come from
     trying: bool = True  # the current window is a trial, not the use of what won
+    winner: bool | None = None  # last time
     pause_s: float = 0.0  # how long what won is used before the next trial
 
-    def note(self, tokens: int, seconds: float) -> None:
+    def note(self, tokens: int, seconds: float, plain_s: float) -> None:
         self.steps += 1
         if self.steps > _SETTLING_STEPS:
             self.tokens += tokens
+            self.plain_s += plain_s
             self.seconds += seconds
 
     def prefers_plain(self) -> bool:
-        return len(self.rates) == 2 and self.rates[False] > self.rates[True]
+        return len(self.speeds) == 2 and self.speeds[False] > self.speeds[True]
 
     def is_over(self) -> bool:
         if not self.trying:
@@ -42,28 +53,30 @@ class _Contest:
         enough_steps = self.steps >= _SETTLING_STEPS + _TRIAL_STEPS
         return enough_steps and self.tokens >= _TRIAL_TOKENS[self.speculating]
 
-    def close(self, plain_rate: float) -> None:
+    def close(self) -> None:
         """Learn from the window that is over, and open the next."""
-        rate = self.tokens / self.seconds
-        before = self.rates.get(self.speculating, rate)
-        self.rates[self.speculating] = before + _SMOOTHING * (rate - before)
-        clear = self.speculating and rate > _MARGIN * plain_rate
-        if clear:
+        speed = self.plain_s / self.seconds
+        self.windows[self.speculating] += 1
+        before = self.speeds.get(self.speculating, speed)
+        weight = max(_SMOOTHING, 1 / self.windows[self.speculating])
+        self.speeds[self.speculating] = before + weight * (speed - before)
+        if self.speculating and speed > _MARGIN:
             self._use(True, pause_s=_LEAST_PAUSE_S)
-        elif not self.trying or len(self.rates) < 2:
+        elif not self.trying or len(self.speeds) < 2:
             self._open(not self.speculating, trying=True)
         else:
-            winner = max(self.rates, key=self.rates.__getitem__)
-            lost_s = self.seconds * (1 - rate / self.rates[winner])
-            self._use(winner, pause_s=max(_LEAST_PAUSE_S, lost_s / _BUDGET))
+            winner = max(self.speeds, key=self.speeds.__getitem__)
+            lost_s = self.seconds * (1 - speed / self.speeds[winner])
+            longest_s = _PATIENCE * self.pause_s if winner == self.winner else _LEAST_PAUSE_S
+            self._use(winner, pause_s=max(_LEAST_PAUSE_S, min(lost_s / _BUDGET, longest_s)))
 
     def _use(self, winner: bool, *, pause_s: float) -> None:
         self._open(winner, trying=False)
-        self.pause_s = pause_s
+        self.winner, self.pause_s = winner, pause_s
 
     def _open(self, speculating: bool, *, trying: bool) -> None:
         self.steps = _SETTLING_STEPS if speculating == self.speculating else 0
-        self.tokens, self.seconds = 0, 0.0
+        self.tokens, self.plain_s, self.seconds = 0, 0.0, 0.0
         self.speculating, self.trying = speculating, trying
 
 
@@ -81,14 +94,15 @@ class SpeculationTrial:
         """Count a step.
 
         Args:
+            rows: in hand.
             tokens: committed by it.
             seconds: since the step before, waiting included.
-            plain_rate: tokens per second of steps without drafts, estimated.
+            plain_rate: tokens per second of steps without drafts over the rows that were in it, estimated.
         """
         contest = self._contest(rows)
-        contest.note(tokens, seconds)
+        contest.note(tokens, seconds, tokens / plain_rate)
         if contest.is_over():
-            contest.close(plain_rate)
+            contest.close()
 
     def _contest(self, rows: int) -> _Contest:
         size = rows.bit_length()
