@@ -25,6 +25,7 @@ _POLLIN = int(zmq.POLLIN)  # as a plain number: arithmetic on ZeroMQ's own takes
 _HEARTBEAT_PERIOD_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
 _CONNECT_TIMEOUT_MS = 2000
+_TAKEN_OVER = b"\0"  # begins what ZeroMQ calls a connection once a newer one has its name
 _log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
@@ -164,6 +165,8 @@ class ConnectingZmqLink:
         """A batch, as sender and body; one that makes no sense is dropped, so that no peer can end a loop."""
         try:
             sender, body = frames
+            if sender.startswith(_TAKEN_OVER):  # what it brings was sent before, and is told again if it matters
+                return []
             peer = sender.decode()
             return [(peer, message) for message in _decoder.decode(body)]
         except (ValueError, msgspec.DecodeError) as error:
