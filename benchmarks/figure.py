@@ -21,6 +21,7 @@ _COLOURS: dict[Kind, str] = {
     "plain": "#1f77b4",
     "fixed": "#d62728",
     "adaptive": "#d62728",
+    "inside": "#9467bd",
 }
 _PLAIN: tuple[Kind, ...] = ("hf", "vllm", "plain")  # drawn as whole lines: they have no draft length
 _APART = 0.06  # in tokens
