@@ -89,7 +89,10 @@ def test_against_strings(leading: Callable[[], Tokenizer], following: Callable[[
     found = (projection(logits).double() - total).exp()
     torch.testing.assert_close(found, expected[:, :-1], rtol=1e-5, atol=1e-12)
     first = places(member, leader, fresh=fresh)
+    texts = {token: text for text, token in leader.get_vocab().items()}
     for token in (expected[0, :-1] == 0).nonzero().flatten().tolist():
+        if len(set(texts[token])) == 1:  # a unigram model may write a run of one character in several ways as good
+            continue
         alone = logits[:, first[token]] if first[token] >= 0 else torch.full((3,), -math.inf)
         assert torch.equal(projection(logits, complete=True)[:, token], alone)
 
