@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-http help install demo serve bench bench-serve bench-peers models test test-cluster lint types format chaos chaos-serve soak
+.PHONY: fuzz-http help install demo serve bench bench-serve bench-peers models test test-cluster test-slow lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,11 @@ test: export HF_HUB_OFFLINE ?= 1
 
 test: install ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: export HF_HUB_OFFLINE ?= 1
+
+test-slow: install ## run the tests that take too long for the gate
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-cluster: install ## bring whole clusters up, on several machines inside this one; needs root (docs/cluster.md)
 	CONSORT_TEST_FLEET=1 $(BIN)/python -m pytest -rP tests/cluster/test_fleet.py $(ARGS)

@@ -137,6 +137,7 @@ def test_trees_of_drafts_and_what_follows_the_path_that_is_kept(checked: Checked
     assert_close(checked.runner.logits([RowInput(0, len(text) - 2, [5, 6])]), checked.expected(text)[-2:])
 
 
+@pytest.mark.slow
 def test_texts_with_drafts_and_shared_beginnings(checked: Checked) -> None:
     """From an engine: greedy texts of the plain forward, token by token, with a drafter that is often right."""
     stem = random_text(24)

@@ -161,8 +161,11 @@ def _target(own: Tensor, said: tuple[Tensor, list[int]] | None, options: Ensembl
 
 @pytest.mark.parametrize(
     ("tokenizer", "max_query"),
-    [(sentencepiece_tokenizer, 64), (byte_level_tokenizer_with_end, 16), (unigram_tokenizer, 64)],
-    ids=["sentencepiece", "byte level", "unigram"],
+    [
+        pytest.param(sentencepiece_tokenizer, 64, id="sentencepiece"),
+        pytest.param(byte_level_tokenizer_with_end, 16, id="byte level", marks=pytest.mark.slow),
+        pytest.param(unigram_tokenizer, 64, id="unigram", marks=pytest.mark.slow),
+    ],
 )
 def test_blends_are_those_of_strings_with_drafts_and_without(
     bundle: Bundle, tokenizer: Callable[[], Tokenizer], max_query: int
