@@ -63,8 +63,8 @@ class InsideDrafter:
         while self._drafter.drafting:
             self._drafter.turn()
         for _, message in self._link.receive(0.0):
-            if isinstance(message, Failed):
-                self._give_up(drafted[message.request_id])
+            if isinstance(message, Failed) and message.request_id in drafted:  # else it has left, or sits out this step
+                drafted[message.request_id].drafter = False
         for offer in self._drafter.offers((_TARGET, request_id) for request_id in drafted):
             drafted[offer.request_id].offer(offer)
         spent = self._drafter.times - before
@@ -99,8 +99,3 @@ class InsideDrafter:
             drafter=True,
             target=_ADDRESS,
         )
-
-    def _give_up(self, row: TargetRow) -> None:
-        """The drafter can't follow the row's text."""
-        self._told.pop(row.key)
-        row.drafter = False

@@ -9,6 +9,7 @@ import torch
 
 from actors.engine import Engine
 from actors.inside_drafter import InsideDrafter
+from actors.messages import Failed
 from actors.request import Endpoint, Request, Statistics
 from actors.runner import Runner
 from actors.target import Target
@@ -109,6 +110,13 @@ def test_nothing_of_a_request_is_left_inside() -> None:
         assert not inside._told
         inside.draft([])  # takes in what was cancelled
         assert drafter.cache.free == drafter.cache.slots
+
+
+def test_a_request_that_is_given_back_too_late_changes_nothing() -> None:
+    inside = InsideDrafter(runner(0))
+    inside._drafter._reception.put("target", Failed(99, "late"))
+    inside.draft([])
+    assert inside.draft([]) is None
 
 
 def test_other_endpoints_of_the_target_are_not_drafted_for() -> None:

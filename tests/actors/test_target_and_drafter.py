@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from msgspec.structs import replace
+
 from actors.addresses import ReplicaAddress
 from actors.engine import Engine
 from actors.link import LocalExchange
@@ -60,16 +62,7 @@ def test_peers_see_one_replica() -> None:
 
     large = ReplicaAddress(peer.name, "large")
     own = Admit(1, PROMPTS[2], len(PROMPTS[2]), GREEDY, 0, drafter=False)
-    others = Admit(
-        2,
-        PROMPTS[3],
-        len(PROMPTS[3]),
-        GREEDY,
-        2,
-        drafter=True,
-        target=large,
-        drafts_only=True,
-    )
+    others = Admit(2, PROMPTS[3], len(PROMPTS[3]), GREEDY, 2, drafter=True, target=large, drafts_only=True)
     peer.send("both", [Alive(), own, others])
     turn_until(Offer, 2)
     turn_until(Commit, 1)
@@ -78,17 +71,7 @@ def test_peers_see_one_replica() -> None:
     peer.send("both", [Cancel(1), Cancel(2)])
     heard.clear()
     turn_until(Report)
-    third = Admit(
-        3,
-        PROMPTS[3],
-        len(PROMPTS[3]),
-        GREEDY,
-        2,
-        drafter=True,
-        target=large,
-        drafts_only=True,
-    )
-    peer.send("both", [third])
+    peer.send("both", [replace(others, request_id=3)])
     heard.clear()
     turn_until(Report)
     reports = [one for one in heard if isinstance(one, Report)]
