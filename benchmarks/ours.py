@@ -61,6 +61,9 @@ class Ours(Contestant):
     def activity(self) -> Activity:
         time.sleep(_SETTLING_S)
         statistics, self._statistics = self._statistics, Statistics()
+        for host in (self.target, self.drafter):
+            if host is not None:
+                host.call(MeasuredReplica.forget)
         target = self.target.call(MeasuredReplica.take_times)
         if self.drafter is None:
             return Activity(statistics, target)

@@ -56,6 +56,12 @@ class MeasuredReplica:
         since, self._seen = now - self._seen, now
         return since
 
+    def forget(self) -> None:
+        """Let no contestant find prompts that another one has left in the slots. The loop must have no requests."""
+        cache = self._runner.cache
+        for slot in [cache.take()[0] for _ in range(cache.free)]:
+            cache.give_back(slot)
+
     def check(self) -> None:
         """Raises UnavailableError if the loop has ended or is stuck."""
         self._thread.check()
