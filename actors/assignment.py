@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec.structs import replace
 
 from actors.link import Outbox
-from actors.messages import Cancel, Drafting, Lost, Member
+from actors.messages import Cancel, Lost, Member, Undrafted
 from actors.placement import Placement
 from actors.request import ActiveRequest
 from decoding.errors import ConsortError, UnavailableError
@@ -90,7 +90,6 @@ class Assignment:
         active.drafter = self._placement.assign(endpoint.drafter, request_id)
         if active.drafter is not None:
             self._admit_to_drafter(active)
-            self._outbox.put(active.target, Drafting(request_id, attached=True))
 
     def detach_drafter(self, active: ActiveRequest) -> None:
         """The request goes on without its drafter, until another one is attached."""
@@ -100,7 +99,7 @@ class Assignment:
             self._placement.release(active.drafter, request_id)
         active.drafter = None
         if active.target is not None:
-            self._outbox.put(active.target, Drafting(request_id, attached=False))
+            self._outbox.put(active.target, Undrafted(request_id))
 
     def lose(self, name: str, request_ids: Iterable[int], now_s: float) -> None:
         """A replica is gone, and what was on it goes elsewhere."""

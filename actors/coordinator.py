@@ -1,4 +1,4 @@
-"""The coordinator: admits requests, places them, moves verdicts, streams commits, survives deaths.
+"""The coordinator: admits requests, places them, streams what is committed, survives deaths.
 
 It owns the truth about a request (prompt, parameters, committed tokens). Replicas only continue what it tells them,
 so any of them can be replaced at any time. It computes nothing on tensors and knows nothing of HTTP.
@@ -143,7 +143,7 @@ class Coordinator:
             self._fail(active, UnavailableError(error))
 
     def _commit(self, active: ActiveRequest, message: Commit) -> None:
-        """Move the verdict to the drafter and the new text to the client."""
+        """Add to the text, and tell the client."""
         if message.admission != active.admission or message.base + len(message.tokens) <= len(active.tokens):
             return  # from before the request was moved, or a duplicate
         if message.base != len(active.tokens):  # something was lost on the way
@@ -162,8 +162,6 @@ class Coordinator:
             return
         if delta.finish is not None:
             self._end(message.request_id)
-        elif active.drafter is not None:
-            self._outbox.put(active.drafter, message)
         self._tell(active, delta)
 
     def _found(self, active: ActiveRequest, message: Beams) -> Delta:

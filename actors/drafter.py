@@ -3,7 +3,7 @@
 It samples with the target's noise and parameters on its own distribution, so that its tokens tend to be the target's.
 With capacity to spare it also follows what else may come of the verdicts, the most probable first, so that the draft
 after a disagreement is at the target before the disagreement is known (Kumar, Dao, May, arXiv 2603.03251).
-It knows nothing of verification: commits tell it what the text became.
+It knows nothing of verification: the target tells it what the text became.
 """
 
 import logging
@@ -22,7 +22,7 @@ from actors.draft_tree import DraftNode
 from actors.drafter_row import WIDTH, DrafterRow, DrafterStep
 from actors.link import ConnectingLink
 from actors.loop import LoopTimes
-from actors.messages import Admit, Commit, Failed, Message, Offer, Report
+from actors.messages import Admit, Advance, Failed, Message, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
 from actors.rows import PREPARING_S, RowKey, RowTable, choose_prefill
 from actors.runner import Runner
@@ -182,12 +182,12 @@ class Drafter:
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
-            case Commit():
-                self._commit(peer, message)
+            case Advance():
+                self._advance(message)
             case Admit():
                 self._admit(peer, message)
             case Report():
-                pass  # of a target
+                self._ask_again(peer)  # if it is a target
             case _:
                 _log.warning("%s sent a %s, which is not for drafters", peer, type(message).__name__)
 
@@ -206,6 +206,7 @@ class Drafter:
             return
         if message.target is not None:
             self._reach(message.target)
+            self._reception.put(row.target, row.follow())
         self._structures.begin(row)
         self._rows.add(row)
 
@@ -222,16 +223,25 @@ class Drafter:
         """A row is removed."""
         self._targets[row.target] -= 1
 
-    def _commit(self, peer: str, message: Commit) -> None:
-        """Follow a verdict, or give the request back where that is impossible."""
-        row = self._rows.get((peer, message.request_id))
-        if row is None:
+    def _advance(self, message: Advance) -> None:
+        """Go on with the text, or give the request back where that is impossible."""
+        row = self._rows.get((message.coordinator, message.request_id))
+        if row is None or row.admission != message.admission:
             return
-        if not row.can_follow(message):
-            self._rows.remove(row.key)
-            self._reception.put(
-                peer, Failed(message.request_id, "a verdict was lost, or has tokens beyond the drafter's")
-            )
+        if not row.can_read(message.tokens):
+            self._give_back(row, ValueError("the text has tokens beyond the drafter's"))
             return
-        row.follow(message.draft_length)
-        row.commit(message, self._calibrations[row.calibrated_as])
+        row.heard = True
+        if message.base > row.known:  # something was lost on the way
+            self._reception.put(row.target, row.follow())
+        elif message.base + len(message.tokens) > row.known:
+            row.look_ahead(message.draft_length)
+            row.commit(message, self._calibrations[row.calibrated_as])
+
+    def _ask_again(self, target: str) -> None:
+        """The target has reported: rows of which it has told nothing since it did so last may be unknown to it."""
+        for row in self._rows.all():
+            if row.target == target:
+                if not row.heard:
+                    self._reception.put(target, row.follow())
+                row.heard = False

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from actors.draft_tree import DraftChoice, DraftNode, DraftTree
-from actors.messages import Admit, Commit, Offer
+from actors.messages import Admit, Advance, Follow, Offer
 from actors.row_input import RowInput
 from actors.rows import Row
 from actors.runner import Runner
@@ -49,7 +49,8 @@ class DrafterRow(Row):
         self._spine: list[int] = []  # columns of the text that follows the trunk
         self._chains = self.translator is None and can_chain(self.params)
         self._start = 0  # the first column that the last step wrote
-        self.follow(self.draft_length)
+        self.heard = False  # from the target, since its last report
+        self.look_ahead(self.draft_length)
         self._plant(None)
 
     @property
@@ -61,9 +62,19 @@ class DrafterRow(Row):
         """Rows with the same are trusted alike."""
         return self.params.greedy
 
-    def can_follow(self, verdict: Commit) -> bool:
-        """Whether it goes on where the text is, in tokens that the model has."""
-        return verdict.base <= len(self.tokens) and self._runner.knows(verdict.tokens)
+    @property
+    def known(self) -> int:
+        """How much of the target's text it was told, in the target's tokens."""
+        return len(self.tokens)
+
+    def follow(self) -> Follow:
+        """What makes the target tell how the text goes on."""
+        coordinator, request_id = self.key
+        return Follow(request_id, coordinator, self.known)
+
+    def can_read(self, tokens: Sequence[int]) -> bool:
+        """Whether the model has such tokens of the target."""
+        return self._runner.knows(tokens)
 
     @property
     def resting(self) -> bool:
@@ -77,7 +88,7 @@ class DrafterRow(Row):
         self.resume(min(self._trunk, self._start, len(self.tokens) - 1))
         self._plant(None)
 
-    def follow(self, draft_length: int) -> None:
+    def look_ahead(self, draft_length: int) -> None:
         """From the next commit on, look ahead as far as pays: a draft under verification, its bonus token, the next."""
         self._lookahead = 2 * draft_length + 1 if draft_length and self._ahead_of_verdicts else draft_length
 
@@ -172,12 +183,12 @@ class DrafterRow(Row):
         chances = [node.chance / parent.chance for node, parent in zip(nodes, above, strict=True)]
         return Offer(self.key[1], len(self.tokens), tokens, parents, chances, coordinator=self.key[0])
 
-    def commit(self, verdict: Commit, calibration: RankCalibration) -> None:
-        """Follow the verdict down the tree; where it leaves the tree, begin anew."""
+    def commit(self, advance: Advance, calibration: RankCalibration) -> None:
+        """Go down the tree with the text; where that leaves the tree, begin anew."""
         node: DraftNode | None = self.tree.root
-        for token in verdict.tokens[len(self.tokens) - verdict.base :]:
+        for token in advance.tokens[len(self.tokens) - advance.base :]:
             node = self._append(token, node, calibration)
-        self._plant(None if verdict.rejected and self.params.rejects else node)
+        self._plant(None if advance.rejected and self.params.rejects else node)
 
     def _append(self, token: int, node: DraftNode | None, calibration: RankCalibration) -> DraftNode | None:
         """The text goes on with a token; returns where that is below a node at which it was."""

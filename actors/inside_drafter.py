@@ -8,10 +8,12 @@ coordinators: to them, its target drafts for itself.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange
-from actors.messages import Admit, Alive, Cancel, Commit, Failed
+from actors.messages import Admit, Advance, Alive, Cancel, Failed
 from actors.rows import RowKey
 from actors.runner import Runner
 from actors.structures import LoadTokenizer
@@ -75,21 +77,12 @@ class InsideDrafter:
         if self._told.pop(row.key, None) is not None:
             self._link.send(_DRAFTER, [Cancel(row.key[1])])
 
-    def _news(self, row: TargetRow) -> Admit | Commit:
+    def _news(self, row: TargetRow) -> Admit | Advance:
         """What lets the drafter follow the row's text."""
         request_id, known = row.key[1], self._told.get(row.key)
         self._told[row.key] = len(row.tokens)
         if known is not None:
-            return Commit(
-                request_id=request_id,
-                base=known,
-                tokens=row.tokens[known:],
-                drafted=0,
-                accepted=0,
-                finish=None,
-                draft_length=row.useful_draft_length,
-                rejected=row.rejected_at > known,
-            )
+            return structs.replace(row.advance(known, row.useful_draft_length), coordinator=_TARGET)
         return Admit(
             request_id=request_id,
             tokens=list(row.tokens),
@@ -98,4 +91,5 @@ class InsideDrafter:
             draft_length=row.useful_draft_length,
             drafter=True,
             target=_ADDRESS,
+            admission=row.admission,
         )

@@ -1,11 +1,10 @@
 """Everything that crosses a link: frozen, typed, token ids only. All one-way; none has an answer.
 
     coordinator -> target, drafter:   Admit, Cancel, Alive
-    coordinator -> target:            Drafting, Lost
-    coordinator -> drafter:           Commit (forwarded)
+    coordinator -> target:            Undrafted, Lost
     drafter -> coordinator:           Failed, Report
-    drafter -> target:                Offer, Report
-    target -> drafter:                Report
+    drafter -> target:                Follow, Offer, Report
+    target -> drafter:                Advance, Report
     target -> coordinator:            Commit, Beams, Failed, Report
     leader of an ensemble -> member:  Join, Ask, Cancel, Report (both are targets)
     member -> leader:                 Joined, Answer, Failed, Report
@@ -89,11 +88,30 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_id: int
 
 
-class Drafting(msgspec.Struct, frozen=True, tag=True):
-    """A drafter was attached to the request, or taken from it."""
+class Undrafted(msgspec.Struct, frozen=True, tag=True):
+    """The request has no drafter any more."""
 
     request_id: int
-    attached: bool
+
+
+class Follow(msgspec.Struct, frozen=True, tag=True):
+    """From a drafter: I draft for the request now, and know its text up to `known`. Tell me how it goes on."""
+
+    request_id: int
+    coordinator: str  # that admitted the request
+    known: int
+
+
+class Advance(msgspec.Struct, frozen=True, tag=True):
+    """What the text is from absolute position `base` on: to the drafter that follows it."""
+
+    request_id: int
+    coordinator: str  # that admitted the request
+    admission: int  # of the target
+    base: int
+    tokens: list[int]
+    draft_length: int  # how long a draft would pay in a next step; 0: none would, so the drafter may rest
+    rejected: bool  # whether any of the tokens is not what was drafted in its place
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True):
@@ -125,7 +143,6 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     drafted: int  # draft tokens verified in this step
     accepted: int  # of these, how many the target also chose
     finish: FinishReason | None
-    draft_length: int  # how long a draft would pay in a next step; 0: none would, so the drafter may rest
     logprobs: list[TokenLogprobs] | None = None  # of the tokens, if asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt's from its second on, with the first tokens
     members: list[MemberShare] | None = None  # of an ensemble
@@ -212,5 +229,20 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = (
-    Admit | Cancel | Drafting | Offer | Commit | Beams | Lost | Join | Joined | Ask | Answer | Failed | Alive | Report
+    Admit
+    | Cancel
+    | Undrafted
+    | Follow
+    | Offer
+    | Advance
+    | Commit
+    | Beams
+    | Lost
+    | Join
+    | Joined
+    | Ask
+    | Answer
+    | Failed
+    | Alive
+    | Report
 )

@@ -18,6 +18,7 @@ class Row:
 
     def __init__(self, peer: str, admit: Admit) -> None:
         self.key: RowKey = (peer, admit.request_id)
+        self.admission = admit.admission
         self.params = admit.params
         self.prompt_length = admit.prompt_length
         self.draft_length = admit.draft_length
@@ -97,6 +98,10 @@ class RowTable(Generic[R]):
 
     def __len__(self) -> int:
         return len(self._active)
+
+    def all(self) -> list[R]:
+        """Those that wait for a slot, too."""
+        return [*self._active.values(), *self._waiting.values()]
 
     def get(self, key: RowKey) -> R | None:
         return self._active.get(key) or self._waiting.get(key)

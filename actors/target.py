@@ -245,8 +245,6 @@ class Target:
             drafted=len(draft.tokens),
             accepted=min(len(verdict.path), len(kept)),
             finish=finish,
-            # as of the step before, which is soon enough for the drafter
-            draft_length=row.useful_draft_length if self._rows.drafting else 0,
             logprobs=verdict.logprobs and verdict.logprobs[: len(kept)],
             prompt_logprobs=row.prompt_logprobs if row.generated == 0 and row.wants_prompt_logprobs else None,
             members=row.ensemble.shares() if row.ensemble else None,
@@ -257,6 +255,8 @@ class Target:
         row.commit(kept, rejected=verdict.rejected)
         if finish is None and verdict.rejected:
             commit = replace(commit, rejected=True, hit=bool(row.trie))
+        if finish is None:
+            self._inbox.tell_follower(row)  # first: it is waited for
         self._reception.put(peer, commit)
         if finish is not None:
             self._rows.remove(row.key)

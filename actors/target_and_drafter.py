@@ -11,7 +11,7 @@ from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import ConnectingLink, Envelope
 from actors.loop import LoopTimes
-from actors.messages import Admit, Alive, Cancel, Commit, Message, Report
+from actors.messages import Admit, Advance, Alive, Cancel, Message, Report
 from actors.target import Target
 
 
@@ -60,7 +60,7 @@ class TargetAndDrafter:
         match message:
             case Cancel() | Alive():
                 return [self._targets_share, self._drafters_share]
-            case Commit() | Admit(drafts_only=True):
+            case Advance() | Admit(drafts_only=True):
                 return [self._drafters_share]
             case _:
                 return [self._targets_share]

@@ -9,7 +9,7 @@ from actors.draft_planner import DraftPlanner
 from actors.ensembles import Ensembles
 from actors.interpreter import Interpreter
 from actors.member_row import MemberRow
-from actors.messages import Admit, Answer, Ask, Drafting, Failed, Join, Joined, Lost, Message, Offer, Report
+from actors.messages import Admit, Answer, Ask, Failed, Follow, Join, Joined, Lost, Message, Offer, Report, Undrafted
 from actors.reception import Reception
 from actors.runner import Runner
 from actors.served_rows import ServedRow, ServedRows
@@ -47,6 +47,13 @@ class TargetInbox:
         for peer, message in self._reception.receive(timeout_s):
             self._handle(peer, message)
 
+    def tell_follower(self, row: TargetRow) -> None:
+        """Let the drafter that follows the row, if there is one, know how the text goes on."""
+        # What pays is known as of the step before, which is soon enough for the drafter.
+        news = row.news(row.useful_draft_length if self._rows.drafting else 0)
+        if row.follower is not None and news is not None:
+            self._reception.put(row.follower, news)
+
     def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back."""
         self._rows.remove(row.key)
@@ -63,10 +70,15 @@ class TargetInbox:
                         self._planner.note_offer(row, time.perf_counter())
             case Admit():
                 self._admit(peer, message)
-            case Drafting(request_id, attached):
+            case Follow(request_id, coordinator, known):
+                row = self._rows.get((coordinator, request_id))
+                if isinstance(row, TargetRow):
+                    row.follow(peer, known)
+                    self.tell_follower(row)
+            case Undrafted(request_id):
                 row = self._rows.get((peer, request_id))
                 if isinstance(row, TargetRow):
-                    row.drafter = row.expects_drafts = attached
+                    row.undraft()
             case Join():
                 self._join(peer, message)
             case Ask(request_id):

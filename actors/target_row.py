@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from actors.messages import Admit, Offer
+from actors.messages import Admit, Advance, Offer
 from actors.row_ensemble import RowEnsemble
 from actors.row_input import RowInput, draft_input
 from actors.rows import Row
@@ -26,8 +26,10 @@ class TargetRow(Row):
         self.proposer = proposer
         self.ensemble: RowEnsemble | None = None  # that it leads
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if asked for
-        self.admission = admit.admission
         self.drafter = admit.drafter  # whether one works on the request
+        self.follower: str | None = None  # that drafter, once it has said so
+        self._told = 0  # how much of the text it was told
+        self._told_to_rest = False
         self.expects_drafts = self.drafter and self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # what is worth waiting for
         self.useful_draft_length = self.draft_length  # what is worth verifying if it is there
@@ -104,6 +106,38 @@ class TargetRow(Row):
             self.rejected_at = len(self.tokens)
         if rejected and self.params.rejects:
             self.trie.fence()
+
+    def follow(self, drafter: str, known: int) -> None:
+        """A drafter, which knows so much of the text, wants to be told how it goes on."""
+        if self.follower != drafter:
+            self.follower = drafter
+            self.drafter = self.expects_drafts = True
+        self._told, self._told_to_rest = known, False
+
+    def undraft(self) -> None:
+        """The request has no drafter any more."""
+        self.follower = None
+        self.drafter = self.expects_drafts = False
+
+    def news(self, draft_length: int) -> Advance | None:
+        """What to tell the follower. One that may rest, because no draft would pay, is told no more than that.
+
+        draft_length: how long a draft would pay in the next step.
+        """
+        resting = self._told_to_rest and draft_length == 0
+        if self.follower is None or resting or self._told >= len(self.tokens):
+            return None
+        advance = self.advance(self._told, draft_length)
+        self._told, self._told_to_rest = len(self.tokens), draft_length == 0
+        return advance
+
+    def advance(self, base: int, draft_length: int) -> Advance:
+        """What a drafter needs to know that knows the text up to `base`."""
+        coordinator, request_id = self.key
+        rejected = self.rejected_at > base
+        return Advance(
+            request_id, coordinator, self.admission, base, self.tokens[base:], draft_length, rejected=rejected
+        )
 
     def note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
         """Keep the log-probabilities of the prompt's tokens. logits: [N, V], after each token of a prefill chunk."""

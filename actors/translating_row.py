@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from actors.draft_tree import DraftNode
 from actors.drafter_row import DrafterRow
-from actors.messages import Admit, Commit, Offer
+from actors.messages import Admit, Advance, Offer
 from actors.runner import Runner
 from actors.translator import Translator
 from decoding.calibration import RankCalibration
@@ -79,16 +79,20 @@ class TranslatingRow(DrafterRow):
     def calibrated_as(self) -> Hashable:
         return (self.translator, self.params.greedy, self._rejects)
 
-    def can_follow(self, verdict: Commit) -> bool:
-        return verdict.base <= self._length and self.translator.knows(verdict.tokens)
+    @property
+    def known(self) -> int:
+        return self._length
+
+    def can_read(self, tokens: Sequence[int]) -> bool:
+        return self.translator.knows(tokens)
 
     def undo(self) -> None:
         self.tokens += self._aligner.tokens[len(self.tokens) :]  # to end within a draft it needs that draft
         self._ahead = b""
         super().undo()
 
-    def follow(self, draft_length: int) -> None:
-        super().follow(draft_length)
+    def look_ahead(self, draft_length: int) -> None:
+        super().look_ahead(draft_length)
         self._lookahead = self._stretched(self._lookahead)
 
     def position_below(self, node: DraftNode) -> int:
@@ -131,9 +135,9 @@ class TranslatingRow(DrafterRow):
                     weights[tuple(found.tokens[:count])] += open_ended * (1.0 if count <= found.certain else likely)
         return weights
 
-    def commit(self, verdict: Commit, calibration: RankCalibration) -> None:
-        """Follow the verdict down the tree; where it leaves the tree, or writes its last word anew, begin anew."""
-        committed = verdict.tokens[self._length - verdict.base :]
+    def commit(self, advance: Advance, calibration: RankCalibration) -> None:
+        """Go down the tree with the text; where that leaves the tree, or writes its last word anew, begin anew."""
+        committed = advance.tokens[self._length - advance.base :]
         kept = self._aligner.commit(committed)
         self._length += len(committed)
         self._ahead = b""
@@ -149,7 +153,7 @@ class TranslatingRow(DrafterRow):
         self._end = min(self._runner.max_length, len(self.tokens) + self._stretched(self._last_length - self._length))
         self._plant(node)
         self._translations = dict(self._still_right(committed))
-        dropped = verdict.rejected and self._rejects  # by the target: all that it was offered
+        dropped = advance.rejected and self._rejects  # by the target: all that it was offered
         self._offered = {} if dropped else dict(self._still_offered(tuple(committed)))
 
     def _descend(self, node: DraftNode | None, tokens: Sequence[int], calibration: RankCalibration) -> DraftNode | None:

@@ -16,7 +16,7 @@ from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange, LocalLink
 from actors.loading import ModelSpec, load_tokenizer
-from actors.messages import Admit, Cancel, Commit, Offer
+from actors.messages import Admit, Advance, Cancel, Offer
 from actors.replica import load_runner
 from actors.runner import Runner
 from benchmarks.report import hardware
@@ -82,7 +82,7 @@ def _tokens_per_s(
         drafts = _drafts(drafter, link, tries, draft_length + 1)
         seconds += time.perf_counter() - began_s if number >= _WARM_UP else 0.0
         for i, draft in enumerate(drafts):
-            link.send("drafter", [Commit(i, lengths[i], draft, draft_length, draft_length, None, draft_length)])
+            link.send("drafter", [Advance(i, link.name, 0, lengths[i], draft, draft_length, rejected=False)])
             tries[i].commit(draft)
             lengths[i] += len(draft)
     link.send("drafter", [Cancel(i) for i in range(len(prompts))])

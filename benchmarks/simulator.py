@@ -108,7 +108,7 @@ class _Inbox:
 
 
 class _Coordinator:
-    """Forwards verdicts, one batch after the other; each costs it time."""
+    """Takes in verdicts, one batch after the other; each costs it time."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -125,18 +125,9 @@ class _Coordinator:
             cost_s = len(batches) * scenario.coordinator_batch_s + len(verdicts) * scenario.coordinator_verdict_s
             self.busy_s += cost_s
             yield self._world.env.timeout(cost_s)
-            self._forward(verdicts)
-
-    def _forward(self, verdicts: list[_Verdict]) -> None:
-        parcels: dict[_Inbox, list[Any]] = {}
-        for verdict in verdicts:
-            row = verdict.row
-            if verdict.finished:
-                self._world.finish(row)
-            elif row.drafter is not None:
-                parcels.setdefault(row.drafter.inbox, []).append(verdict)
-        for inbox, batch in parcels.items():
-            inbox.deliver(batch, self._world.scenario.link_s)
+            for verdict in verdicts:
+                if verdict.finished:
+                    self._world.finish(verdict.row)
 
 
 class _Target:
@@ -187,7 +178,10 @@ class _Target:
         yield world.env.timeout(cost_s)
         parcels: dict[_Inbox, list[Any]] = {}
         for row, drafted in zip(rows, drafts, strict=True):
-            parcels.setdefault(row.coordinator.inbox, []).append(self._commit(row, drafted))
+            verdict = self._commit(row, drafted)
+            parcels.setdefault(row.coordinator.inbox, []).append(verdict)
+            if row.drafter is not None and not verdict.finished:
+                parcels.setdefault(row.drafter.inbox, []).append(verdict)
         for inbox, batch in parcels.items():
             inbox.deliver(batch, world.scenario.link_s)
         self._receive()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from actors.messages import Admit, Cancel, Drafting, Failed, Report
+from actors.messages import Admit, Cancel, Failed, Report, Undrafted
 from actors.request import Delta, Request
 from decoding.errors import ConsortError, OverloadedError, UnavailableError
 from decoding.params import SamplingParams
@@ -40,12 +40,12 @@ def test_a_request_that_does_not_speculate_has_no_drafter(stage: Stage) -> None:
     assert stage.received("d1") == []
 
 
-def test_verdicts_are_forwarded_and_text_streams(stage: Stage) -> None:
+def test_text_streams(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = stage.submit()
     stage.received("t1"), stage.received("d1")
-    stage.say("t1", verdict := commit(3, 20, 0))
-    assert stage.received("d1") == [verdict]
+    stage.say("t1", commit(3, 20, 0))
+    assert stage.received("d1") == []  # the target tells it
     assert [(delta.text, list(delta.tokens), delta.finish) for delta in deltas] == [("ua", [20, 0], None)]
     stage.say("t1", commit(5, 1, finish="length"))
     assert (deltas[-1].text, deltas[-1].finish) == ("b", "length")
@@ -121,7 +121,7 @@ def test_a_client_that_raises_ends_only_its_own_request(stage: Stage) -> None:
 def test_a_message_that_is_not_for_coordinators_is_dropped(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = stage.submit()
-    stage.say("t1", Drafting(1, True), commit(3, 20))
+    stage.say("t1", Undrafted(1), commit(3, 20))
     assert tokens_of(deltas) == [20]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.messages import Admit, Cancel, Drafting, Failed
+from actors.messages import Admit, Cancel, Failed, Undrafted
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, reports, tokens_of
 
 
@@ -71,9 +71,9 @@ def test_a_drafter_that_lost_its_way_starts_again(stage: Stage) -> None:
     stage.submit()
     stage.say("t1", commit(3, 20))
     stage.received("t1"), stage.received("d1")
-    stage.say("d1", Failed(1, "a verdict was lost"))
+    stage.say("d1", Failed(1, "the text can't be read"))
     stage.turn(later_s=1)
-    assert stage.received("t1") == [Drafting(1, False), Drafting(1, True)]
+    assert stage.received("t1") == [Undrafted(1)]
     assert admitted(stage.received("d1")) == [[*PROMPT, 20]]
 
 

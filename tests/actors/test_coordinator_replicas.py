@@ -1,6 +1,6 @@
 """What a coordinator does as replicas come, go, hang and die."""
 
-from actors.messages import Admit, Alive, Cancel, Drafting, Report
+from actors.messages import Admit, Alive, Cancel, Report, Undrafted
 from decoding.errors import UnavailableError
 from decoding.params import SamplingParams
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, reports, tokens_of
@@ -45,12 +45,12 @@ def test_a_lost_drafter_is_missed_by_nobody_and_replaced(stage: Stage) -> None:
     deltas = stage.submit()
     stage.received("t1")
     stage.set_replicas("t1")
-    assert stage.received("t1") == [Drafting(1, False)]
+    assert stage.received("t1") == [Undrafted(1)]
     stage.say("t1", commit(3, 5))
     assert tokens_of(deltas) == [5]
     stage.set_replicas("t1", "d2")
     assert admitted(stage.received("d2")) == [[*PROMPT, 5]]
-    assert stage.received("t1") == [Drafting(1, True)]
+    assert stage.received("t1") == []
 
 
 def test_a_silent_replica_is_given_up_and_a_talking_one_is_not(stage: Stage) -> None:

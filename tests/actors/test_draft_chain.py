@@ -9,10 +9,11 @@ import pytest
 from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange
-from actors.messages import Admit, Cancel, Commit, Message, Offer
+from actors.messages import Admit, Advance, Cancel, Message, Offer
 from actors.recorder import Replay
 from actors.runner import Runner
 from decoding.params import SamplingParams
+from tests.support.advance import advance
 from tests.support.models import VOCAB, tiny_model
 
 TARGET = ReplicaAddress("t", "t")
@@ -47,7 +48,7 @@ class Stage:
             if isinstance(message, Admit):
                 self.texts[message.request_id] = list(message.tokens)
                 self.offered[message.request_id] = {}
-            if isinstance(message, Commit):
+            if isinstance(message, Advance):
                 self.texts[message.request_id] += message.tokens
         self._link.send("d", messages)
         while True:
@@ -102,7 +103,7 @@ def test_chains_offer_what_single_steps_offer(family: str, graphs: bool) -> None
             below = [path[len(text) :] for path in steps.offered[request] if list(path[: len(text)]) == text]
             tokens = [*chance.choice(below or [()]), *chance.choice([(), (chance.randrange(VOCAB),)])]
             if tokens and len(text) + len(tokens) < len(PROMPTS[request]) + PARAMS[request].max_tokens:
-                verdicts.append(Commit(request, len(text), tokens, 0, 0, None, 4))
+                verdicts.append(advance(request, len(text), tokens))
         for stage in (chains, steps):
             stage.say(*verdicts)
         assert_same(chains, steps)
@@ -114,7 +115,7 @@ def test_a_draft_and_its_bonus_token_take_one_turn() -> None:
     stage = Stage("llama-gqa", whole=True, graphs=True, alternatives=0)
     stage.say(*admissions(PARAMS[:1]))
     before, base = stage.turns, len(PROMPTS[0])
-    stage.say(Commit(0, base, [1, 2], 0, 0, None, 4))  # not what it drafted
+    stage.say(advance(0, base, [1, 2]))  # not what it drafted
     assert max(map(len, stage.offered[0])) == base + 2 + 9  # 2 γ + 1
     assert stage.turns - before == 3  # the first of the two is run as text
 
@@ -142,7 +143,7 @@ def test_chains_end_with_the_slot() -> None:
     prompt = [token % VOCAB for token in range(50)]
     for stage in (chains, steps):
         stage.say(Admit(0, prompt, 50, PARAMS[0], 8, drafter=True, target=TARGET))
-        stage.say(Commit(0, 50, [1, 2, 3, 4, 5, 6, 7, 8, 9], 0, 0, None, 8))
+        stage.say(advance(0, 50, [1, 2, 3, 4, 5, 6, 7, 8, 9], 8))
     assert_same(chains, steps)
     assert max(map(len, steps.offered[0])) == 64
 

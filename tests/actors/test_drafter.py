@@ -9,9 +9,10 @@ import torch
 from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange, LocalLink
-from actors.messages import Admit, Cancel, Commit, Failed, Message, Offer, Report
+from actors.messages import Admit, Cancel, Failed, Follow, Message, Offer, Report
 from actors.runner import Runner
 from decoding.params import SamplingParams
+from tests.support.advance import advance
 from tests.support.models import tiny_model
 
 PROMPT = [5, 6, 7, 8]
@@ -29,6 +30,7 @@ class Stage:
         self.model = tiny_model("llama-gqa")
         self.link = exchange.join("d")
         self.drafter = Drafter(Runner(self.model, slots=2, max_length=64, max_query=32), self.link)
+        self.follows: list[Follow] = []  # what it said with its last offers
 
     def say(self, *messages: Message) -> list[Offer]:
         """Its offers after a few turns."""
@@ -36,7 +38,14 @@ class Stage:
         for _ in range(20):
             self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()
-        return [message for _, message in self.target.receive(0) if isinstance(message, Offer)]
+        heard = [message for _, message in self.target.receive(0)]
+        self.follows = [message for message in heard if isinstance(message, Follow)]
+        return [message for message in heard if isinstance(message, Offer)]
+
+    def report(self) -> None:
+        """The target gives a sign of life."""
+        self.target.send("d", [Report(active=0, waiting=0, slots=0, request_ids=[])])
+        self.say()
 
     @torch.no_grad()
     def continuation(self, tokens: list[int], count: int) -> list[int]:
@@ -71,7 +80,7 @@ def test_it_runs_ahead_up_to_its_lookahead() -> None:
 def test_an_agreeing_verdict_lets_it_go_on() -> None:
     stage = Stage()
     _, first = longest(stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
-    base, tokens = longest(stage.say(Commit(1, 4, first[:4], 3, 3, None, 3)))
+    base, tokens = longest(stage.say(advance(1, 4, first[:4], 3)))
     assert base == 8
     assert tokens == stage.continuation([*PROMPT, *first[:4]], len(tokens))
 
@@ -80,7 +89,7 @@ def test_after_a_rejection_it_starts_from_the_true_token() -> None:
     stage = Stage()
     _, first = longest(stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     verdict = [first[0], (first[1] + 1) % 64]
-    base, tokens = longest(stage.say(Commit(1, 4, verdict, 3, 1, None, 3)))
+    base, tokens = longest(stage.say(advance(1, 4, verdict, 3)))
     assert base == 6
     assert tokens == stage.continuation([*PROMPT, *verdict], len(tokens))
 
@@ -88,7 +97,7 @@ def test_after_a_rejection_it_starts_from_the_true_token() -> None:
 def test_a_verdict_beyond_its_draft_is_followed_and_a_repeated_one_changes_nothing() -> None:
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 1, drafter=True))
-    verdict = Commit(1, 4, list(range(20, 32)), 0, 0, None, 3)
+    verdict = advance(1, 4, list(range(20, 32)), 3)
     base, tokens = longest(stage.say(verdict))
     assert base == 16
     assert tokens == stage.continuation([*PROMPT, *range(20, 32)], len(tokens))
@@ -122,10 +131,39 @@ def test_a_cancelled_request_frees_its_slot() -> None:
     assert stage.drafter.load().active == 0
 
 
-def test_after_a_lost_verdict_it_gives_the_request_back() -> None:
+def test_it_follows_the_target_and_asks_again_for_what_was_lost() -> None:
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
-    stage.coordinator.send("d", [Commit(1, 9, [1], 0, 0, None, 3)])
+    assert stage.follows == [Follow(1, "coordinator", 4)]
+    stage.say(advance(1, 9, [1]))
+    assert stage.follows == [Follow(1, "coordinator", 4)]
+    base, _ = longest(stage.say(advance(1, 4, [1, 2, 3, 4, 5, 1])))
+    assert base == 10
+    assert stage.follows == []
+
+
+def test_it_asks_again_where_its_target_has_told_nothing_between_two_reports() -> None:
+    stage = Stage()
+    stage.say(*(admit(i, PROMPT, 4, GREEDY, 3, drafter=True) for i in range(3)))  # of which two have a slot
+    stage.report()
+    stage.say(advance(1, 4, [1]))
+    stage.report()
+    assert stage.follows == [Follow(request_id, "coordinator", 4) for request_id in (0, 2)]
+    stage.report()
+    assert stage.follows == [Follow(0, "coordinator", 4), Follow(1, "coordinator", 5), Follow(2, "coordinator", 4)]
+
+
+def test_what_comes_from_another_admission_changes_nothing() -> None:
+    stage = Stage()
+    stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True, admission=2))
+    assert stage.say(advance(1, 4, [1, 2], admission=1), advance(1, 9, [1], admission=3)) == []
+    assert stage.follows == []
+
+
+def test_text_that_it_cannot_read_gives_the_request_back() -> None:
+    stage = Stage()
+    stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
+    stage.coordinator.send("d", [advance(1, 4, [10**6])])
     stage.drafter.turn()
     assert isinstance(stage.coordinator.receive(0)[-1][1], Failed)
     assert stage.drafter.load().active == 0
@@ -136,8 +174,8 @@ def test_it_rests_while_drafts_do_not_pay_and_goes_on_when_they_do() -> None:
     _, first = longest(stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     text = [*PROMPT, *first[:1]]
     wrong = (stage.continuation(text, 1)[0] + 1) % stage.model.config.vocab_size
-    assert stage.say(Commit(1, 4, [first[0], wrong], 0, 0, None, draft_length=0)) == []
-    base, tokens = longest(stage.say(Commit(1, 6, [9], 0, 0, None, draft_length=1)))
+    assert stage.say(advance(1, 4, [first[0], wrong], 0)) == []
+    base, tokens = longest(stage.say(advance(1, 6, [9], 1)))
     assert base == 7
     assert tokens == stage.continuation([*text, wrong, 9], 3)
 
@@ -171,7 +209,7 @@ def test_after_any_verdicts_its_chain_is_its_own_continuation(seed: int) -> None
         verdict = list(verdict)[: chance.randint(1, 6)]
         if len(text) + len(verdict) > 60:
             return
-        offers = stage.say(Commit(1, len(text), verdict, 0, 0, None, 4))
+        offers = stage.say(advance(1, len(text), verdict))
         text += verdict
 
 

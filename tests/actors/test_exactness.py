@@ -211,7 +211,7 @@ def test_sampled_text_under_faults(bundle: Bundle, seed: int, commits: bool) -> 
     links: list[FaultyLink] = []
 
     def wrap(link: LocalLink) -> LocalLink:
-        links.append(FaultyLink(link, seed=seed, commits=commits and link.name == "coordinator"))
+        links.append(FaultyLink(link, seed=seed, commits=commits and link.name != "target"))
         return links[-1]
 
     requests = bundle.requests(sampled(16, *MIXED))
@@ -219,7 +219,7 @@ def test_sampled_text_under_faults(bundle: Bundle, seed: int, commits: bool) -> 
         answers = engine.generate(requests)
     bundle.check(requests, answers)
     assert accepted(answers) > 0
-    kinds = ["Offer", "Commit"] if commits else ["Offer"]
+    kinds = ["Offer", "Advance", "Commit"] if commits else ["Offer"]
     faults = sum((link.faults for link in links), Counter[str]())
     assert all(faults[f"{fate} {kind}"] > 0 for fate in ("drop", "double", "delay") for kind in kinds)
 

@@ -24,7 +24,7 @@ def make_active(prompt: str = "the", *stop: str) -> ActiveRequest:
 
 
 def commit(active: ActiveRequest, tokens: list[int], finish: str | None = None) -> Delta:
-    message = Commit(1, len(active.tokens), tokens, len(tokens), len(tokens) - 1, finish, 4)  # type: ignore[arg-type]
+    message = Commit(1, len(active.tokens), tokens, len(tokens), len(tokens) - 1, finish)  # type: ignore[arg-type]
     return active.commit(message)
 
 

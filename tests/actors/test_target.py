@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actors.link import LocalExchange, LocalLink
-from actors.messages import Admit, Cancel, Commit, Drafting, Failed, Message, Offer
+from actors.messages import Admit, Advance, Cancel, Commit, Failed, Follow, Message, Offer, Undrafted
 from actors.runner import Runner
 from actors.target import Target
 from decoding.params import SamplingParams
@@ -29,14 +29,16 @@ class Stage:
         self.model = tiny_model("llama-gqa")
         runner = Runner(self.model, slots=2, max_length=64, max_query=64)
         self.target = Target(runner, exchange.join("t"), prefill_chunk=16, adaptive=False)
+        self.advances: list[Advance] = []  # what the drafter was told with the last answers
 
     def say(self, *messages: Message, turns: int = 30) -> list[Message]:
         """What it answers within some turns."""
-        self.coordinator.send("t", [message for message in messages if not isinstance(message, Offer)])
-        self.drafter.send("t", [message for message in messages if isinstance(message, Offer)])
+        self.coordinator.send("t", [message for message in messages if not isinstance(message, Offer | Follow)])
+        self.drafter.send("t", [message for message in messages if isinstance(message, Offer | Follow)])
         for _ in range(turns):
             self.coordinator.send("t", [Cancel(999)])  # something to receive, so that no turn waits
             self.target.turn()
+        self.advances = [message for _, message in self.drafter.receive(0) if isinstance(message, Advance)]
         return [message for _, message in self.coordinator.receive(0) if isinstance(message, Commit | Failed)]
 
     @torch.no_grad()
@@ -84,8 +86,8 @@ def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     text = stage.text()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     messages = stage.say(offer(1, 4, text[4:10]), turns=1)
-    assert messages == [Commit(1, 5, text[5:10], 4, 4, None, draft_length=4)]
-    assert committed(stage.say(Drafting(1, False))) == text[10:]
+    assert messages == [Commit(1, 5, text[5:10], 4, 4, None)]
+    assert committed(stage.say(Undrafted(1))) == text[10:]
 
 
 def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
@@ -93,10 +95,8 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     text = stage.text()
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
-    assert stage.say(offer(1, 4, draft), turns=1) == [
-        Commit(1, 5, text[5:8], 4, 2, None, draft_length=4, rejected=True)
-    ]
-    assert committed(stage.say(Drafting(1, False))) == text[8:]
+    assert stage.say(offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, rejected=True)]
+    assert committed(stage.say(Undrafted(1))) == text[8:]
 
 
 def test_an_alternative_is_verified_beside_the_chain() -> None:
@@ -106,8 +106,8 @@ def test_an_alternative_is_verified_beside_the_chain() -> None:
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
     tree = offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
-    assert stage.say(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None, draft_length=4)]
-    assert committed(stage.say(Drafting(1, False))) == text[9:]
+    assert stage.say(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None)]
+    assert committed(stage.say(Undrafted(1))) == text[9:]
 
 
 def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
@@ -116,9 +116,35 @@ def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
     stage.say(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True), turns=1)
     tree = offer(1, 4, [text[4], (text[5] + 1) % VOCAB, *text[5:7]], [-1, 0, 0, 2], [1.0, 0.6, 0.4, 1.0])
     assert stage.say(tree, turns=2) == [
-        Commit(1, 5, text[5:6], 1, 0, None, draft_length=1, rejected=True, hit=True),
-        Commit(1, 6, text[6:8], 1, 1, None, draft_length=1),
+        Commit(1, 5, text[5:6], 1, 0, None, rejected=True, hit=True),
+        Commit(1, 6, text[6:8], 1, 1, None),
     ]
+
+
+def test_the_drafter_that_follows_is_told_how_the_text_goes_on_and_what_it_missed() -> None:
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, admission=3), turns=1)
+    assert stage.advances == []
+    stage.say(Follow(1, "coordinator", 4), turns=1)
+    assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:5], 4, rejected=False)]
+    stage.say(offer(1, 4, [*text[4:7], (text[7] + 1) % VOCAB, 3]), turns=1)
+    assert stage.advances == [Advance(1, "coordinator", 3, 5, text[5:8], 4, rejected=True)]
+    stage.say(Follow(1, "coordinator", 5), turns=1)  # it has lost the last one
+    assert stage.advances == [Advance(1, "coordinator", 3, 5, text[5:8], 4, rejected=True)]
+    assert committed(stage.say(Undrafted(1))) == text[8:]
+    assert stage.advances == []
+
+
+def test_the_last_drafter_that_asked_is_followed_and_unknown_requests_are_ignored() -> None:
+    stage = Stage()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=False), turns=1)
+    stage.say(Follow(7, "coordinator", 4), Follow(1, "other", 4), turns=1)
+    assert stage.advances == []
+    stage.say(Follow(1, "coordinator", 4))
+    text = [token for advance in stage.advances for token in advance.tokens]
+    assert text == stage.text()[4 : 4 + len(text)]
+    assert text
 
 
 @pytest.mark.parametrize(
@@ -154,7 +180,7 @@ def test_impossible_offers_change_nothing(hostile: Offer) -> None:
 def test_a_row_whose_drafter_is_gone_waits_for_no_drafts() -> None:
     stage = Stage()
     first = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
-    rest = stage.say(Drafting(1, False), Drafting(7, True), turns=11)
+    rest = stage.say(Undrafted(1), Undrafted(7), turns=11)
     assert committed([*first, *rest]) == stage.text()[4:]
 
 

@@ -10,13 +10,14 @@ from transformers import AutoTokenizer
 from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange
-from actors.messages import Admit, Cancel, Commit, Failed, Message, Offer
+from actors.messages import Admit, Cancel, Failed, Follow, Message, Offer
 from actors.translating_row import TranslatingRow
 from actors.translator import Translator
 from actors.vocabularies import speller_of
 from decoding.drafts import DraftTrie
 from decoding.params import SamplingParams
 from tests.support import tokenizers
+from tests.support.advance import advance
 from tests.support.byte_level import byte_level_tokenizer
 from tests.support.knowing_runner import KnowingRunner
 from tests.support.tokenizers import HARD_TEXTS, bundled_tokenizer, held_out_texts, sentencepiece_tokenizer
@@ -48,7 +49,7 @@ class Stage:
 
     def commit(self, base: int, tokens: list[int]) -> list[Message]:
         self.trie.commit(tokens)
-        return self.say(Commit(1, base, tokens, 0, 0, None, 4))
+        return self.say(advance(1, base, tokens))
 
     def say(self, *messages: Message) -> list[Message]:
         """What it says within some turns; offers go to the trie."""
@@ -156,7 +157,7 @@ def test_after_a_rejection_all_is_offered_again() -> None:
     prompt, verdict = TARGET.encode(PROMPT), TARGET.encode(" the")
     stage.admit(prompt, SamplingParams(max_tokens=400, temperature=0.5, verification="rejection"))
     stage.trie = DraftTrie([*prompt, *verdict])
-    stage.say(Commit(1, len(prompt), verdict, 1, 0, None, 4, rejected=True))
+    stage.say(advance(1, len(prompt), verdict, rejected=True))
     (row,) = stage.drafter._rows
     assert isinstance(row, TranslatingRow)
     there = stage.trie.best_draft(1000, 64)
@@ -182,13 +183,19 @@ def test_the_end_is_offered_in_the_targets_way() -> None:
     assert stage.trie.best_path(8) == [*TARGET.encode(" None"), EOS]
 
 
-def test_a_lost_verdict_and_unknown_tokens_give_the_request_back() -> None:
+def test_it_asks_again_for_text_that_was_lost() -> None:
     prompt = TARGET.encode(PROMPT)
-    for commit in (Commit(1, len(prompt) + 3, [300], 0, 0, None, 4), Commit(1, len(prompt), [2048], 0, 0, None, 4)):
-        stage = Stage(sentencepiece_tokenizer(), [PROMPT])
-        stage.admit(prompt)
-        assert any(isinstance(message, Failed) for message in stage.say(commit))
-        assert stage.drafter.load().active == 0
+    stage = Stage(sentencepiece_tokenizer(), [PROMPT])
+    stage.admit(prompt)
+    assert Follow(1, "coordinator", len(prompt)) in stage.say(advance(1, len(prompt) + 3, [300]))
+
+
+def test_unknown_tokens_give_the_request_back() -> None:
+    prompt = TARGET.encode(PROMPT)
+    stage = Stage(sentencepiece_tokenizer(), [PROMPT])
+    stage.admit(prompt)
+    assert any(isinstance(message, Failed) for message in stage.say(advance(1, len(prompt), [2048])))
+    assert stage.drafter.load().active == 0
 
 
 @pytest.mark.parametrize("tokens", [[], [-1], [2048], TARGET.encode("x " * 200)], ids=lambda t: str(t[:2]))

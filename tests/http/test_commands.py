@@ -55,13 +55,18 @@ def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> N
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [*COMMAND, "serve", "--port", str(port)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert any("Ctrl-C stops the server" in line for line in process.stdout)
-        client = Client(f"http://127.0.0.1:{port}")
-        chunks = list(client.stream("/v1/completions", {"model": "consort", "prompt": "import os", "max_tokens": 5}))
-        assert chunks[-1]["choices"][0]["finish_reason"] in ("length", "stop")
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.read().splitlines() == ["Stopped."]
+        try:
+            assert process.stdout is not None
+            assert any("Ctrl-C stops the server" in line for line in process.stdout)
+            client = Client(f"http://127.0.0.1:{port}")
+            asked = {"model": "consort", "prompt": "import os", "max_tokens": 5}
+            chunks = list(client.stream("/v1/completions", asked))
+            assert chunks[-1]["choices"][0]["finish_reason"] in ("length", "stop")
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.read().splitlines() == ["Stopped."]
+        finally:
+            process.terminate()  # does nothing to one that has ended
     assert process.returncode == 0
     wait_until(lambda: not ray_processes(os.getpid()), "all processes have ended")

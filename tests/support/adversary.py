@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from actors.addresses import ReplicaAddress
 from actors.link import Link, Outbox
-from actors.messages import Admit, Commit, Offer
+from actors.messages import Admit, Advance, Follow, Offer
 
 
 class AdversarialDrafter:
@@ -28,12 +28,14 @@ class AdversarialDrafter:
                 case Admit(request_id, tokens, target=ReplicaAddress(target)):
                     self._targets[request_id] = target
                     self._committed[request_id] = len(tokens)
-                case Commit(request_id, base, tokens):
+                    self._outbox.put(target, Follow(request_id, peer, len(tokens)))
+                    coordinator = peer
+                case Advance(request_id, coordinator, base=base, tokens=tokens):
                     self._committed[request_id] = base + len(tokens)
                 case _:
                     continue
             for _ in range(3):
-                offer = self._offer(peer, request_id, self._committed[request_id])
+                offer = self._offer(coordinator, request_id, self._committed[request_id])
                 self._outbox.put(self._targets[request_id], offer)
         self._outbox.flush()
 

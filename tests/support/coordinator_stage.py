@@ -64,7 +64,7 @@ class Stage:
 
 def commit(base: int, *tokens: int, request_id: int = 1, finish: str | None = None, admission: int = 0) -> Commit:
     accepted = len(tokens) - 1
-    return Commit(request_id, base, list(tokens), 4, accepted, finish, 4, admission=admission)  # type: ignore[arg-type]
+    return Commit(request_id, base, list(tokens), 4, accepted, finish, admission=admission)  # type: ignore[arg-type]
 
 
 def admitted(messages: list[Message]) -> list[list[int]]:

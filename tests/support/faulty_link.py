@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from actors.link import Envelope, LocalLink
-from actors.messages import Commit, Message, Offer
+from actors.messages import Advance, Commit, Message, Offer
 
 _POLL_S = 0.002  # while something is delayed
 
@@ -13,8 +13,8 @@ _POLL_S = 0.002  # while something is delayed
 class FaultyLink(LocalLink):
     """Every draft offer meets one fate, which depends on nothing but the seed, the offer, and how often it came.
 
-    With `commits`, so do those verdicts that don't end a request, on their way to the coordinator and to the drafter:
-    a link never does that, but the text must survive even this.
+    With `commits`, so does what a target tells of a text's progress, but not its end: a link never does that, but the
+    text must survive even this.
     """
 
     def __init__(self, link: LocalLink, *, seed: int, commits: bool = False) -> None:
@@ -29,7 +29,7 @@ class FaultyLink(LocalLink):
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         kept: list[Message] = []
         for message in messages:
-            fate = self._fate(message) if isinstance(message, Commit) else "pass"
+            fate = self._fate(message) if isinstance(message, Commit | Advance) else "pass"
             kept += [message] * {"drop": 0, "double": 2}.get(fate, 1)
         self._link.send(peer, kept)
 
@@ -62,7 +62,7 @@ class FaultyLink(LocalLink):
         match message:
             case Offer():
                 weights = {"pass": 5, "drop": 2, "double": 1, "delay": 2}
-            case Commit(finish=None) if self._commits:
+            case Commit(finish=None) | Advance() if self._commits:
                 weights = {"pass": 18, "drop": 1, "double": 2, "delay": 1}
             case _:
                 return "pass"

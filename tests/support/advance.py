@@ -1,0 +1,17 @@
+"""What a target tells the drafter that follows a request of a coordinator named "coordinator"."""
+
+from collections.abc import Sequence
+
+from actors.messages import Advance
+
+
+def advance(
+    request_id: int,
+    base: int,
+    tokens: Sequence[int],
+    draft_length: int = 4,
+    *,
+    admission: int = 0,
+    rejected: bool = False,
+) -> Advance:
+    return Advance(request_id, "coordinator", admission, base, list(tokens), draft_length, rejected)
