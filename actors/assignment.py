@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec.structs import replace
 
 from actors.link import Outbox
-from actors.messages import Cancel, Lost, Member, Undrafted
+from actors.messages import Cancel, Drafting, Lost, Member
 from actors.placement import Placement
 from actors.request import ActiveRequest
 from decoding.errors import ConsortError, UnavailableError
@@ -89,6 +89,7 @@ class Assignment:
             return
         active.drafter = self._placement.assign(endpoint.drafter, request_id)
         if active.drafter is not None:
+            self._outbox.put(active.target, Drafting(request_id, active.drafter))
             self._admit_to_drafter(active)
 
     def detach_drafter(self, active: ActiveRequest) -> None:
@@ -99,7 +100,7 @@ class Assignment:
             self._placement.release(active.drafter, request_id)
         active.drafter = None
         if active.target is not None:
-            self._outbox.put(active.target, Undrafted(request_id))
+            self._outbox.put(active.target, Drafting(request_id, None))
 
     def lose(self, name: str, request_ids: Iterable[int], now_s: float) -> None:
         """A replica is gone, and what was on it goes elsewhere."""
@@ -142,14 +143,15 @@ class Assignment:
                     self.place(active)
 
     def _move(self, active: ActiveRequest, name: str, now_s: float) -> None:
-        """To whichever replica suits best now. The drafts that are there stay: so the target need not know."""
+        """To whichever replica suits best now."""
         request_id, drafter = active.request.request_id, active.request.endpoint.drafter
         if active.target == name:
             self.lose_target(active, now_s)
-        elif active.drafter == name and drafter is not None:
+        elif active.target is not None and active.drafter == name and drafter is not None:
             self._outbox.put(name, Cancel(request_id))
             self._placement.release(name, request_id)
             active.drafter = self._placement.assign(drafter, request_id)
+            self._outbox.put(active.target, Drafting(request_id, active.drafter))
             self._admit_to_drafter(active)
 
     def _look_after_members(self, active: ActiveRequest, now_s: float) -> None:

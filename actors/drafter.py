@@ -22,7 +22,7 @@ from actors.draft_tree import DraftNode
 from actors.drafter_row import WIDTH, DrafterRow, DrafterStep
 from actors.link import ConnectingLink
 from actors.loop import LoopTimes
-from actors.messages import Admit, Advance, Failed, Message, Offer, Report
+from actors.messages import Admit, Advance, Failed, Message, Missed, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
 from actors.rows import PREPARING_S, RowKey, RowTable, choose_prefill
 from actors.runner import Runner
@@ -187,7 +187,7 @@ class Drafter:
             case Admit():
                 self._admit(peer, message)
             case Report():
-                self._ask_again(peer)  # if it is a target
+                pass  # of a target
             case _:
                 _log.warning("%s sent a %s, which is not for drafters", peer, type(message).__name__)
 
@@ -206,7 +206,6 @@ class Drafter:
             return
         if message.target is not None:
             self._reach(message.target)
-            self._reception.put(row.target, row.follow())
         self._structures.begin(row)
         self._rows.add(row)
 
@@ -226,22 +225,12 @@ class Drafter:
     def _advance(self, message: Advance) -> None:
         """Go on with the text, or give the request back where that is impossible."""
         row = self._rows.get((message.coordinator, message.request_id))
-        if row is None or row.admission != message.admission:
+        if row is None or message.admission < row.admission:
             return
-        if not row.can_read(message.tokens):
-            self._give_back(row, ValueError("the text has tokens beyond the drafter's"))
-            return
-        row.heard = True
-        if message.base > row.known:  # something was lost on the way
-            self._reception.put(row.target, row.follow())
+        if message.admission > row.admission or not row.can_read(message.tokens):
+            self._give_back(row, ValueError("an admission was lost, or the text has tokens beyond the drafter's"))
+        elif message.base > row.known:  # something was lost on the way, or told before it was connected
+            self._reception.put(row.target, Missed(message.request_id, message.coordinator, row.known))
         elif message.base + len(message.tokens) > row.known:
             row.look_ahead(message.draft_length)
             row.commit(message, self._calibrations[row.calibrated_as])
-
-    def _ask_again(self, target: str) -> None:
-        """The target has reported: rows of which it has told nothing since it did so last may be unknown to it."""
-        for row in self._rows.all():
-            if row.target == target:
-                if not row.heard:
-                    self._reception.put(target, row.follow())
-                row.heard = False

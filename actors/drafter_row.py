@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from actors.draft_tree import DraftChoice, DraftNode, DraftTree
-from actors.messages import Admit, Advance, Follow, Offer
+from actors.messages import Admit, Advance, Offer
 from actors.row_input import RowInput
 from actors.rows import Row
 from actors.runner import Runner
@@ -49,7 +49,6 @@ class DrafterRow(Row):
         self._spine: list[int] = []  # columns of the text that follows the trunk
         self._chains = self.translator is None and can_chain(self.params)
         self._start = 0  # the first column that the last step wrote
-        self.heard = False  # from the target, since its last report
         self.look_ahead(self.draft_length)
         self._plant(None)
 
@@ -66,11 +65,6 @@ class DrafterRow(Row):
     def known(self) -> int:
         """How much of the target's text it was told, in the target's tokens."""
         return len(self.tokens)
-
-    def follow(self) -> Follow:
-        """What makes the target tell how the text goes on."""
-        coordinator, request_id = self.key
-        return Follow(request_id, coordinator, self.known)
 
     def can_read(self, tokens: Sequence[int]) -> bool:
         """Whether the model has such tokens of the target."""
@@ -186,9 +180,10 @@ class DrafterRow(Row):
     def commit(self, advance: Advance, calibration: RankCalibration) -> None:
         """Go down the tree with the text; where that leaves the tree, begin anew."""
         node: DraftNode | None = self.tree.root
+        rejected = advance.rejected_at > len(self.tokens)
         for token in advance.tokens[len(self.tokens) - advance.base :]:
             node = self._append(token, node, calibration)
-        self._plant(None if advance.rejected and self.params.rejects else node)
+        self._plant(None if rejected and self.params.rejects else node)
 
     def _append(self, token: int, node: DraftNode | None, calibration: RankCalibration) -> DraftNode | None:
         """The text goes on with a token; returns where that is below a node at which it was."""

@@ -1,9 +1,9 @@
 """Everything that crosses a link: frozen, typed, token ids only. All one-way; none has an answer.
 
     coordinator -> target, drafter:   Admit, Cancel, Alive
-    coordinator -> target:            Undrafted, Lost
+    coordinator -> target:            Drafting, Lost
     drafter -> coordinator:           Failed, Report
-    drafter -> target:                Follow, Offer, Report
+    drafter -> target:                Offer, Missed, Report
     target -> drafter:                Advance, Report
     target -> coordinator:            Commit, Beams, Failed, Report
     leader of an ensemble -> member:  Join, Ask, Cancel, Report (both are targets)
@@ -73,10 +73,11 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     prompt_length: int
     params: SamplingParams
     draft_length: int  # most draft tokens to verify per step
-    drafter: bool  # whether a drafter works on the request
+    drafter: bool  # whether drafts are to be expected, be they made inside the target
     ngram: NgramOptions | None = None  # look drafts up, too
     ensemble: Ensemble | None = None  # to be led
     target: ReplicaAddress | None = None  # where a drafter sends its offers
+    follower: str | None = None  # the drafter that a target tells how the text goes on
     beams: BeamOptions | None = None  # search; `tokens` are the prompt
     drafts_only: bool = False  # the receiver is to draft for `target`, which matters to one that can be both
     admission: int = 0
@@ -88,14 +89,15 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_id: int
 
 
-class Undrafted(msgspec.Struct, frozen=True, tag=True):
-    """The request has no drafter any more."""
+class Drafting(msgspec.Struct, frozen=True, tag=True):
+    """Another drafter works on the request from now on; None: none."""
 
     request_id: int
+    drafter: str | None
 
 
-class Follow(msgspec.Struct, frozen=True, tag=True):
-    """From a drafter: I draft for the request now, and know its text up to `known`. Tell me how it goes on."""
+class Missed(msgspec.Struct, frozen=True, tag=True):
+    """From the request's drafter: something was lost. Tell me again how the text goes on from `known`."""
 
     request_id: int
     coordinator: str  # that admitted the request
@@ -103,7 +105,7 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
 
 
 class Advance(msgspec.Struct, frozen=True, tag=True):
-    """What the text is from absolute position `base` on: to the drafter that follows it."""
+    """How the text goes on from absolute position `base`: what the target tells the request's drafter."""
 
     request_id: int
     coordinator: str  # that admitted the request
@@ -111,7 +113,7 @@ class Advance(msgspec.Struct, frozen=True, tag=True):
     base: int
     tokens: list[int]
     draft_length: int  # how long a draft would pay in a next step; 0: none would, so the drafter may rest
-    rejected: bool  # whether any of the tokens is not what was drafted in its place
+    rejected_at: int  # how long the text was when a token was last not what had been drafted in its place
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True):
@@ -231,10 +233,10 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 Message = (
     Admit
     | Cancel
-    | Undrafted
-    | Follow
+    | Drafting
     | Offer
     | Advance
+    | Missed
     | Commit
     | Beams
     | Lost

@@ -180,12 +180,13 @@ class ActiveRequest:
             tokens=self.tokens.copy(),  # this list will grow, and links of one process hand objects on
             prompt_length=len(request.prompt),
             params=request.params,
-            draft_length=request.most_drafted if drafted_for or request.endpoint.ngram else 0,
+            draft_length=request.most_drafted if drafted_for or self.wants_drafter or request.endpoint.ngram else 0,
             drafter=drafted_for,
             ngram=request.endpoint.ngram,
             beams=request.beams,
             ensemble=self._ensemble(),
             target=target,
+            follower=self.drafter,
             admission=self.admission,
         )
 

@@ -99,10 +99,6 @@ class RowTable(Generic[R]):
     def __len__(self) -> int:
         return len(self._active)
 
-    def all(self) -> list[R]:
-        """Those that wait for a slot, too."""
-        return [*self._active.values(), *self._waiting.values()]
-
     def get(self, key: RowKey) -> R | None:
         return self._active.get(key) or self._waiting.get(key)
 

@@ -9,7 +9,7 @@ from actors.draft_planner import DraftPlanner
 from actors.ensembles import Ensembles
 from actors.interpreter import Interpreter
 from actors.member_row import MemberRow
-from actors.messages import Admit, Answer, Ask, Failed, Follow, Join, Joined, Lost, Message, Offer, Report, Undrafted
+from actors.messages import Admit, Answer, Ask, Drafting, Failed, Join, Joined, Lost, Message, Missed, Offer, Report
 from actors.reception import Reception
 from actors.runner import Runner
 from actors.served_rows import ServedRow, ServedRows
@@ -70,15 +70,15 @@ class TargetInbox:
                         self._planner.note_offer(row, time.perf_counter())
             case Admit():
                 self._admit(peer, message)
-            case Follow(request_id, coordinator, known):
+            case Missed(request_id, coordinator, known):
                 row = self._rows.get((coordinator, request_id))
-                if isinstance(row, TargetRow):
-                    row.follow(peer, known)
+                if isinstance(row, TargetRow) and row.follower == peer:
+                    row.tell_from(max(0, known))
                     self.tell_follower(row)
-            case Undrafted(request_id):
+            case Drafting(request_id, drafter):
                 row = self._rows.get((peer, request_id))
                 if isinstance(row, TargetRow):
-                    row.undraft()
+                    row.draft_with(drafter)
             case Join():
                 self._join(peer, message)
             case Ask(request_id):

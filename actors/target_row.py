@@ -27,8 +27,8 @@ class TargetRow(Row):
         self.ensemble: RowEnsemble | None = None  # that it leads
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if asked for
         self.drafter = admit.drafter  # whether one works on the request
-        self.follower: str | None = None  # that drafter, once it has said so
-        self._told = 0  # how much of the text it was told
+        self.follower = admit.follower  # the drafter that is told how the text goes on, if it is not inside the target
+        self._told = len(self.tokens)  # so much of the text
         self._told_to_rest = False
         self.expects_drafts = self.drafter and self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # what is worth waiting for
@@ -107,20 +107,18 @@ class TargetRow(Row):
         if rejected and self.params.rejects:
             self.trie.fence()
 
-    def follow(self, drafter: str, known: int) -> None:
-        """A drafter, which knows so much of the text, wants to be told how it goes on."""
-        if self.follower != drafter:
-            self.follower = drafter
-            self.drafter = self.expects_drafts = True
+    def draft_with(self, drafter: str | None) -> None:
+        """Another drafter works on it from now on, or none. Should it know less of the text, it will ask."""
+        self.follower = drafter
+        self.drafter = self.expects_drafts = drafter is not None
+        self.tell_from(len(self.tokens))
+
+    def tell_from(self, known: int) -> None:
+        """The follower knows so much of the text."""
         self._told, self._told_to_rest = known, False
 
-    def undraft(self) -> None:
-        """The request has no drafter any more."""
-        self.follower = None
-        self.drafter = self.expects_drafts = False
-
     def news(self, draft_length: int) -> Advance | None:
-        """What to tell the follower. One that may rest, because no draft would pay, is told no more than that.
+        """What to tell the follower. One that may rest, because no draft would pay, is told that once.
 
         draft_length: how long a draft would pay in the next step.
         """
@@ -134,9 +132,8 @@ class TargetRow(Row):
     def advance(self, base: int, draft_length: int) -> Advance:
         """What a drafter needs to know that knows the text up to `base`."""
         coordinator, request_id = self.key
-        rejected = self.rejected_at > base
         return Advance(
-            request_id, coordinator, self.admission, base, self.tokens[base:], draft_length, rejected=rejected
+            request_id, coordinator, self.admission, base, self.tokens[base:], draft_length, self.rejected_at
         )
 
     def note_prompt(self, chunk: RowInput, logits: Tensor) -> None:

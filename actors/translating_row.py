@@ -138,6 +138,7 @@ class TranslatingRow(DrafterRow):
     def commit(self, advance: Advance, calibration: RankCalibration) -> None:
         """Go down the tree with the text; where that leaves the tree, or writes its last word anew, begin anew."""
         committed = advance.tokens[self._length - advance.base :]
+        dropped = advance.rejected_at > self._length and self._rejects  # by the target: all that it was offered
         kept = self._aligner.commit(committed)
         self._length += len(committed)
         self._ahead = b""
@@ -153,7 +154,6 @@ class TranslatingRow(DrafterRow):
         self._end = min(self._runner.max_length, len(self.tokens) + self._stretched(self._last_length - self._length))
         self._plant(node)
         self._translations = dict(self._still_right(committed))
-        dropped = advance.rejected and self._rejects  # by the target: all that it was offered
         self._offered = {} if dropped else dict(self._still_offered(tuple(committed)))
 
     def _descend(self, node: DraftNode | None, tokens: Sequence[int], calibration: RankCalibration) -> DraftNode | None:

@@ -82,7 +82,7 @@ def _tokens_per_s(
         drafts = _drafts(drafter, link, tries, draft_length + 1)
         seconds += time.perf_counter() - began_s if number >= _WARM_UP else 0.0
         for i, draft in enumerate(drafts):
-            link.send("drafter", [Advance(i, link.name, 0, lengths[i], draft, draft_length, rejected=False)])
+            link.send("drafter", [Advance(i, link.name, 0, lengths[i], draft, draft_length, rejected_at=0)])
             tries[i].commit(draft)
             lengths[i] += len(draft)
     link.send("drafter", [Cancel(i) for i in range(len(prompts))])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from actors.messages import Admit, Cancel, Failed, Report, Undrafted
+from actors.messages import Admit, Cancel, Drafting, Failed, Report
 from actors.request import Delta, Request
 from decoding.errors import ConsortError, OverloadedError, UnavailableError
 from decoding.params import SamplingParams
@@ -25,7 +25,7 @@ def test_target_and_drafter_are_told_the_same(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     stage.submit()
     address = stage.replicas["t1"].address
-    expected = Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4, drafter=True, target=address)
+    expected = Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4, drafter=True, target=address, follower="d1")
     assert stage.received("t1") == [expected]
     assert stage.received("d1") == [structs.replace(expected, drafts_only=True)]
 
@@ -121,7 +121,7 @@ def test_a_client_that_raises_ends_only_its_own_request(stage: Stage) -> None:
 def test_a_message_that_is_not_for_coordinators_is_dropped(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = stage.submit()
-    stage.say("t1", Undrafted(1), commit(3, 20))
+    stage.say("t1", Drafting(1, None), commit(3, 20))
     assert tokens_of(deltas) == [20]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.messages import Admit, Cancel, Failed, Undrafted
+from actors.messages import Admit, Cancel, Drafting, Failed
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, reports, tokens_of
 
 
@@ -73,7 +73,7 @@ def test_a_drafter_that_lost_its_way_starts_again(stage: Stage) -> None:
     stage.received("t1"), stage.received("d1")
     stage.say("d1", Failed(1, "the text can't be read"))
     stage.turn(later_s=1)
-    assert stage.received("t1") == [Undrafted(1)]
+    assert stage.received("t1") == [Drafting(1, None), Drafting(1, "d1")]
     assert admitted(stage.received("d1")) == [[*PROMPT, 20]]
 
 

@@ -1,6 +1,6 @@
 """What a coordinator does as replicas come, go, hang and die."""
 
-from actors.messages import Admit, Alive, Cancel, Report, Undrafted
+from actors.messages import Admit, Alive, Cancel, Drafting, Report
 from decoding.errors import UnavailableError
 from decoding.params import SamplingParams
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, reports, tokens_of
@@ -20,6 +20,7 @@ def test_a_lost_target_is_replaced_and_the_stream_goes_on(stage: Stage) -> None:
             4,
             drafter=True,
             target=stage.replicas["t2"].address,
+            follower="d1",
             admission=1,
         )
     ]
@@ -45,12 +46,12 @@ def test_a_lost_drafter_is_missed_by_nobody_and_replaced(stage: Stage) -> None:
     deltas = stage.submit()
     stage.received("t1")
     stage.set_replicas("t1")
-    assert stage.received("t1") == [Undrafted(1)]
+    assert stage.received("t1") == [Drafting(1, None)]
     stage.say("t1", commit(3, 5))
     assert tokens_of(deltas) == [5]
     stage.set_replicas("t1", "d2")
     assert admitted(stage.received("d2")) == [[*PROMPT, 5]]
-    assert stage.received("t1") == []
+    assert stage.received("t1") == [Drafting(1, "d2")]
 
 
 def test_a_silent_replica_is_given_up_and_a_talking_one_is_not(stage: Stage) -> None:
@@ -148,7 +149,7 @@ def test_a_replica_that_is_withdrawn_hands_its_requests_over(stage: Stage) -> No
     stage.set_replicas("t1", second)
     assert stage.received(first) == [Cancel(1)]
     assert admitted(stage.received(second)) == [PROMPT]
-    assert stage.received("t1") == []  # that goes on as if nothing had been
+    assert stage.received("t1") == [Drafting(1, second)]
     stage.set_replicas("t2", second)
     assert stage.received("t1") == [Cancel(1)]
     assert admitted(stage.received("t2")) == [PROMPT]
@@ -203,7 +204,7 @@ def test_a_new_drafter_takes_half_of_the_drafting_over(stage: Stage) -> None:
     (moved,) = [message.request_id for message in stage.received("d2") if isinstance(message, Admit)]
     assert Cancel(moved) in stage.received("d1")
     (left,) = set(ids) - {moved}
-    assert stage.received("t1") == []  # the drafts that are there stay useful
+    assert stage.received("t1") == [Drafting(moved, "d2")]
     settle(stage, {"t1": reports(*ids), "d1": reports(left), "d2": reports(moved)})
     assert stage.received("d1") == stage.received("d2") == []
 

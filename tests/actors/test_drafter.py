@@ -9,7 +9,7 @@ import torch
 from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange, LocalLink
-from actors.messages import Admit, Cancel, Failed, Follow, Message, Offer, Report
+from actors.messages import Admit, Cancel, Failed, Message, Missed, Offer, Report
 from actors.runner import Runner
 from decoding.params import SamplingParams
 from tests.support.advance import advance
@@ -30,7 +30,7 @@ class Stage:
         self.model = tiny_model("llama-gqa")
         self.link = exchange.join("d")
         self.drafter = Drafter(Runner(self.model, slots=2, max_length=64, max_query=32), self.link)
-        self.follows: list[Follow] = []  # what it said with its last offers
+        self.asked: list[Missed] = []  # with its last offers
 
     def say(self, *messages: Message) -> list[Offer]:
         """Its offers after a few turns."""
@@ -39,13 +39,8 @@ class Stage:
             self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()
         heard = [message for _, message in self.target.receive(0)]
-        self.follows = [message for message in heard if isinstance(message, Follow)]
+        self.asked = [message for message in heard if isinstance(message, Missed)]
         return [message for message in heard if isinstance(message, Offer)]
-
-    def report(self) -> None:
-        """The target gives a sign of life."""
-        self.target.send("d", [Report(active=0, waiting=0, slots=0, request_ids=[])])
-        self.say()
 
     @torch.no_grad()
     def continuation(self, tokens: list[int], count: int) -> list[int]:
@@ -131,33 +126,41 @@ def test_a_cancelled_request_frees_its_slot() -> None:
     assert stage.drafter.load().active == 0
 
 
-def test_it_follows_the_target_and_asks_again_for_what_was_lost() -> None:
+def test_it_asks_again_for_what_was_lost() -> None:
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
-    assert stage.follows == [Follow(1, "coordinator", 4)]
-    stage.say(advance(1, 9, [1]))
-    assert stage.follows == [Follow(1, "coordinator", 4)]
+    assert stage.say(advance(1, 9, [1])) == []
+    assert stage.asked == [Missed(1, "coordinator", 4)]
     base, _ = longest(stage.say(advance(1, 4, [1, 2, 3, 4, 5, 1])))
     assert base == 10
-    assert stage.follows == []
+    assert stage.asked == []
 
 
-def test_it_asks_again_where_its_target_has_told_nothing_between_two_reports() -> None:
-    stage = Stage()
-    stage.say(*(admit(i, PROMPT, 4, GREEDY, 3, drafter=True) for i in range(3)))  # of which two have a slot
-    stage.report()
-    stage.say(advance(1, 4, [1]))
-    stage.report()
-    assert stage.follows == [Follow(request_id, "coordinator", 4) for request_id in (0, 2)]
-    stage.report()
-    assert stage.follows == [Follow(0, "coordinator", 4), Follow(1, "coordinator", 5), Follow(2, "coordinator", 4)]
-
-
-def test_what_comes_from_another_admission_changes_nothing() -> None:
+def test_what_comes_from_an_earlier_admission_changes_nothing() -> None:
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True, admission=2))
-    assert stage.say(advance(1, 4, [1, 2], admission=1), advance(1, 9, [1], admission=3)) == []
-    assert stage.follows == []
+    assert stage.say(advance(1, 4, [1, 2], admission=1), advance(1, 9, [1], admission=0)) == []
+    assert stage.asked == []
+
+
+def test_a_request_whose_latest_admission_was_lost_is_given_back() -> None:
+    stage = Stage()
+    stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True, admission=2))
+    stage.coordinator.receive(0)
+    stage.say(advance(1, 4, [1, 2], admission=3))
+    assert any(isinstance(message, Failed) for _, message in stage.coordinator.receive(0))
+    assert stage.drafter.load().active == 0
+
+
+@pytest.mark.parametrize("rejected_at", [0, 4, 5, 6])
+def test_under_rejection_sampling_it_begins_anew_after_a_rejection_that_it_did_not_know(rejected_at: int) -> None:
+    stage = Stage()
+    params = SamplingParams(max_tokens=40, temperature=1, seed=3, verification="rejection")
+    base, drafted = longest(stage.say(admit(1, PROMPT, 4, params, 3, drafter=True)))
+    assert base == 4
+    stage.say(advance(1, 4, drafted[:2], 3, rejected_at=rejected_at))
+    (row,) = stage.drafter._rows
+    assert row.restarted_at == (6 if rejected_at > 4 else 4)
 
 
 def test_text_that_it_cannot_read_gives_the_request_back() -> None:

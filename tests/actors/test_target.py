@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from actors.link import LocalExchange, LocalLink
-from actors.messages import Admit, Advance, Cancel, Commit, Failed, Follow, Message, Offer, Undrafted
+from actors.messages import Admit, Advance, Cancel, Commit, Drafting, Failed, Message, Missed, Offer
 from actors.runner import Runner
 from actors.target import Target
+from actors.target_row import TargetRow
 from decoding.params import SamplingParams
 from tests.support.models import VOCAB, tiny_model
 from tests.support.waiting import wait_until
@@ -33,8 +34,8 @@ class Stage:
 
     def say(self, *messages: Message, turns: int = 30) -> list[Message]:
         """What it answers within some turns."""
-        self.coordinator.send("t", [message for message in messages if not isinstance(message, Offer | Follow)])
-        self.drafter.send("t", [message for message in messages if isinstance(message, Offer | Follow)])
+        self.coordinator.send("t", [message for message in messages if not isinstance(message, Offer | Missed)])
+        self.drafter.send("t", [message for message in messages if isinstance(message, Offer | Missed)])
         for _ in range(turns):
             self.coordinator.send("t", [Cancel(999)])  # something to receive, so that no turn waits
             self.target.turn()
@@ -87,7 +88,7 @@ def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     messages = stage.say(offer(1, 4, text[4:10]), turns=1)
     assert messages == [Commit(1, 5, text[5:10], 4, 4, None)]
-    assert committed(stage.say(Undrafted(1))) == text[10:]
+    assert committed(stage.say(Drafting(1, None))) == text[10:]
 
 
 def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
@@ -96,7 +97,7 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
     assert stage.say(offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, rejected=True)]
-    assert committed(stage.say(Undrafted(1))) == text[8:]
+    assert committed(stage.say(Drafting(1, None))) == text[8:]
 
 
 def test_an_alternative_is_verified_beside_the_chain() -> None:
@@ -107,7 +108,7 @@ def test_an_alternative_is_verified_beside_the_chain() -> None:
     tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
     tree = offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
     assert stage.say(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None)]
-    assert committed(stage.say(Undrafted(1))) == text[9:]
+    assert committed(stage.say(Drafting(1, None))) == text[9:]
 
 
 def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
@@ -121,30 +122,45 @@ def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
     ]
 
 
-def test_the_drafter_that_follows_is_told_how_the_text_goes_on_and_what_it_missed() -> None:
+def test_the_drafter_is_told_how_the_text_goes_on_and_what_it_missed() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, admission=3), turns=1)
-    assert stage.advances == []
-    stage.say(Follow(1, "coordinator", 4), turns=1)
-    assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:5], 4, rejected=False)]
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, admission=3, follower="d"), turns=1)
+    assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:5], 4, rejected_at=0)]
     stage.say(offer(1, 4, [*text[4:7], (text[7] + 1) % VOCAB, 3]), turns=1)
-    assert stage.advances == [Advance(1, "coordinator", 3, 5, text[5:8], 4, rejected=True)]
-    stage.say(Follow(1, "coordinator", 5), turns=1)  # it has lost the last one
-    assert stage.advances == [Advance(1, "coordinator", 3, 5, text[5:8], 4, rejected=True)]
-    assert committed(stage.say(Undrafted(1))) == text[8:]
+    assert stage.advances == [Advance(1, "coordinator", 3, 5, text[5:8], 4, rejected_at=8)]
+    stage.say(Missed(1, "coordinator", 4), turns=1)
+    assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:8], 4, rejected_at=8)]
+    assert committed(stage.say(Drafting(1, None))) == text[8:]
     assert stage.advances == []
 
 
-def test_the_last_drafter_that_asked_is_followed_and_unknown_requests_are_ignored() -> None:
+def test_only_the_drafter_that_works_on_a_request_is_told() -> None:
     stage = Stage()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=False), turns=1)
-    stage.say(Follow(7, "coordinator", 4), Follow(1, "other", 4), turns=1)
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, follower="another"), turns=1)
+    stage.say(Missed(1, "coordinator", 4), Missed(7, "coordinator", 4), Missed(1, "someone", 4), turns=1)
     assert stage.advances == []
-    stage.say(Follow(1, "coordinator", 4))
-    text = [token for advance in stage.advances for token in advance.tokens]
-    assert text == stage.text()[4 : 4 + len(text)]
-    assert text
+    stage.say(Drafting(1, "d"), Missed(1, "coordinator", -3), turns=1)
+    assert stage.advances == [Advance(1, "coordinator", 0, 0, text[:5], 4, rejected_at=0)]
+    stage.say(offer(1, 4, text[4:9]), turns=1)
+    assert [(advance.base, advance.tokens) for advance in stage.advances] == [(5, text[5:10])]
+
+
+def test_a_drafter_that_may_rest_is_told_that_once_and_all_that_it_missed_when_it_may_not() -> None:
+    admit = Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, follower="d")
+    row = TargetRow("coordinator", admit, acceptance=0.5)
+    told = []
+    for token, draft_length in enumerate([4, 0, 0, 0, 2]):
+        row.commit([token], rejected=False)
+        told.append(row.news(draft_length))
+    assert [one and (one.base, one.tokens, one.draft_length) for one in told] == [
+        (4, [0], 4),
+        (5, [1], 0),
+        None,
+        None,
+        (6, [2, 3, 4], 2),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +196,7 @@ def test_impossible_offers_change_nothing(hostile: Offer) -> None:
 def test_a_row_whose_drafter_is_gone_waits_for_no_drafts() -> None:
     stage = Stage()
     first = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
-    rest = stage.say(Undrafted(1), Undrafted(7), turns=11)
+    rest = stage.say(Drafting(1, None), Drafting(7, "d"), turns=11)
     assert committed([*first, *rest]) == stage.text()[4:]
 
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange
-from actors.messages import Admit, Cancel, Failed, Follow, Message, Offer
+from actors.messages import Admit, Cancel, Failed, Message, Missed, Offer
 from actors.translating_row import TranslatingRow
 from actors.translator import Translator
 from actors.vocabularies import speller_of
@@ -157,7 +157,7 @@ def test_after_a_rejection_all_is_offered_again() -> None:
     prompt, verdict = TARGET.encode(PROMPT), TARGET.encode(" the")
     stage.admit(prompt, SamplingParams(max_tokens=400, temperature=0.5, verification="rejection"))
     stage.trie = DraftTrie([*prompt, *verdict])
-    stage.say(advance(1, len(prompt), verdict, rejected=True))
+    stage.say(advance(1, len(prompt), verdict, rejected_at=len(prompt) + len(verdict)))
     (row,) = stage.drafter._rows
     assert isinstance(row, TranslatingRow)
     there = stage.trie.best_draft(1000, 64)
@@ -187,7 +187,7 @@ def test_it_asks_again_for_text_that_was_lost() -> None:
     prompt = TARGET.encode(PROMPT)
     stage = Stage(sentencepiece_tokenizer(), [PROMPT])
     stage.admit(prompt)
-    assert Follow(1, "coordinator", len(prompt)) in stage.say(advance(1, len(prompt) + 3, [300]))
+    assert Missed(1, "coordinator", len(prompt)) in stage.say(advance(1, len(prompt) + 3, [300]))
 
 
 def test_unknown_tokens_give_the_request_back() -> None:

@@ -12,6 +12,6 @@ def advance(
     draft_length: int = 4,
     *,
     admission: int = 0,
-    rejected: bool = False,
+    rejected_at: int = 0,
 ) -> Advance:
-    return Advance(request_id, "coordinator", admission, base, list(tokens), draft_length, rejected)
+    return Advance(request_id, "coordinator", admission, base, list(tokens), draft_length, rejected_at)

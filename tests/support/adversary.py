@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from actors.addresses import ReplicaAddress
 from actors.link import Link, Outbox
-from actors.messages import Admit, Advance, Follow, Offer
+from actors.messages import Admit, Advance, Offer
 
 
 class AdversarialDrafter:
@@ -28,7 +28,6 @@ class AdversarialDrafter:
                 case Admit(request_id, tokens, target=ReplicaAddress(target)):
                     self._targets[request_id] = target
                     self._committed[request_id] = len(tokens)
-                    self._outbox.put(target, Follow(request_id, peer, len(tokens)))
                     coordinator = peer
                 case Advance(request_id, coordinator, base=base, tokens=tokens):
                     self._committed[request_id] = base + len(tokens)

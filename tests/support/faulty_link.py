@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from actors.link import Envelope, LocalLink
-from actors.messages import Advance, Commit, Message, Offer
+from actors.messages import Advance, Commit, Message, Missed, Offer
 
 _POLL_S = 0.002  # while something is delayed
 
@@ -62,7 +62,7 @@ class FaultyLink(LocalLink):
         match message:
             case Offer():
                 weights = {"pass": 5, "drop": 2, "double": 1, "delay": 2}
-            case Commit(finish=None) | Advance() if self._commits:
+            case Commit(finish=None) | Advance() | Missed() if self._commits:
                 weights = {"pass": 18, "drop": 1, "double": 2, "delay": 1}
             case _:
                 return "pass"
