@@ -6,6 +6,8 @@ VENV ?= .venv
 TORCH_ARGS ?=
 # Options for pytest or for the benchmark: make test ARGS="-k verify"
 ARGS ?=
+# How many processes run the tests.
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -71,7 +73,7 @@ models: install ## train the bundled pair of models
 test: export HF_HUB_OFFLINE ?= 1
 
 test: install ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-slow: export HF_HUB_OFFLINE ?= 1
 

@@ -57,26 +57,34 @@ class Overhead:
 def measure_overhead(
     config: ServerConfig, prompts: Sequence[str], *, new_tokens: int, temperature: float, speculate: bool
 ) -> Overhead:
-    """Every prompt both ways, who comes first alternating. The first prompt only warms up."""
+    """Every prompt both ways, who comes first alternating. The first prompt only warms up.
+
+    The two begin differently, or whoever comes second would find the prompt in a slot of the first.
+    """
     served = load_endpoints(config)[MODEL]
     pairs: list[tuple[Stream, Stream]] = []
     with _coordinator(config) as (coordinator, thread), _connection(config) as connection:
         for index, prompt in enumerate(prompts):
-            body = CompletionRequest(
-                model=MODEL,
-                prompt=[prompt],
-                max_tokens=new_tokens,
-                temperature=temperature,
-                seed=index,
-                ignore_eos=True,
-                stream=True,
-                speculate=speculate,
+            over_http, directly = (
+                CompletionRequest(
+                    model=MODEL,
+                    prompt=[f"{way}{index}\n{prompt}"],
+                    max_tokens=new_tokens,
+                    temperature=temperature,
+                    seed=index,
+                    ignore_eos=True,
+                    stream=True,
+                    speculate=speculate,
+                )
+                for way in "ab"
             )
             if index % 2:
-                direct = _ask_directly(coordinator, thread, served, body)
-                pairs.append((_ask_over_http(connection, body), direct))
+                direct = _ask_directly(coordinator, thread, served, directly)
+                pairs.append((_ask_over_http(connection, over_http), direct))
             else:
-                pairs.append((_ask_over_http(connection, body), _ask_directly(coordinator, thread, served, body)))
+                pairs.append(
+                    (_ask_over_http(connection, over_http), _ask_directly(coordinator, thread, served, directly))
+                )
     return _overhead(pairs[1:], speculate)
 
 

@@ -115,7 +115,7 @@ def _model_options(options: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def reporting(console: Console) -> Iterator[Callable[[str], None]]:
     """A function that is told what begins, and shows what is done and how long it took."""
-    with ProgressDisplay(console) as display:
+    with ProgressDisplay(console, done="done") as display:
         yield lambda step: display.watch([Progress(step, "loading")])
         display.watch([])
 

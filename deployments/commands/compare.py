@@ -21,7 +21,7 @@ from evaluation.prompts import MAX_TOKENS, PROMPTS
     type=click.Path(path_type=Path),
     help='Lines of text, or of {"prompt": …} in a .jsonl file; by default five prompts that are built in.',
 )
-@click.option("--count", type=click.IntRange(1), default=16, show_default=True, help="Prompts to take from the file.")
+@click.option("--count", type=click.IntRange(1), default=16, show_default=True, help="The most prompts to take.")
 @click.option("--new-tokens", type=click.IntRange(4), default=MAX_TOKENS, show_default=True, help="Of each text.")
 @click.option("--temperature", default=1.0, show_default=True, help="Of the texts.")
 @click.option("--seeds", type=click.IntRange(1), default=4, show_default=True, help="Texts for each prompt.")
@@ -40,7 +40,7 @@ def compare(
 ) -> None:
     """Write the same prompts with each member alone, with self-consistency and with the ensemble, side by side."""
     config, name = configured_ensemble(config_path, endpoint)
-    texts = list(PROMPTS) if prompts is None else read_prompts(prompts, count)
+    texts = list(PROMPTS[:count]) if prompts is None else read_prompts(prompts, count)
     os.environ |= compute_environment(None)  # before torch is imported
     run_compare(
         Console(highlight=False),

@@ -14,8 +14,10 @@ from deployments.cluster import Progress
 class ProgressDisplay:
     """A live table on a terminal; one line per deployment that became ready elsewhere. Use as `with` block."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, done: str = "ready") -> None:
+        """done: what to call those that are."""
         self._console = console
+        self._done = done
         self._began_s = time.monotonic()
         self._progress: dict[str, Progress] = {}
         self._ready_after_s: dict[str, float] = {}
@@ -53,7 +55,7 @@ class ProgressDisplay:
     def _note_ready(self, name: str) -> None:
         self._ready_after_s[name] = self.elapsed_s
         if not self._console.is_terminal:
-            self._console.print(f"{name}: ready after {self.elapsed_s:.1f} s")
+            self._console.print(f"{name}: {self._done} after {self.elapsed_s:.1f} s")
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
@@ -63,6 +65,6 @@ class ProgressDisplay:
 
     def _row(self, name: str, one: Progress) -> tuple[RenderableType, str, str, str]:
         if one.state == "ready":
-            return "[green]✓[/]", name, "[green]ready[/]", f"[dim]{self._ready_after_s[name]:.1f} s[/]"
+            return "[green]✓[/]", name, f"[green]{self._done}[/]", f"[dim]{self._ready_after_s[name]:.1f} s[/]"
         style = "cyan" if one.state == "loading" else "dim"
         return self._spinner, name, f"[{style}]{one.state}[/]", f"[dim]{self.elapsed_s:.1f} s[/]"

@@ -165,7 +165,7 @@ def test_greedy_text_is_that_of_generate(bundle: Bundle) -> None:
 
 
 def test_greedy_text_without_a_drafter(bundle: Bundle) -> None:
-    requests = bundle.requests(greedy(MANY), drafter=None)
+    requests = bundle.requests(greedy(FEW), drafter=None)
     with running(bundle) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
@@ -173,7 +173,7 @@ def test_greedy_text_without_a_drafter(bundle: Bundle) -> None:
 
 
 def test_greedy_text_with_an_adversarial_drafter(bundle: Bundle) -> None:
-    requests = bundle.requests(greedy(MANY))
+    requests = bundle.requests(greedy(FEW))
     with running(bundle, adversary_for=requests) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
