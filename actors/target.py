@@ -221,6 +221,8 @@ class Target:
             row.cached -= 1  # as in a step, where the cache lacks the last token: _commit counts it
             if self._rows.get(row.key) is row and not self._breaks_structure(row, verdict):
                 self._commit(row, draft, verdict)
+        if last:
+            self._reception.flush()  # the first token is not to wait for the step that follows
         self._plan([row for row in rows if isinstance(row, TargetRow) and not row.prefilling])
 
     def _last_logits(self, rows: list[ServedRow], chunks: list[RowInput]) -> Tensor:

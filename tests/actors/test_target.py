@@ -9,6 +9,7 @@ import torch
 from actors.link import LocalExchange, LocalLink
 from actors.messages import Admit, Advance, Cancel, Commit, Drafting, Failed, Message, Missed, Offer
 from actors.runner import Runner
+from actors.served_rows import ServedRow
 from actors.target import Target
 from actors.target_row import TargetRow
 from decoding.params import SamplingParams
@@ -60,6 +61,20 @@ def test_it_writes_without_drafts() -> None:
     assert committed(messages) == stage.text()[4:]
     assert [m.finish for m in messages if isinstance(m, Commit)][-2:] == [None, "length"]
     assert stage.target.load().active == 0
+
+
+def test_the_first_token_is_sent_before_the_next_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    sent: list[Message] = []
+    step = stage.target._step
+
+    def look_and_step(rows: list[ServedRow]) -> None:
+        sent.extend(message for _, message in stage.coordinator.receive(0))
+        step(rows)
+
+    monkeypatch.setattr(stage.target, "_step", look_and_step)
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)
+    assert committed(sent) == stage.text()[4:5]
 
 
 @pytest.mark.parametrize("done", [1, 5, 11])
