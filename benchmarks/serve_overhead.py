@@ -146,7 +146,7 @@ def _ask_over_http(connection: http.client.HTTPConnection, body: CompletionReque
     text = body.model_dump_json(exclude_none=True)
     times_s: list[float] = []
     began_s = time.perf_counter()
-    connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
+    connection.request("POST", "/v1/completions", text.encode(), {"Content-Type": "application/json"})
     with connection.getresponse() as response:
         for line in response:
             if line.startswith(b"data: {"):
