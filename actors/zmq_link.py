@@ -1,7 +1,7 @@
 """Links between processes and hosts: ZeroMQ over TCP, CURVE-encrypted, msgspec-encoded; never pickle.
 
-Each replica binds one ROUTER; coordinators, drafters and leaders of ensembles connect one DEALER to each replica that
-they need. A replica makes its CURVE key pair at start; its public key, handed out over Ray's control plane, is what lets
+Each replica binds one ROUTER; coordinators, drafters and leaders of ensembles connect one DEALER to each that they
+need. A replica makes its CURVE key pair at start; its public key, handed out over Ray's control plane, is what lets
 peers in.
 """
 
