@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 _TRIAL_TOKENS = {True: 48, False: 16}  # committed in a trial with speculation and without, and …
 _TRIAL_STEPS = 6  # … the least number of steps
 _SETTLING_STEPS = 3  # at the begin of a window: drafters catch up, or come to rest
+_FEWEST_STEPS, _HOPELESS = 2, 0.85  # after so few steps at such a speed, a trial of speculation has shown enough
 _BUDGET = 0.01  # the share of the time that trials of the slower way may cost
-_LEAST_PAUSE_S = 1.0  # between trials
+_LEAST_PAUSE_S = 1.0  # between trials, but …
+_LEAST_PAUSE = 4.0  # … never shorter than so many of them
 _SMOOTHING = 0.3  # weight of the newest window, but the first few count alike
 _PATIENCE = 4.0  # how much longer at most what has won again is used than the last time
 _MARGIN = 1.2  # speculation that beats the estimate of plain decoding by that needs no trial
@@ -31,6 +33,7 @@ class _Contest:
     tokens: int = 0
     plain_s: float = 0.0  # that plain decoding should have taken
     seconds: float = 0.0
+    lasted_s: float = 0.0  # with the steps in which it settled
     speeds: dict[bool, float] = field(default_factory=dict)  # by whether it speculated
     windows: Counter[bool] = field(default_factory=Counter)  # that they come from
     trying: bool = True  # the current window is a trial, not the use of what won
@@ -39,6 +42,7 @@ class _Contest:
 
     def note(self, tokens: int, seconds: float, plain_s: float) -> None:
         self.steps += 1
+        self.lasted_s += seconds
         if self.steps > _SETTLING_STEPS:
             self.tokens += tokens
             self.plain_s += plain_s
@@ -50,8 +54,10 @@ class _Contest:
     def is_over(self) -> bool:
         if not self.trying:
             return self.seconds > self.pause_s
-        enough_steps = self.steps >= _SETTLING_STEPS + _TRIAL_STEPS
-        return enough_steps and self.tokens >= _TRIAL_TOKENS[self.speculating]
+        counted = self.steps - _SETTLING_STEPS
+        if self.speculating and counted >= _FEWEST_STEPS and self.plain_s < _HOPELESS * self.seconds:
+            return True
+        return counted >= _TRIAL_STEPS and self.tokens >= _TRIAL_TOKENS[self.speculating]
 
     def close(self) -> None:
         """Learn from the window that is over, and open the next."""
@@ -66,9 +72,10 @@ class _Contest:
             self._open(not self.speculating, trying=True)
         else:
             winner = max(self.speeds, key=self.speeds.__getitem__)
-            lost_s = self.seconds * (1 - speed / self.speeds[winner])
-            longest_s = _PATIENCE * self.pause_s if winner == self.winner else _LEAST_PAUSE_S
-            self._use(winner, pause_s=max(_LEAST_PAUSE_S, min(lost_s / _BUDGET, longest_s)))
+            lost_s = self.lasted_s * (1 - speed / self.speeds[winner])
+            least_s = max(_LEAST_PAUSE_S, _LEAST_PAUSE * self.lasted_s)
+            longest_s = _PATIENCE * self.pause_s if winner == self.winner else least_s
+            self._use(winner, pause_s=max(least_s, min(lost_s / _BUDGET, longest_s)))
 
     def _use(self, winner: bool, *, pause_s: float) -> None:
         self._open(winner, trying=False)
@@ -76,7 +83,7 @@ class _Contest:
 
     def _open(self, speculating: bool, *, trying: bool) -> None:
         self.steps = _SETTLING_STEPS if speculating == self.speculating else 0
-        self.tokens, self.plain_s, self.seconds = 0, 0.0, 0.0
+        self.tokens, self.plain_s, self.seconds, self.lasted_s = 0, 0.0, 0.0, 0.0
         self.speculating, self.trying = speculating, trying
 
 

@@ -57,6 +57,15 @@ def test_never_much_slower_than_plain(speculative_rate: float) -> None:
     assert machine.tokens / machine.seconds > 0.97 * 100
 
 
+@pytest.mark.parametrize(("steps", "least"), [(100, 0.85), (300, 0.92)])
+@pytest.mark.parametrize("step_s", [0.05, 0.2])
+def test_finding_out_costs_little_in_a_run_of_seconds(steps: int, least: float, step_s: float) -> None:
+    """Of the speed of plain decoding, where speculation would have taken a third away."""
+    machine, plain_rate = Machine(SpeculationTrial(), spread=0.2), 32 / step_s
+    machine.run(steps, plain_rate=plain_rate, speculative_rate=plain_rate / 1.5, rows=32)
+    assert machine.tokens / machine.seconds > least * plain_rate
+
+
 @pytest.mark.parametrize(("before", "after"), [(60, 150), (150, 60)])
 def test_a_change_is_noticed(before: float, after: float) -> None:
     machine = Machine(SpeculationTrial(), spread=0.2)
