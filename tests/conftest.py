@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 
 for name, value in {
     "HF_HUB_OFFLINE": "1",
@@ -16,6 +17,9 @@ for name, value in {
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }.items():
     os.environ.setdefault(name, value)
+
+# What shells start in the background ignores Ctrl-C, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -55,8 +55,6 @@ def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> N
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [*COMMAND, "serve", "--port", str(port)]
-    # Shells let what they start in the background ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -69,6 +67,5 @@ def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> N
             assert process.stdout.read().splitlines() == ["Stopped."]
         finally:
             process.terminate()  # does nothing to one that has ended
-            signal.signal(signal.SIGINT, before)
     assert process.returncode == 0
     wait_until(lambda: not ray_processes(os.getpid()), "all processes have ended")
