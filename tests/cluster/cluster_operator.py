@@ -64,10 +64,12 @@ class Operator:
         self._on_laptop(f"ray rsync-up {_CLUSTER} ~/serve.yaml '~/consort/serve.yaml'")
         self._on_laptop(f"ray exec {_CLUSTER} 'cd consort && serve deploy serve.yaml'")
 
-    def scale(self, model: str, replicas: int) -> None:
-        """Scale a model by hand, by a client's request."""
+    def scale(self, model: str, replicas: int, *, status: int = 200) -> None:
+        """Scale a model by hand, by a client's request, which is answered with the status."""
         body = ScaleRequest(model=model, replicas=replicas).model_dump_json()
-        self._fleet.run("client", f"curl --silent --fail --json @- {self._url}/scale", stdin=body)
+        command = f"curl --silent --write-out '\\n%{{http_code}}' --json @- {self._url}/scale"
+        answer = self._fleet.run("client", command, stdin=body)
+        assert answer.endswith(f"\n{status}"), answer
 
     def down(self) -> None:
         self._on_laptop(f"ray down --yes {_CLUSTER}")

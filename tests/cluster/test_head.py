@@ -61,6 +61,7 @@ def test_everything_serves_on_while_the_head_is_dead(machines: Fleet, operator: 
         operator.wait(lambda: operator.streams() == CASES, "all streams are open")
         machines.crash("head", silently=silently)
         check(operator.ask(5), right)  # begun while there is no head
+        operator.scale("drafter", 2, status=503)
         kill(machines, "target1", "Target")
         check(operator.ask(5), right)
         machines.reconnect("head")
