@@ -1,4 +1,4 @@
-"""On a head: kill GCS alone, and after so many seconds start it again as it was. `python - SECONDS`."""
+"""On a head: kill GCS alone, and start it again as it was after so many seconds. `python - PROCESS SECONDS`."""
 
 import os
 import signal
@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 
 
-def main(seconds: str) -> None:
-    (process,) = (one for one in Path("/proc").glob("[0-9]*") if b"/gcs/gcs_server\0" in (one / "cmdline").read_bytes())
-    command = (process / "cmdline").read_bytes().split(b"\0")[:-1]
-    lines = (process / "environ").read_bytes().split(b"\0")
-    environment = dict(line.split(b"=", 1) for line in lines if line)
-    folder = (process / "cwd").readlink()
-    os.kill(int(process.name), signal.SIGKILL)
+def main(process: str, seconds: str) -> None:
+    facts = Path("/proc", process)
+    command = (facts / "cmdline").read_bytes().split(b"\0")[:-1]
+    environment = dict(line.split(b"=", 1) for line in (facts / "environ").read_bytes().split(b"\0") if line)
+    folder = (facts / "cwd").readlink()
+    os.kill(int(process), signal.SIGKILL)
     time.sleep(float(seconds))
     nothing = subprocess.DEVNULL
     subprocess.Popen(
@@ -23,4 +22,4 @@ def main(seconds: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
