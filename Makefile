@@ -81,7 +81,7 @@ test-slow: install ## run the tests that take too long for the gate
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-cluster: install ## bring whole clusters up, on several machines inside this one; needs root (docs/cluster.md)
-	CONSORT_TEST_FLEET=1 $(BIN)/python -m pytest -rP tests/cluster/test_fleet.py $(ARGS)
+	CONSORT_TEST_FLEET=1 $(BIN)/python -m pytest -rP tests/cluster/test_fleet.py tests/cluster/test_head.py $(ARGS)
 
 URL ?= http://127.0.0.1:8000
 

@@ -14,7 +14,7 @@ from deployments.http.gate import admins_only
 if TYPE_CHECKING:
     from actors.replica import Role
 
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403)}
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 503)}
 SetReplicas = Callable[[str, int], Awaitable[None]]  # of a model
 
 

@@ -11,10 +11,12 @@ from ray.serve._private.config import DeploymentConfig
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
+from decoding.errors import UnavailableError
 from deployments.configuration.scaling import ScalingConfig
 from deployments.scaling.policy import ScalingRules
 
 _POLL_S, _POLLS = 0.1, 100
+_ANSWER_S = 10.0  # the call waits for as long as Ray's head is dead
 
 
 def autoscaling_config(scaling: ScalingConfig, rules: ScalingRules, replicas: int) -> AutoscalingConfig:
@@ -35,6 +37,7 @@ async def set_replicas(app_name: str, deployment: str, count: int) -> None:
 
     Raises:
         RayTaskError: the application was deployed without `external_scaler_enabled`.
+        UnavailableError: Serve's controller does not answer; nothing is changed.
     """
     from ray.serve._private.common import DeploymentID  # the call is public over the dashboard's REST API only
     from ray.serve.context import _get_global_client
@@ -43,7 +46,10 @@ async def set_replicas(app_name: str, deployment: str, count: int) -> None:
     assert client is not None
     controller = client._controller
     deployment_id = DeploymentID(name=deployment, app_name=app_name)
-    applications = await controller.get_app_configs.remote()
+    try:
+        applications = await asyncio.wait_for(controller.get_app_configs.remote(), _ANSWER_S)
+    except TimeoutError as error:
+        raise UnavailableError(f"Serve's controller has not answered for {_ANSWER_S:g} s; is Ray's head up?") from error
     if app_name in applications:  # from a file: what Serve remembers of it is to say the same
         applications[app_name] = with_fixed_count(applications[app_name], deployment, count)
         await controller.apply_config.remote(ServeDeploySchema(applications=list(applications.values())))

@@ -19,13 +19,15 @@ class Outcome:
     answers: int = 0
     drafted: int = 0
     slowest_s: float = 0.0
+    pause_s: float = 0.0  # the longest between two chunks
     texts: list[str] = field(default_factory=list)  # all that differ
     errors: list[str] = field(default_factory=list)
 
-    def note(self, text: str, drafted: int, took_s: float) -> None:
+    def note(self, text: str, drafted: int, took_s: float, pause_s: float) -> None:
         self.answers += 1
         self.drafted += drafted
         self.slowest_s = max(self.slowest_s, took_s)
+        self.pause_s = max(self.pause_s, pause_s)
         if text not in self.texts:
             self.texts.append(text)
 
@@ -36,10 +38,12 @@ def request(case: int) -> dict[str, Any]:
     return {"model": "consort", "prompt": prompt, "max_tokens": 300, "seed": case, "temperature": (case % 3) / 2}
 
 
-def ask(client: openai.OpenAI, case: int) -> tuple[str, int]:
-    """The text of one streamed answer, and how many draft tokens were verified for it."""
-    text, drafted, finish = "", 0, None
+def ask(client: openai.OpenAI, case: int) -> tuple[str, int, float]:
+    """The text of one streamed answer, how many draft tokens were verified for it, and its longest pause in seconds."""
+    text, drafted, finish, pause_s = "", 0, None, 0.0
+    heard_s = time.monotonic()
     for chunk in client.completions.create(**request(case), stream=True):
+        pause_s, heard_s = max(pause_s, time.monotonic() - heard_s), time.monotonic()
         if chunk.choices:
             text += chunk.choices[0].text
             finish = finish or chunk.choices[0].finish_reason
@@ -47,7 +51,7 @@ def ask(client: openai.OpenAI, case: int) -> tuple[str, int]:
         drafted = speculation["drafted"] if speculation else drafted
     if finish is None:
         raise ConnectionError(f"the stream of case {case} ended after {len(text)} characters")
-    return text, drafted
+    return text, drafted, pause_s
 
 
 def ask_again_and_again(client: openai.OpenAI, case: int, until_s: float) -> Outcome:
@@ -55,8 +59,8 @@ def ask_again_and_again(client: openai.OpenAI, case: int, until_s: float) -> Out
     while not outcome.answers or time.monotonic() < until_s:
         begun_s = time.monotonic()
         try:
-            text, drafted = ask(client, case)
-            outcome.note(text, drafted, time.monotonic() - begun_s)
+            text, drafted, pause_s = ask(client, case)
+            outcome.note(text, drafted, time.monotonic() - begun_s, pause_s)
         except (openai.OpenAIError, ConnectionError) as error:
             outcome.errors.append(repr(error))
             return outcome

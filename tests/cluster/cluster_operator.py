@@ -12,7 +12,6 @@ from deployments.configuration.config import ROOT
 from deployments.http.scaling_routes import ScaleRequest
 from tests.cluster.fleet import ADDRESSES, SERVERS, Fleet
 
-URL = f"http://{ADDRESSES['head']}:8000"
 _CLUSTER = "/run/home/cluster.yaml"
 _ROLES = {"target": "Target-target", "drafter": "Drafter-drafter", "coordinator": "Coordinator"}
 _NODES = """
@@ -22,15 +21,26 @@ print(json.dumps({node["NodeManagerAddress"]: node["Resources"] for node in ray.
 """
 
 
+def read(file: str) -> str:
+    """The text of a file of the checkout."""
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
 class Operator:
     """Brings one of the cluster files up on a fleet, and says what became of it."""
 
-    def __init__(self, fleet: Fleet, file: str, **changes: Any) -> None:
-        """changes: of the file, where the fleet differs from real hosts. It has no package index to install from."""
-        self._fleet = fleet
-        cluster = yaml.safe_load((ROOT / file).read_text(encoding="utf-8")) | changes
+    def __init__(
+        self, fleet: Fleet, file: str, *, patch: Callable[[str], str] = read, http: str = "head", **changes: Any
+    ) -> None:
+        """
+        patch: gives the text of a file of the checkout as the operator has changed it.
+        http: the machine that clients ask.
+        changes: of the file, where the fleet differs from real hosts. It has no package index to install from.
+        """
+        self._fleet, self._url = fleet, f"http://{ADDRESSES[http]}:8000"
+        cluster = yaml.safe_load(patch(file)) | changes
         cluster["setup_commands"] = [line for line in cluster["setup_commands"] if "install.sh" not in line]
-        self._serve = yaml.safe_load((ROOT / "serve.yaml").read_text(encoding="utf-8"))
+        self._serve = yaml.safe_load(patch("serve.yaml"))
         fleet.write("laptop", _CLUSTER, yaml.safe_dump(cluster))
         fleet.write("laptop", "~/.consort/ray-token", "0123456789abcdef" * 4)
 
@@ -54,10 +64,12 @@ class Operator:
         self._on_laptop(f"ray rsync-up {_CLUSTER} ~/serve.yaml '~/consort/serve.yaml'")
         self._on_laptop(f"ray exec {_CLUSTER} 'cd consort && serve deploy serve.yaml'")
 
-    def scale(self, model: str, replicas: int) -> None:
-        """Scale a model by hand, by a client's request."""
+    def scale(self, model: str, replicas: int, *, status: int = 200) -> None:
+        """Scale a model by hand, by a client's request, which is answered with the status."""
         body = ScaleRequest(model=model, replicas=replicas).model_dump_json()
-        self._fleet.run("client", f"curl --silent --fail --json @- {URL}/scale", stdin=body)
+        command = f"curl --silent --write-out '\\n%{{http_code}}' --json @- {self._url}/scale"
+        answer = self._fleet.run("client", command, stdin=body)
+        assert answer.endswith(f"\n{status}"), answer
 
     def down(self) -> None:
         self._on_laptop(f"ray down --yes {_CLUSTER}")
@@ -81,7 +93,7 @@ class Operator:
 
     def found(self) -> set[str]:
         """The models that clients find."""
-        answer = self._fleet.run("client", f"curl --silent --fail --max-time 5 {URL}/health || true")
+        answer = self._fleet.run("client", f"curl --silent --fail --max-time 5 {self._url}/health || true")
         return {model for model, up in json.loads(answer)["models"].items() if up} if answer else set()
 
     def ready(self) -> bool:
@@ -90,7 +102,7 @@ class Operator:
 
     def ask(self, seconds: float) -> list[dict[str, Any]]:
         """What a client's requests came to (tests/cluster/ask.py), by case."""
-        command = f"cd {ROOT} && python -m tests.cluster.ask {URL} {seconds}"
+        command = f"cd {ROOT} && python -m tests.cluster.ask {self._url} {seconds}"
         answers: list[dict[str, Any]] = json.loads(self._fleet.run("client", command, timeout_s=300))
         return answers
 

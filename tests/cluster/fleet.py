@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ ADDRESSES = {
     "drafter2": "10.77.0.12",
     "target1": "10.77.0.21",
     "target2": "10.77.0.22",
+    "redis": "10.77.0.30",
     "laptop": "10.77.0.100",
     "client": "10.77.0.200",
 }
-SERVERS = tuple(name for name in ADDRESSES if name not in ("laptop", "client"))
+SERVERS = tuple(name for name in ADDRESSES if name not in ("redis", "laptop", "client"))
 _TOOLS = ("/usr/sbin/sshd", "/usr/bin/rsync", "/usr/bin/nsenter", "/usr/sbin/ip")
 _HIDDEN = ("/tmp", "/run", "/var/log")  # each machine has its own
 _SSH = "ssh -i /run/fleet/key -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -q"
@@ -74,9 +76,24 @@ class Fleet:
         self._expect(f"{machine} is off")
         self.off.add(machine)
 
+    def crash(self, machine: str, *, silently: bool) -> None:
+        """Kill every process of a machine but its sshd; silently: nobody hears of it, for its network is cut before."""
+        self.run(machine, "setsid sh -c 'sleep 2; kill -KILL -1' < /dev/null > /dev/null 2>&1 &")
+        if silently:
+            self._link(machine, "down")
+        time.sleep(3)  # who asked would be killed, too
+
+    def reconnect(self, machine: str) -> None:
+        """Give a machine its network back."""
+        self._link(machine, "up")
+
     def processes(self, machine: str, pattern: str) -> int:
         """How many processes of a machine have a title that matches; the search itself does not count."""
         return int(self.run(machine, f"pgrep -c -f '[{pattern[0]}]{pattern[1:]}' || true"))
+
+    def _link(self, machine: str, state: str) -> None:
+        command = ["nsenter", f"--target={self._init.pid}", "--net", "ip", "link", "set", f"to-{machine}", state]
+        subprocess.run(command, check=True)
 
     def _expect(self, line: str) -> None:
         assert self._init.stdout is not None

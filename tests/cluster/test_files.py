@@ -21,6 +21,7 @@ from deployments.configuration.scaling import ScalingConfig
 from deployments.http.proxy import CALLBACK
 from deployments.scaling.policy import scale
 from deployments.scaling.scaler import with_fixed_count
+from tests.cluster.documented import with_redis
 
 LAUNCHED = ["cluster.yaml", "cluster-local.yaml", "cluster-pools.yaml"]
 WITH_TYPES = ["cluster.yaml", "cluster-pools.yaml"]
@@ -159,6 +160,18 @@ def test_a_number_can_be_fixed_as_the_comment_says(file: str) -> None:
     assert line is not None
     (*_, fixed) = with_fixed_count(application, "Target-target", 2).deployments
     assert fixed == DeploymentSchema(**yaml.safe_load(line[1]))
+
+
+def test_files_can_be_changed_for_a_head_that_may_die() -> None:
+    cluster = yaml.safe_load(with_redis("cluster-local.yaml"))
+    validate_config(prepare_config(cluster))
+    assert "RAY_REDIS_ADDRESS=" in cluster["head_start_ray_commands"][-1]
+    workers = cluster["worker_start_ray_commands"][-1]
+    assert f"{CALLBACK} " in workers  # proxies run there
+    assert re.search(r"case \$ip in (\S+)\) role=coordinator", workers)[1] in cluster["provider"]["worker_ips"]  # type: ignore[index]
+    serve = yaml.safe_load(with_redis("serve.yaml"))
+    ServeDeploySchema.model_validate(serve)
+    assert serve["proxy_location"] == "EveryNode"
 
 
 def test_the_coordinator_keeps_its_own_environment() -> None:

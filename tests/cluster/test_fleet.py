@@ -1,44 +1,15 @@
 """Real clusters on several machines, from `ray up` to `ray down`: `make test-cluster`. Machines are namespaces here."""
 
-import os
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from tests.cluster.ask import CASES
 from tests.cluster.cluster_operator import Operator
-from tests.cluster.fleet import SERVERS, Fleet, fleet, why_not
+from tests.cluster.fleet import SERVERS, Fleet
+from tests.cluster.outcomes import ask_while, check
 
-_WANTED = "CONSORT_TEST_FLEET"
-
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(_WANTED not in os.environ, reason=f"takes minutes; {_WANTED}=1, or make test-cluster, runs it"),
-]
-
-
-@pytest.fixture
-def machines() -> Iterator[Fleet]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with fleet() as machines:
-        yield machines
-
-
-def check(outcomes: list[dict[str, Any]], right: list[list[str]] | None = None) -> list[list[str]]:
-    """The texts of a client's requests, none of which was lost, and all of which are right."""
-    assert [outcome["errors"] for outcome in outcomes] == [[]] * len(outcomes)
-    texts: list[list[str]] = [outcome["texts"] for outcome in outcomes]
-    assert all(len(different) == 1 for different in texts), texts
-    assert right is None or texts == right
-    answers = sum(outcome["answers"] for outcome in outcomes)
-    slowest_s = max(outcome["slowest_s"] for outcome in outcomes)
-    print(f"{answers} answers, none lost and none that differs; the slowest took {slowest_s:.1f} s")
-    return texts
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 def counts(operator: Operator) -> dict[str, int]:
@@ -52,15 +23,6 @@ def counts(operator: Operator) -> dict[str, int]:
 def settle(operator: Operator, what: str, **wanted: int) -> None:
     """Wait for that many machines of each role."""
     operator.wait(lambda: counts(operator) == wanted, what, timeout_s=180)
-
-
-def ask_while(operator: Operator, strike: Callable[[], object]) -> list[dict[str, Any]]:
-    """What a client's requests come to if something is struck in the middle of its streams."""
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(operator.ask, 20)
-        operator.wait(lambda: operator.streams() == CASES, "all streams are open")
-        strike()
-        return asked.result()
 
 
 def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) -> None:

@@ -1,6 +1,8 @@
 """Scaling as it is configured, asked for over HTTP and put to Serve; a cluster that does it is in tests/http."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from fastapi.testclient import TestClient
 from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeApplicationSchema
 
-from decoding.errors import ConfigError
+from decoding.errors import ConfigError, UnavailableError
 from deployments.app import BuildArgs, build
 from deployments.configuration.config import ROOT, parse_config
 from deployments.configuration.scaling import ScalingConfig
@@ -17,7 +19,8 @@ from deployments.http.errors import install_error_handlers
 from deployments.http.gate import Gate
 from deployments.http.keys import KeyRing
 from deployments.http.scaling_routes import add_scaling_route
-from deployments.scaling.scaler import with_fixed_count
+from deployments.scaling import scaler
+from deployments.scaling.scaler import set_replicas, with_fixed_count
 
 MODELS = {
     "large": {"path": "org/large", "scaling": {"max": 4}},
@@ -138,3 +141,12 @@ def test_every_key_is_documented() -> None:
     for name, field in ScalingConfig.model_fields.items():
         default = "required" if field.is_required() else f"`{field.default}`"
         assert f"| `{name}` | {default} | {field.description} |" in page
+
+
+def test_a_controller_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while Ray's head is dead: Ray keeps the call for the controller's next life."""
+    silent = SimpleNamespace(get_app_configs=SimpleNamespace(remote=asyncio.Event().wait))
+    monkeypatch.setattr("ray.serve.context._get_global_client", lambda: SimpleNamespace(_controller=silent))
+    monkeypatch.setattr(scaler, "_ANSWER_S", 0.01)
+    with pytest.raises(UnavailableError, match="has not answered"):
+        asyncio.run(set_replicas("consort", "Target-large", 2))
