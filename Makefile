@@ -73,7 +73,7 @@ models: install ## train the bundled pair of models
 test: export HF_HUB_OFFLINE ?= 1
 
 test: install ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: export HF_HUB_OFFLINE ?= 1
 

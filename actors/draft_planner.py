@@ -61,7 +61,7 @@ class DraftPlanner:
 
         rows: all that will be in the next step.
         """
-        limits = [row.usable_draft_length for row in rows]
+        limits = [row.usable_draft_length if row.speculates else 0 for row in rows]
         wanted = self._lengths(rows, limits, latency_s=self._draft_token_s or 0.0)
         useful = wanted if self._in_turn else self._lengths(rows, limits, latency_s=0.0)
         if self._draft_token_s is not None:
@@ -86,11 +86,14 @@ class DraftPlanner:
         """Learn from a round of ensembles over so many tokens, from the question to the last answer."""
         self._round_cost_s.note(tokens, seconds)
 
-    def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float) -> None:
-        """Learn from a step and the wait before it, together so many seconds, in which the rows committed tokens."""
+    def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float, *, drafted: bool) -> None:
+        """Learn from a step and the wait before it, together so many seconds, in which the rows committed tokens.
+
+        drafted: whether there were drafts in it.
+        """
         if 2 * len(rows) > self.rows_in_hand and any(row.speculates for row in rows):
             plain_rate = len(rows) / self._cost_s(rows)(len(rows))
-            self._trial.note(self.rows_in_hand, committed, seconds, plain_rate=plain_rate)
+            self._trial.note(self.rows_in_hand, committed, seconds, plain_rate=plain_rate, drafted=drafted)
 
     def note_drafting(self, token_s: float) -> None:
         """Learn how long a draft token took to come, of all rows together where drafts are made in turn."""

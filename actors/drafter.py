@@ -183,7 +183,7 @@ class Drafter:
     def _handle(self, peer: str, message: Message) -> None:
         match message:
             case Advance():
-                self._advance(message)
+                self._advance(peer, message)
             case Admit():
                 self._admit(peer, message)
             case Report():
@@ -222,10 +222,10 @@ class Drafter:
         """A row is removed."""
         self._targets[row.target] -= 1
 
-    def _advance(self, message: Advance) -> None:
+    def _advance(self, peer: str, message: Advance) -> None:
         """Go on with the text, or give the request back where that is impossible."""
         row = self._rows.get((message.coordinator, message.request_id))
-        if row is None or message.admission < row.admission:
+        if row is None or row.target != peer or message.admission < row.admission:
             return
         if message.admission > row.admission or not row.can_read(message.tokens):
             self._give_back(row, ValueError("an admission was lost, or the text has tokens beyond the drafter's"))

@@ -166,6 +166,7 @@ class Target:
         tokens = sum(len(draft.tokens) + 1 for draft in drafts)
         self._planner.note_answers(tokens, time.perf_counter() - min(one.asked_at_s for one in rounds))
         self._follow(rows, drafts, verdicts, min(one.began_s for one in rounds))
+        self._reception.flush()
 
     def _follow(self, rows: list[TargetRow], drafts: list[Draft], verdicts: list[Verdict], began_s: float) -> None:
         """Commit what the target chose: of each row's draft, then the first token of its own.
@@ -182,7 +183,8 @@ class Target:
                 self._runner.keep(row.slot, row.cached + 1, [row.cached + 1 + place for place in path])
                 self._commit(row, draft, verdict)
                 committed += len(path) + 1
-        self._planner.note_round(rows, committed, time.perf_counter() - began_s)
+        drafted = any(draft.tokens for draft in drafts)
+        self._planner.note_round(rows, committed, time.perf_counter() - began_s, drafted=drafted)
         self._waited_before_s = self.times.waited_s
         self._plan(rows)
 

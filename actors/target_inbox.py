@@ -73,7 +73,7 @@ class TargetInbox:
             case Missed(request_id, coordinator, known):
                 row = self._rows.get((coordinator, request_id))
                 if isinstance(row, TargetRow) and row.follower == peer:
-                    row.tell_from(max(0, known))
+                    row.tell_from(min(max(0, known), len(row.tokens)))
                     self.tell_follower(row)
             case Drafting(request_id, drafter):
                 row = self._rows.get((peer, request_id))

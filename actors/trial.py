@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 _TRIAL_TOKENS = {True: 48, False: 16}  # committed in a trial with speculation and without, and …
 _TRIAL_STEPS = 6  # … the least number of steps
 _SETTLING_STEPS = 3  # at the begin of a window: drafters catch up, or come to rest
-_FEWEST_STEPS, _HOPELESS = 2, 0.85  # after so few steps at such a speed, a trial of speculation has shown enough
+_FEWEST_STEPS, _HOPELESS = 2, 0.85  # after so few steps with drafts, at such a speed, a trial has shown enough
 _BUDGET = 0.01  # the share of the time that trials of the slower way may cost
 _LEAST_PAUSE_S = 1.0  # between trials, but …
 _LEAST_PAUSE = 4.0  # … never shorter than so many of them
@@ -30,6 +30,7 @@ class _Contest:
 
     speculating: bool = True  # in the current window
     steps: int = 0  # of the current window
+    drafted_steps: int = 0  # of those that count, with draft tokens to verify
     tokens: int = 0
     plain_s: float = 0.0  # that plain decoding should have taken
     seconds: float = 0.0
@@ -40,10 +41,11 @@ class _Contest:
     winner: bool | None = None  # last time
     pause_s: float = 0.0  # how long what won is used before the next trial
 
-    def note(self, tokens: int, seconds: float, plain_s: float) -> None:
+    def note(self, tokens: int, seconds: float, plain_s: float, *, drafted: bool) -> None:
         self.steps += 1
         self.lasted_s += seconds
         if self.steps > _SETTLING_STEPS:
+            self.drafted_steps += drafted
             self.tokens += tokens
             self.plain_s += plain_s
             self.seconds += seconds
@@ -54,10 +56,11 @@ class _Contest:
     def is_over(self) -> bool:
         if not self.trying:
             return self.seconds > self.pause_s
-        counted = self.steps - _SETTLING_STEPS
-        if self.speculating and counted >= _FEWEST_STEPS and self.plain_s < _HOPELESS * self.seconds:
+        tried = self.drafted_steps >= _FEWEST_STEPS and self.tokens >= _TRIAL_TOKENS[False]
+        if tried and self.plain_s < _HOPELESS * self.seconds:
             return True
-        return counted >= _TRIAL_STEPS and self.tokens >= _TRIAL_TOKENS[self.speculating]
+        enough_steps = self.steps >= _SETTLING_STEPS + _TRIAL_STEPS
+        return enough_steps and self.tokens >= _TRIAL_TOKENS[self.speculating]
 
     def close(self) -> None:
         """Learn from the window that is over, and open the next."""
@@ -83,7 +86,7 @@ class _Contest:
 
     def _open(self, speculating: bool, *, trying: bool) -> None:
         self.steps = _SETTLING_STEPS if speculating == self.speculating else 0
-        self.tokens, self.plain_s, self.seconds, self.lasted_s = 0, 0.0, 0.0, 0.0
+        self.drafted_steps, self.tokens, self.plain_s, self.seconds, self.lasted_s = 0, 0, 0.0, 0.0, 0.0
         self.speculating, self.trying = speculating, trying
 
 
@@ -97,7 +100,7 @@ class SpeculationTrial:
         """Whether batches of so many rows are to be speculated now."""
         return self._contest(rows).speculating
 
-    def note(self, rows: int, tokens: int, seconds: float, *, plain_rate: float) -> None:
+    def note(self, rows: int, tokens: int, seconds: float, *, plain_rate: float, drafted: bool) -> None:
         """Count a step.
 
         Args:
@@ -105,9 +108,10 @@ class SpeculationTrial:
             tokens: committed by it.
             seconds: since the step before, waiting included.
             plain_rate: tokens per second of steps without drafts over the rows that were in it, estimated.
+            drafted: whether there were draft tokens to verify.
         """
         contest = self._contest(rows)
-        contest.note(tokens, seconds, tokens / plain_rate)
+        contest.note(tokens, seconds, tokens / plain_rate, drafted=drafted)
         if contest.is_over():
             contest.close()
 

@@ -21,15 +21,6 @@ for name, value in {
 # What shells start in the background ignores Ctrl-C, and so would the programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the processes that share the tests, one runs all that start Ray; of the others' files each is run by one."""
-    for item in items:
-        group = "cluster" if item.get_closest_marker("cluster") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.get_closest_marker("cluster") is None)  # they take longest

@@ -50,7 +50,8 @@ class Stage:
                 self.offered[message.request_id] = {}
             if isinstance(message, Advance):
                 self.texts[message.request_id] += message.tokens
-        self._link.send("d", messages)
+        self._link.send("d", [message for message in messages if not isinstance(message, Advance)])
+        self._target.send("d", [message for message in messages if isinstance(message, Advance)])
         while True:
             before = replace(self.drafter.times, waited_s=0, idle_s=0)
             self._link.send("d", [Cancel(999)])  # something to receive, so that no turn waits

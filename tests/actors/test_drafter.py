@@ -9,7 +9,7 @@ import torch
 from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange, LocalLink
-from actors.messages import Admit, Cancel, Failed, Message, Missed, Offer, Report
+from actors.messages import Admit, Advance, Cancel, Failed, Message, Missed, Offer, Report
 from actors.runner import Runner
 from decoding.params import SamplingParams
 from tests.support.advance import advance
@@ -34,7 +34,8 @@ class Stage:
 
     def say(self, *messages: Message) -> list[Offer]:
         """Its offers after a few turns."""
-        self.coordinator.send("d", messages)
+        self.coordinator.send("d", [message for message in messages if not isinstance(message, Advance)])
+        self.target.send("d", [message for message in messages if isinstance(message, Advance)])
         for _ in range(20):
             self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()
@@ -166,7 +167,7 @@ def test_under_rejection_sampling_it_begins_anew_after_a_rejection_that_it_did_n
 def test_text_that_it_cannot_read_gives_the_request_back() -> None:
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
-    stage.coordinator.send("d", [advance(1, 4, [10**6])])
+    stage.target.send("d", [advance(1, 4, [10**6])])
     stage.drafter.turn()
     assert isinstance(stage.coordinator.receive(0)[-1][1], Failed)
     assert stage.drafter.load().active == 0

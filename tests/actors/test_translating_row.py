@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from actors.addresses import ReplicaAddress
 from actors.drafter import Drafter
 from actors.link import LocalExchange
-from actors.messages import Admit, Cancel, Failed, Message, Missed, Offer
+from actors.messages import Admit, Advance, Cancel, Failed, Message, Missed, Offer
 from actors.translating_row import TranslatingRow
 from actors.translator import Translator
 from actors.vocabularies import speller_of
@@ -53,7 +53,8 @@ class Stage:
 
     def say(self, *messages: Message) -> list[Message]:
         """What it says within some turns; offers go to the trie."""
-        self.coordinator.send("d", messages)
+        self.coordinator.send("d", [message for message in messages if not isinstance(message, Advance)])
+        self.target.send("d", [message for message in messages if isinstance(message, Advance)])
         for _ in range(30):
             self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()

@@ -28,7 +28,7 @@ class Machine:
             tokens = rows * (3 if speculates else 1)
             seconds = tokens / (speculative_rate if speculates else plain_rate)
             seconds *= self._chance.uniform(1 - self._spread, 1 + self._spread)
-            self._trial.note(rows, tokens, seconds, plain_rate=plain_rate)
+            self._trial.note(rows, tokens, seconds, plain_rate=plain_rate, drafted=speculates)
             self.seconds += seconds
             self.tokens += tokens
         return speculated / steps
@@ -64,6 +64,18 @@ def test_finding_out_costs_little_in_a_run_of_seconds(steps: int, least: float, 
     machine, plain_rate = Machine(SpeculationTrial(), spread=0.2), 32 / step_s
     machine.run(steps, plain_rate=plain_rate, speculative_rate=plain_rate / 1.5, rows=32)
     assert machine.tokens / machine.seconds > least * plain_rate
+
+
+def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
+    """One row whose drafts are all right or all wrong, four of five tokens a step more for twice its time."""
+    trial, chance, seconds, tokens = SpeculationTrial(), random.Random(0), 0.0, 0
+    for _ in range(2000):
+        speculates = trial.speculates(1)
+        new = (5 if chance.random() < 0.4 else 1) if speculates else 1
+        step_s = 0.04 if speculates else 0.02
+        trial.note(1, new, step_s, plain_rate=50, drafted=speculates)
+        seconds, tokens = seconds + step_s, tokens + new
+    assert tokens / seconds > 1.2 * 50  # of 1.3
 
 
 @pytest.mark.parametrize(("before", "after"), [(60, 150), (150, 60)])
