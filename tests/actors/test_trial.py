@@ -67,7 +67,7 @@ def test_finding_out_costs_little_in_a_run_of_seconds(steps: int, least: float, 
 
 
 def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
-    """One row whose drafts are all right or all wrong, four of five tokens a step more for twice its time."""
+    """One row whose drafts are all right or all wrong; a step with a draft takes twice as long, and pays on average."""
     trial, chance, seconds, tokens = SpeculationTrial(), random.Random(0), 0.0, 0
     for _ in range(2000):
         speculates = trial.speculates(1)
