@@ -13,7 +13,7 @@ from actors.addresses import ReplicaAddress
 from actors.assignment import Assignment
 from actors.link import ConnectingLink, Outbox
 from actors.messages import Alive, Beams, Cancel, Commit, Failed, Message, Report
-from actors.placement import Placement
+from actors.placement import HANG_S, Placement
 from actors.request import ActiveRequest, Delta, Request
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
@@ -32,17 +32,20 @@ class Coordinator:
         max_requests: int = 256,
         max_silence_s: float = 60.0,
         max_unplaced_s: float = 120.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         max_requests: how many requests may be in progress or waiting; more are refused.
         max_silence_s: a replica with work that is silent for so long is given up, and its requests placed anew.
         max_unplaced_s: how long a request waits for a target replica before it fails.
+        clock: lets tests move the time, in seconds.
         """
         self._link = link
         self._outbox = Outbox(link)
         self._max_requests = max_requests
         self._max_silence_s = max_silence_s
         self._max_unplaced_s = max_unplaced_s
+        self._clock = clock
         self._placement = Placement()
         self._active: dict[int, ActiveRequest] = {}
         self._assignment = Assignment(self._placement, self._outbox, self._active, self._fail)
@@ -95,14 +98,17 @@ class Coordinator:
 
     def turn(self) -> None:
         """Handle what has arrived, in messages and in calls; look for deaths and time-outs now and then."""
+        began_s = self._clock()
         envelopes = self._link.receive(_TICK_S)
-        heard_at_s = time.monotonic()
+        heard_at_s = self._clock()
+        if heard_at_s - began_s > HANG_S:  # for a wait of half a second: this process was stopped, or its machine
+            self._placement.pass_over(heard_at_s - began_s)
         for peer, message in envelopes:
             self._placement.heard(peer, heard_at_s, message if isinstance(message, Report) else None)
             self._handle(peer, message)
         while not self._calls.empty():
             self._calls.get()()
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._ticked_at_s >= _TICK_S:
             self._ticked_at_s = now_s
             self._look_after_replicas(now_s)
@@ -138,7 +144,7 @@ class Coordinator:
         if field is not None:
             self._fail(active, InvalidRequestError(error, field=field))
         elif active.members:
-            self._assignment.lose_target(active, time.monotonic(), reason=error)
+            self._assignment.lose_target(active, self._clock(), reason=error)
         else:
             self._fail(active, UnavailableError(error))
 
@@ -147,7 +153,7 @@ class Coordinator:
         if message.admission != active.admission or message.base + len(message.tokens) <= len(active.tokens):
             return  # from before the request was moved, or a duplicate
         if message.base != len(active.tokens):  # something was lost on the way
-            self._assignment.unplace(active, time.monotonic())
+            self._assignment.unplace(active, self._clock())
             self._assignment.place(active)
             return
         try:
@@ -156,7 +162,7 @@ class Coordinator:
             _log.exception("request %d has tokens that can't be read", message.request_id)
             self._fail(active, UnavailableError(f"the answer's tokens can't be read: {error}"))
             return
-        if delta.finish is None and active.is_out_of_time(time.monotonic()):
+        if delta.finish is None and active.is_out_of_time(self._clock()):
             self._tell(active, delta)
             self._end_with(active, active.end_here())
             return
@@ -193,7 +199,7 @@ class Coordinator:
         for request_id in lost:
             active = self._active[request_id]
             if active.target == name:
-                self._assignment.lose_target(active, time.monotonic())
+                self._assignment.lose_target(active, self._clock())
             else:
                 self._lose_drafter(active)
 
@@ -203,7 +209,7 @@ class Coordinator:
         self._assignment.detach_drafter(active)
 
     def _begin(self, request: Request, sink: Callable[[Delta], None]) -> None:
-        active = ActiveRequest(request, sink, time.monotonic())
+        active = ActiveRequest(request, sink, self._clock())
         if request.request_id in self._active:
             error = InvalidRequestError(f"request {request.request_id} is in progress already", field="request_id")
             self._tell(active, Delta("", (), active.statistics, error=error))
@@ -214,7 +220,7 @@ class Coordinator:
     def _end(self, request_id: int) -> None:
         active = self._active.pop(request_id, None)
         if active is not None:
-            self._assignment.forget(active, time.monotonic())
+            self._assignment.forget(active, self._clock())
 
     def _fail(self, active: ActiveRequest, error: ConsortError) -> None:
         self._end_with(active, Delta("", (), active.statistics, error=error))
@@ -225,7 +231,7 @@ class Coordinator:
 
     def _set_replicas(self, wanted: dict[str, ReplicaAddress], answered: set[str]) -> None:
         """New ones get work; what is on those that are missing goes elsewhere, if there is such a place."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         for name in set(wanted) - self._placement.names():
             self._link.connect(wanted[name])
             self._placement.add(wanted[name], now_s)
@@ -243,7 +249,7 @@ class Coordinator:
     def _lose(self, name: str) -> None:
         """A replica is gone. Rows go on without a drafter; requests without a target are placed anew."""
         self._link.disconnect(name)
-        self._assignment.lose(name, self._placement.remove(name), time.monotonic())
+        self._assignment.lose(name, self._placement.remove(name), self._clock())
 
     def _look_after_replicas(self, now_s: float) -> None:
         """Give up those that are silent for too long, take work off those that seem to hang, and share it evenly."""

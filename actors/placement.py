@@ -117,6 +117,12 @@ class Placement:
             replica.reported = report
             replica.settling = max(0, replica.settling - 1)
 
+    def pass_over(self, seconds: float) -> None:
+        """Time in which this process could hear nobody is no silence of theirs."""
+        for replica in self._replicas.values():
+            replica.heard_at_s += seconds
+            replica.answered_at_s += seconds
+
     def are_up(self, wanted: Collection[str], answered: Collection[str], now_s: float) -> None:
         """Which replicas there should be, and which of them have just said that they are well."""
         for name, replica in self._replicas.items():

@@ -1,6 +1,7 @@
 """What every model loop does with its messages: wait, account for the wait, answer for its rows, report."""
 
 import time
+from collections.abc import Callable
 from typing import Generic
 
 from actors.link import Envelope, Link, Outbox
@@ -15,11 +16,15 @@ _MAX_SILENCE_S = 30.0
 class Reception(Generic[R]):
     """A loop's link, seen from its rows."""
 
-    def __init__(self, link: Link, rows: RowTable[R], times: LoopTimes) -> None:
+    def __init__(
+        self, link: Link, rows: RowTable[R], times: LoopTimes, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """clock: lets tests move the time, in seconds."""
         self._link = link
         self._outbox = Outbox(link)
         self._rows = rows
         self._times = times
+        self._clock = clock
         self._heard_at_s: dict[str, float] = {}  # by coordinator
         self._reported_at_s = 0.0
 
@@ -40,7 +45,7 @@ class Reception(Generic[R]):
 
     def close_turn(self) -> None:
         """Send what was put; now and then, report, and forget the rows of coordinators that fell silent."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._reported_at_s >= REPORT_PERIOD_S:
             self._reported_at_s = now_s
             for peer, heard_at_s in list(self._heard_at_s.items()):
@@ -53,7 +58,7 @@ class Reception(Generic[R]):
 
     def _handle(self, peer: str, message: Message) -> bool:
         """Note the sign of life; True if that, or a row's removal, was all that there is to do."""
-        self._heard_at_s[peer] = time.monotonic()
+        self._heard_at_s[peer] = self._clock()
         if isinstance(message, Cancel):
             self._rows.remove((peer, message.request_id))
         return isinstance(message, Cancel | Alive)

@@ -1,5 +1,8 @@
 """What a coordinator does as replicas come, go, hang and die."""
 
+import pytest
+
+from actors.link import Envelope
 from actors.messages import Admit, Alive, Cancel, Drafting, Report
 from decoding.errors import UnavailableError
 from decoding.params import SamplingParams
@@ -68,6 +71,24 @@ def test_a_silent_replica_is_given_up_and_a_talking_one_is_not(stage: Stage) -> 
         stage.say("d1", reports(1))
     stage.set_replicas("t1", "d1")
     assert admitted(stage.received("t1")) == [PROMPT]  # as far as the coordinator knows, it is another one
+
+
+def test_a_coordinator_that_was_stopped_does_not_take_its_absence_for_silence(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = stage.submit()
+    receive = stage.link.receive
+
+    def sleep(timeout_s: float) -> list[Envelope]:
+        stage.now_s += 50.0  # as after Ctrl-Z and `fg`
+        return receive(timeout_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.link, "receive", sleep)
+        stage.turn()
+    stage.say("t1", commit(3, 5))
+    assert tokens_of(deltas) == [5]
 
 
 def test_a_hung_target_loses_its_requests_and_what_it_says_later_counts_for_nothing(stage: Stage) -> None:

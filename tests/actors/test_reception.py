@@ -1,9 +1,5 @@
 """What model loops do with their messages: waits are accounted for, dead coordinators' rows are forgotten."""
 
-import time
-
-import pytest
-
 from actors import reception
 from actors.link import LocalExchange, LocalLink
 from actors.loop import LoopTimes
@@ -18,11 +14,12 @@ class Desk:
     """A reception with one slot, and the coordinator that talks to it."""
 
     def __init__(self) -> None:
+        self.now_s = 1000.0
         exchange = LocalExchange()
         self.coordinator: LocalLink = exchange.join("coordinator")
         self.times = LoopTimes()
         self.rows: RowTable[Row] = RowTable(SlotCache(slots=1, capacity=8))
-        self.reception = Reception(exchange.join("target"), self.rows, self.times)
+        self.reception = Reception(exchange.join("target"), self.rows, self.times, clock=lambda: self.now_s)
 
     def admit(self) -> None:
         self.coordinator.send("target", [Admit(7, [1], 1, SamplingParams(max_tokens=4), 0, drafter=False)])
@@ -56,22 +53,20 @@ def test_waits_count_as_waiting_only_with_requests_in_hand() -> None:
     assert desk.times.waited_s >= 0.01
 
 
-def test_coordinators_get_reports_and_are_forgotten_when_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinators_get_reports_and_are_forgotten_when_silent() -> None:
     desk = Desk()
     desk.admit()
     desk.reception.close_turn()
     assert desk.coordinator.receive(0.0) == [("target", Report(active=1, waiting=0, slots=1, request_ids=[7]))]
-    clock_s = time.monotonic() + reception._MAX_SILENCE_S + 1
-    monkeypatch.setattr("actors.reception.time.monotonic", lambda: clock_s)
+    desk.now_s += reception._MAX_SILENCE_S + 1
     desk.reception.close_turn()
     assert len(desk.rows) == 0
 
 
-def test_alive_keeps_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alive_keeps_rows() -> None:
     desk = Desk()
     desk.admit()
-    clock_s = time.monotonic() + reception._MAX_SILENCE_S + 1
-    monkeypatch.setattr("actors.reception.time.monotonic", lambda: clock_s)
+    desk.now_s += reception._MAX_SILENCE_S + 1
     desk.coordinator.send("target", [Alive()])
     desk.reception.receive(0.0)
     desk.reception.close_turn()

@@ -53,6 +53,7 @@ def engine() -> "Iterator[Engine]":
     }
     with Engine(replicas, load_tokenizer=lambda: structure_tokenizer(load_tokenizer(TARGET), (2,))) as engine:
         yield engine
+        engine.check()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ def events(text: str) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-def lonely_client(**limits: int) -> TestClient:
+def lonely_client(**limits: Any) -> TestClient:
     """A server whose coordinator has no replica and does not run."""
     coordinator = Coordinator(LocalExchange().join("coordinator"), **limits)
     return TestClient(

@@ -80,6 +80,7 @@ def test_a_request_is_told_from_its_receipt_to_its_end(
     real: TestClient, exporter: InMemorySpanExporter, stream: bool
 ) -> None:
     reply = real.post("/v1/completions", json={**BODY, "stream": stream, "n": 2})
+    assert reply.status_code == 200, reply.text
     spans = exporter.get_finished_spans()
     assert {format_trace_id(span.context.trace_id) for span in spans if span.context} == {TRACE}
     (root,) = named(spans, "POST /v1/completions")
@@ -112,7 +113,9 @@ def check_children(request: ReadableSpan, children: list[ReadableSpan]) -> None:
 
 
 def test_nothing_of_prompts_answers_and_secrets_is_in_spans(real: TestClient, exporter: InMemorySpanExporter) -> None:
-    text = real.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
+    reply = real.post("/v1/completions", json=BODY)
+    assert reply.status_code == 200, reply.text
+    text = reply.json()["choices"][0]["text"]
     real.post("/v1/completions", json={**BODY, "prompt": ["secretive", [10**9]]})  # refused
     exported = " ".join(span.to_json() for span in exporter.get_finished_spans())
     assert len(exporter.get_finished_spans()) >= 6

@@ -1,9 +1,5 @@
 """A coordinator between fake replicas, turn by turn, with a clock that the test moves."""
 
-from types import SimpleNamespace
-
-import pytest
-
 from actors.coordinator import Coordinator
 from actors.link import LocalExchange
 from actors.messages import Admit, Alive, Commit, Message, Report
@@ -24,12 +20,11 @@ ENDPOINT = Endpoint("e", "big", "small", 4, decode)
 class Stage:
     """A coordinator and its replicas: "t…" run the target's model, "d…" the drafter's."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
+    def __init__(self, **limits: float) -> None:
         self.now_s = 1000.0
-        monkeypatch.setattr("actors.coordinator.time", SimpleNamespace(monotonic=lambda: self.now_s))
         self.exchange = LocalExchange()
         self.link = self.exchange.join("coordinator")
-        self.coordinator = Coordinator(self.link, **limits)  # type: ignore[arg-type]
+        self.coordinator = Coordinator(self.link, clock=lambda: self.now_s, **limits)  # type: ignore[arg-type]
         self.replicas: dict[str, FakeReplica] = {}
         self.deltas: list[list[Delta]] = []
 
