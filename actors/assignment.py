@@ -89,7 +89,7 @@ class Assignment:
             return
         active.drafter = self._placement.assign(endpoint.drafter, request_id)
         if active.drafter is not None:
-            self._outbox.put(active.target, Drafting(request_id, active.drafter))
+            self.tell_drafter(active)
             self._admit_to_drafter(active)
 
     def detach_drafter(self, active: ActiveRequest) -> None:
@@ -99,8 +99,12 @@ class Assignment:
             self._outbox.put(active.drafter, Cancel(request_id))
             self._placement.release(active.drafter, request_id)
         active.drafter = None
+        self.tell_drafter(active)
+
+    def tell_drafter(self, active: ActiveRequest) -> None:
+        """Let the target know which drafter the request has now."""
         if active.target is not None:
-            self._outbox.put(active.target, Drafting(request_id, None))
+            self._outbox.put(active.target, Drafting(active.request.request_id, active.drafter))
 
     def lose(self, name: str, request_ids: Iterable[int], now_s: float) -> None:
         """A replica is gone, and what was on it goes elsewhere."""
@@ -151,7 +155,7 @@ class Assignment:
             self._outbox.put(name, Cancel(request_id))
             self._placement.release(name, request_id)
             active.drafter = self._placement.assign(drafter, request_id)
-            self._outbox.put(active.target, Drafting(request_id, active.drafter))
+            self.tell_drafter(active)
             self._admit_to_drafter(active)
 
     def _look_after_members(self, active: ActiveRequest, now_s: float) -> None:

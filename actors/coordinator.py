@@ -191,7 +191,7 @@ class Coordinator:
     def _reconcile(self, name: str, report: Report) -> None:
         """Make what a replica works on what it should: whatever was lost on the way comes right here.
 
-        A request counts as lost by its replica only if two reports in a row lack it: the first may have crossed it.
+        Only what two reports in a row say counts: the first may have crossed what it lacks.
         """
         strays, lost = self._placement.compare(name, report)
         for request_id in strays:
@@ -202,6 +202,9 @@ class Coordinator:
                 self._assignment.lose_target(active, self._clock())
             else:
                 self._lose_drafter(active)
+        drafters = {one.request.request_id: one.drafter for one in self._active.values() if one.target == name}
+        for request_id in self._placement.misled(name, drafters, report):
+            self._assignment.tell_drafter(self._active[request_id])
 
     def _lose_drafter(self, active: ActiveRequest) -> None:
         """The drafter gave the request back, or does not know it; one that keeps doing so is not asked for ever."""

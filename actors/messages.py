@@ -228,6 +228,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     slots: int
     request_ids: list[int]  # the receiver's requests among them
     drafting: bool = True  # of a target: whether drafts are wanted; not while plain decoding is faster
+    followers: dict[int, str] = {}  # of a target: the drafters that it tells of the receiver's requests
 
 
 Message = (

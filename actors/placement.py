@@ -6,7 +6,7 @@ whoever asks for its health, however long a turn takes. So a replica that does n
 be silent for longer: for some times as long as replicas of its model have been before.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from actors.addresses import ReplicaAddress
 from actors.messages import Report
@@ -25,6 +25,7 @@ class _Replica:
         self.model = address.model
         self.request_ids: set[int] = set()
         self.missing: set[int] = set()  # of these, by the last report
+        self.misled: set[int] = set()  # of these, those with another drafter than they should have, by the last report
         self.heard_at_s = self.answered_at_s = now_s
         self.reported: Report | None = None
         self.settling = _SETTLING
@@ -206,3 +207,16 @@ class Placement:
         lost = missing & replica.missing
         replica.missing = missing - lost
         return there - replica.request_ids, lost
+
+    def misled(self, name: str, drafters: Mapping[int, str | None], report: Report) -> set[int]:
+        """Requests for which two reports in a row name another drafter than they have.
+
+        drafters: of the target's requests.
+        """
+        replica = self._replicas.get(name)
+        if replica is None:
+            return set()
+        wrong = {one for one in report.request_ids if one in drafters and drafters[one] != report.followers.get(one)}
+        misled = wrong & replica.misled
+        replica.misled = wrong - misled
+        return misled

@@ -31,6 +31,7 @@ class Row:
         self.shared = 0
         self.preparing: Future[StructureState] | None = None
         self.structure: StructureState | None = None  # what the answer must match
+        self.follower: str | None = None  # the drafter that is told how the text goes on, if it is not in this thread
         self.stepped_at = 0  # the loop's last step that it was in, as `Shortage` counts them
 
     def undo(self) -> None:
@@ -127,8 +128,16 @@ class RowTable(Generic[R]):
 
     def report(self, peer: str | None = None) -> Report:
         """The load of all coordinators together, and which requests of `peer` are here."""
-        request_ids = [request_id for owner, request_id in (*self._active, *self._waiting) if owner == peer]
-        return Report(len(self._active), len(self._waiting), self._cache.slots, request_ids, self.drafting)
+        asked = [row for row in (*self._active.values(), *self._waiting.values()) if row.key[0] == peer]
+        followers = {row.key[1]: row.follower for row in asked if row.follower is not None}
+        return Report(
+            len(self._active),
+            len(self._waiting),
+            self._cache.slots,
+            [row.key[1] for row in asked],
+            self.drafting,
+            followers,
+        )
 
     def make_ready(self) -> list[tuple[R, BaseException]]:
         """Give rows what they wait for, if it is there by now. Returns those that can never be ready, and why."""

@@ -129,6 +129,7 @@ def _together(target: Report, drafter: Report) -> Report:
         slots=target.slots + drafter.slots,
         request_ids=drafter.request_ids + target.request_ids,
         drafting=target.drafting,
+        followers=target.followers,
     )
 
 

@@ -27,7 +27,7 @@ class TargetRow(Row):
         self.ensemble: RowEnsemble | None = None  # that it leads
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if asked for
         self.drafter = admit.drafter  # whether one works on the request
-        self.follower = admit.follower  # the drafter that is told how the text goes on, if it is not inside the target
+        self.follower = admit.follower
         self._told = len(self.tokens)  # so much of the text
         self._told_to_rest = False
         self.expects_drafts = self.drafter and self.draft_length > 0

@@ -50,7 +50,7 @@ def test_an_ensemble_goes_on_without_a_member_where_that_is_allowed(stage: Stage
     stage.set_replicas("t1")
     for _ in range(5):
         stage.turn(later_s=1)
-        stage.say("t1", reports(1))
+        stage.say("t1", reports(1, drafter=None))
     assert stage.received("t1") == [Lost(1, "d1")]
 
 

@@ -102,6 +102,18 @@ def test_a_request_that_its_replicas_know_is_left_alone(stage: Stage) -> None:
     assert stage.received("t1") == stage.received("d1") == []
 
 
+def test_a_target_that_lost_word_of_its_drafter_is_told_again(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    stage.submit()
+    stage.received("t1")
+    for _ in range(2):  # the first may have crossed what the coordinator said
+        assert stage.received("t1") == []
+        stage.say("t1", reports(1, drafter="d0"))
+    assert stage.received("t1") == [Drafting(1, "d1")]
+    stage.say("t1", reports(1))
+    assert stage.received("t1") == []
+
+
 def test_strays_are_cancelled(stage: Stage) -> None:
     """A drafter that was given up and came back still has rows, which would hold their slots for ever."""
     stage.set_replicas("t1", "d1")

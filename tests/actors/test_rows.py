@@ -55,6 +55,16 @@ def test_a_row_of_the_same_key_is_replaced() -> None:
     assert table.report("c").request_ids == table.report("d").request_ids == [1]
 
 
+def test_a_report_names_the_drafters_that_are_told() -> None:
+    table = make_table(1)
+    rows = [make_row(1), make_row(2), make_row(3)]
+    rows[0].follower = rows[2].follower = "drafter"
+    for row in rows:
+        table.add(row)
+    assert table.report("c").followers == {1: "drafter", 3: "drafter"}
+    assert table.report("other").followers == {}
+
+
 @repeatable
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=40), st.integers(1, 3))
 def test_no_slot_is_lost_or_used_twice(calls: list[tuple[bool, int]], slots: int) -> None:

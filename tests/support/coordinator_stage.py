@@ -70,5 +70,6 @@ def tokens_of(deltas: list[Delta]) -> list[int]:
     return [token for delta in deltas for token in delta.tokens]
 
 
-def reports(*request_ids: int) -> Report:
-    return Report(active=len(request_ids), waiting=0, slots=4, request_ids=list(request_ids))
+def reports(*request_ids: int, drafter: str | None = "d1") -> Report:
+    followers = {one: drafter for one in request_ids if drafter is not None}
+    return Report(len(request_ids), waiting=0, slots=4, request_ids=list(request_ids), followers=followers)
