@@ -54,7 +54,9 @@ class PackedTogether:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [bias for linear in linears if (bias := getattr(linear, "bias", None)) is not None]
         kind = PackedLinear if weight.device.type == "cpu" else JoinedLinear
-        self._all = kind(weight, torch.cat(biases) if biases else None)
+        self.joined = kind(weight, torch.cat(biases) if biases else None)
+        self.in_features = linears[0].in_features
+        self.like = weight.new_empty(0)  # their dtype and device
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._results: Sequence[Tensor] = ()
@@ -63,7 +65,7 @@ class PackedTogether:
         """[..., out_features] of one of the layers; x: [..., in_features], the same tensor for all of them."""
         if x is not self._input:
             self._input = x
-            self._results = self._all(x).split(self._sizes, dim=-1)
+            self._results = self.joined(x).split(self._sizes, dim=-1)
         return self._results[index]
 
 
@@ -72,11 +74,11 @@ class OneOfSeveral(nn.Module):
 
     def __init__(self, together: PackedTogether, index: int) -> None:
         super().__init__()
-        self._together, self._index = together, index
+        self.together, self._index = together, index
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features]; returns [..., out_features]."""
-        return self._together.result(self._index, x)
+        return self.together.result(self._index, x)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from actors.compatibility import try_out
 from actors.drafter import Drafter
+from actors.faster_layers import use_faster_layers
 from actors.inside_drafter import InsideDrafter
 from actors.interpreter import Interpreter
 from actors.link import ConnectingLink
@@ -15,8 +16,6 @@ from actors.loading import ModelSpec, load_model, load_tokenizer
 from actors.loop import LoopThread, LoopTimes
 from actors.memory import column_bytes, fit_slots, room_for_slots, weights_on_devices
 from actors.messages import Report
-from actors.native.norm import replace_norms
-from actors.packing import pack_linears
 from actors.row_input import RowInput
 from actors.runner import Runner
 from actors.structure_tokenizer import structure_tokenizer
@@ -49,8 +48,7 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "targ
         return load_sharded_runner(spec, Gang(rank))
     model = load_model(spec)
     weights = weights_on_devices(model)
-    pack_linears(model)
-    replace_norms(model)
+    use_faster_layers(model)
     try:
         column = column_bytes(try_out(model), spec.kv_torch_dtype)
     except ConfigError as error:

@@ -20,9 +20,8 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from actors.faster_layers import use_faster_layers
 from actors.loading import ModelSpec, load_model, load_tokenizer
-from actors.native.norm import replace_norms
-from actors.packing import pack_linears
 from actors.runner import Runner
 from benchmarks.alternation import Alternation, AlternationContestant
 from benchmarks.bandwidth import Floor, measure_floor
@@ -205,8 +204,7 @@ def _twin(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 def _runner(model: PreTrainedModel, slots: int) -> Runner:
     """As a server has it. What it changes in the model is the twin's alone."""
-    pack_linears(model)
-    replace_norms(model)
+    use_faster_layers(model)
     return Runner(model, slots=slots, max_length=_MAX_LENGTH, max_query=256)
 
 

@@ -7,28 +7,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 namespace {
-
-// e^x for x <= 0 within 2e-7, in a form that vectorises: 2^whole * 2^rest, rest in [-0.5, 0.5], by its Taylor series.
-inline float exponential(float x) {
-    const float y = std::max(x * 1.44269504f, -126.0f);
-    const int32_t whole = static_cast<int32_t>(y - 0.5f);
-    const float rest = (y - static_cast<float>(whole)) * 0.693147181f;
-    float sum = 1.0f + rest / 7.0f;
-    sum = 1.0f + rest / 6.0f * sum;
-    sum = 1.0f + rest / 5.0f * sum;
-    sum = 1.0f + rest / 4.0f * sum;
-    sum = 1.0f + rest / 3.0f * sum;
-    sum = 1.0f + rest / 2.0f * sum;
-    sum = 1.0f + rest * sum;
-    const int32_t bits = (whole + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, sizeof power);
-    return power * sum;
-}
 
 constexpr float masked_score = -1e30f;
 constexpr float least = -80.0f;  // e to this counts as 0: smaller numbers are slow to compute with

@@ -17,11 +17,8 @@ void rms_norm(const T* x, const T* weight, float eps, int64_t rows, int64_t size
         float sum = 0;
         for (int64_t i = 0; i < size; ++i) sum += load(from[i]) * load(from[i]);
         const float factor = 1 / std::sqrt(sum / static_cast<float>(size) + eps);
-        for (int64_t i = 0; i < size; ++i) {
-            T normed;  // rounded before it is weighted, as in transformers
-            store(load(from[i]) * factor, &normed);
-            store(load(normed) * load(weight[i]), to + i);
-        }
+        for (int64_t i = 0; i < size; ++i)  // rounded before it is weighted, as in transformers
+            store(rounded<T>(load(from[i]) * factor) * load(weight[i]), to + i);
     }
 }
 

@@ -1,6 +1,6 @@
 """Model families from checkpoint to logits: each that can be served gives those of its own plain forward.
 
-`test_runner.py` does the same with the models as they are; here they are loaded, packed and given native norms.
+`test_runner.py` does the same with the models as they are; here they are loaded, and given faster layers.
 """
 
 import random

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from actors.native.norm import TorchRMSNorm, replace_norms
-from actors.packing import JoinedLinear, PackedLinear, pack_linears
+from actors.faster_layers import use_faster_layers
+from actors.native.norm import TorchRMSNorm
+from actors.packing import JoinedLinear, PackedLinear
 from actors.row_input import RowInput
 from actors.runner import Runner
 from tests.support.models import CONFIGS, tiny_model
@@ -40,8 +41,7 @@ def test_a_packed_model_gives_the_same_logits(family: str) -> None:
     rows = [RowInput(0, 0, [3, 1, 4, 1, 5]), RowInput(2, 0, [9, 2])]
     expected = Runner(tiny_model(family), slots=3, max_length=16, max_query=8).logits(rows)
     model = tiny_model(family)
-    pack_linears(model)
-    replace_norms(model)
+    use_faster_layers(model)
     assert not any(type(module) is nn.Linear for module in model.modules())
     found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
     torch.testing.assert_close(found, expected, atol=5e-6, rtol=5e-6)

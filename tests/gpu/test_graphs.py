@@ -8,8 +8,8 @@ import torch
 
 from actors.draft_chain import ChainStart, DraftChain
 from actors.draft_tree import DraftChoice
-from actors.native.norm import replace_norms
-from actors.packing import OneOfSeveral, pack_linears
+from actors.faster_layers import use_faster_layers
+from actors.packing import OneOfSeveral
 from actors.row_input import RowInput
 from actors.runner import Runner
 from actors.streams import use_own_stream
@@ -95,8 +95,7 @@ def test_a_packed_model_gives_the_same_logits(family: str) -> None:
     expected = runners(family)[0].logits(rows)
     model = torch.nn.Module.cuda(tiny_model(family))
     before = {type(module) for module in model.modules()}
-    pack_linears(model)
-    replace_norms(model)
+    use_faster_layers(model)
     assert OneOfSeveral in {type(module) for module in model.modules()} - before
     found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

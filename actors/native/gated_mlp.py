@@ -1,0 +1,64 @@
+"""Gated feed-forward layers, SwiGLU (Shazeer, arXiv 2002.05202), as two matrix products and one pass in between."""
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+
+from actors.native.library import library
+from actors.packing import OneOfSeveral, PackedTogether
+
+_NAMES = {torch.float32: "silu_gate_float32", torch.bfloat16: "silu_gate_bfloat16"}
+_TOLERANCE = 0.02  # of the length of a result: some steps of bfloat16
+
+
+class GatedMLP(nn.Module):
+    """Down from silu(gate) · up, with transformers' rounding."""
+
+    def __init__(self, gate_and_up: PackedTogether, down: nn.Module) -> None:
+        super().__init__()
+        self.down_proj = down
+        self._gate_and_up = gate_and_up
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., H]; returns the same shape."""
+        result: Tensor = self.down_proj(silu_gate(self._gate_and_up.joined(x)))
+        return result
+
+
+def silu_gate(both: Tensor) -> Tensor:
+    """both: [..., 2I], gates before what they let through; returns [..., I]."""
+    native = library()
+    assert native is not None
+    both = both.contiguous()
+    size = both.shape[-1] // 2
+    output = both.new_empty(*both.shape[:-1], size)
+    getattr(native, _NAMES[both.dtype])(
+        ctypes.c_void_p(both.data_ptr()),
+        *(ctypes.c_int64(value) for value in (output.numel() // size, size, torch.get_num_threads())),
+        ctypes.c_void_p(output.data_ptr()),
+    )
+    return output
+
+
+@torch.no_grad()
+def replace_mlps(module: nn.Module) -> None:
+    """Replace the layers below `module` that compute what `GatedMLP` does, on CPUs: each is tried on random numbers."""
+    for name, child in module.named_children():
+        gate, down = getattr(child, "gate_proj", None), getattr(child, "down_proj", None)
+        if not isinstance(gate, OneOfSeveral) or not isinstance(down, nn.Module):
+            replace_mlps(child)
+        elif _may_be_faster(gate.together.like) and not hasattr(child, "_hf_hook"):
+            faster = GatedMLP(gate.together, down)
+            if _agree(faster, child, gate.together):
+                setattr(module, name, faster)
+
+
+def _may_be_faster(like: Tensor) -> bool:
+    return like.device.type == "cpu" and like.dtype in _NAMES and library() is not None
+
+
+def _agree(faster: GatedMLP, mlp: nn.Module, together: PackedTogether) -> bool:
+    x = torch.randn(4, together.in_features, generator=torch.Generator().manual_seed(0)).to(together.like)
+    expected = mlp(x).float()
+    return bool((faster(x).float() - expected).norm() <= _TOLERANCE * expected.norm())

@@ -1,0 +1,103 @@
+"""Rotary position embedding in one pass over queries and keys, where a model's own takes ten.
+
+Models of transformers call it by the same name, each from its own module. What is replaced is the meaning of that name
+in the `forward` of one model's attention layers; the module is left alone.
+"""
+
+import ctypes
+from collections.abc import Callable
+from types import FunctionType, MethodType
+
+import torch
+from torch import Tensor, nn
+
+from actors.native.library import library
+
+_CALLED = "apply_rotary_pos_emb"
+_NAMES = {torch.float32: "rotate_float32", torch.bfloat16: "rotate_bfloat16"}
+
+Rotate = Callable[..., tuple[Tensor, Tensor]]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            *("tokens", "heads", "kv_heads", "head_dim", "threads"),
+            *("query_token", "query_head", "key_token", "key_head"),
+        )
+    ]
+
+
+class NativeRotary:
+    """Su et al., arXiv 2104.09864, in the half-split form of GPT-NeoX, with transformers' rounding."""
+
+    def __init__(self, original: Rotate) -> None:
+        """original: the function that this one stands for, and that is asked about everything else."""
+        self._original = original
+
+    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: object, **options: object) -> object:
+        """q: [1, heads, N, D]; k: [1, kv_heads, N, D]; cos, sin: [1, N, D]. Returns both, turned."""
+        if rest or options or not _can_rotate(q, k, cos, sin):
+            return self._original(q, k, cos, sin, *rest, **options)
+        native = library()
+        assert native is not None
+        _, heads, tokens, head_dim = q.shape
+        turned = [x.new_empty(1, tokens, x.shape[1], head_dim) for x in (q, k)]
+        shape = _Shape(
+            *(tokens, heads, k.shape[1], head_dim, torch.get_num_threads()),
+            *(x.stride(axis) for x in (q, k) for axis in (2, 1)),
+        )
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (q, k, cos, sin, *turned)]
+        getattr(native, _NAMES[q.dtype])(ctypes.byref(shape), *pointers)
+        return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
+
+
+def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether it is a batch of one on a CPU, all of one type, whose heads turn as a whole."""
+    return (
+        q.device.type == "cpu"
+        and q.dtype in _NAMES
+        and q.dtype == k.dtype == cos.dtype == sin.dtype
+        and q.dim() == k.dim() == 4
+        and len(q) == 1
+        and cos.shape == sin.shape == (1, q.shape[2], q.shape[3])
+        and q.shape[2:] == k.shape[2:]
+        and q.stride(3) == k.stride(3) == 1
+        and cos.is_contiguous()
+        and sin.is_contiguous()
+    )
+
+
+@torch.no_grad()
+def replace_rotary(model: nn.Module) -> None:
+    """Let the attention layers below `model` rotate natively, if theirs computes the same: tried on random numbers."""
+    if library() is None:
+        return
+    for layer in model.modules():
+        forward = type(layer).forward
+        if not isinstance(forward, FunctionType) or _CALLED not in forward.__code__.co_names:
+            continue
+        original = forward.__globals__.get(_CALLED)
+        if original is not None and "forward" not in vars(layer) and _agrees(original):
+            layer.forward = MethodType(_with(forward, {_CALLED: NativeRotary(original)}), layer)
+
+
+def _with(function: FunctionType, names: dict[str, object]) -> FunctionType:
+    """The function, for which some names of its module mean something else."""
+    meanings = {**function.__globals__, **names}
+    changed = FunctionType(function.__code__, meanings, function.__name__, function.__defaults__, function.__closure__)
+    changed.__kwdefaults__ = function.__kwdefaults__
+    return changed
+
+
+def _agrees(original: Rotate) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, heads, 3, 8, generator=generator) for heads in (4, 2))
+    cos, sin = (torch.randn(1, 3, 8, generator=generator) for _ in range(2))
+    try:
+        expected = original(q, k, cos, sin)
+    except Exception:  # it wants something else
+        return False
+    found = NativeRotary(original)(q, k, cos, sin)
+    return isinstance(found, tuple) and all(map(torch.allclose, found, expected))
