@@ -1,6 +1,7 @@
 """A Consort of processes, as Ray would place them, but without Ray: four targets, a drafter, a coordinator here."""
 
 import contextlib
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +60,7 @@ class Consort:
                 child.pause()
             link = ConnectingZmqLink("bench")
             stack.callback(link.close)
-            coordinator = Coordinator(link)
+            coordinator = Coordinator(link, max_silence_s=math.inf)  # who is paused is silent
             thread = LoopThread("coordinator", coordinator.turn, link.wake)
             thread.start()
             stack.callback(thread.stop)

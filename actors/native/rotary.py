@@ -74,21 +74,24 @@ def replace_rotary(model: nn.Module) -> None:
     """Let the attention layers below `model` rotate natively, if theirs computes the same: tried on random numbers."""
     if library() is None:
         return
+    faster = {kind: _with_native_rotary(kind.forward) for kind in {type(layer) for layer in model.modules()}}
     for layer in model.modules():
-        forward = type(layer).forward
-        if not isinstance(forward, FunctionType) or _CALLED not in forward.__code__.co_names:
-            continue
-        original = forward.__globals__.get(_CALLED)
-        if original is not None and "forward" not in vars(layer) and _agrees(original):
-            layer.forward = MethodType(_with(forward, {_CALLED: NativeRotary(original)}), layer)
+        forward = faster[type(layer)]
+        if forward is not None and "forward" not in vars(layer):
+            layer.forward = MethodType(forward, layer)
 
 
-def _with(function: FunctionType, names: dict[str, object]) -> FunctionType:
-    """The function, for which some names of its module mean something else."""
-    meanings = {**function.__globals__, **names}
-    changed = FunctionType(function.__code__, meanings, function.__name__, function.__defaults__, function.__closure__)
-    changed.__kwdefaults__ = function.__kwdefaults__
-    return changed
+def _with_native_rotary(forward: Callable[..., object]) -> FunctionType | None:
+    """The function, for which one name of its module means something else; None if it does not call that."""
+    if not isinstance(forward, FunctionType) or _CALLED not in forward.__code__.co_names:
+        return None
+    original = forward.__globals__.get(_CALLED)
+    if original is None or not _agrees(original):
+        return None
+    meanings = {**forward.__globals__, _CALLED: NativeRotary(original)}
+    faster = FunctionType(forward.__code__, meanings, forward.__name__, forward.__defaults__, forward.__closure__)
+    faster.__kwdefaults__ = forward.__kwdefaults__
+    return faster
 
 
 def _agrees(original: Rotate) -> bool:
