@@ -101,20 +101,25 @@ class Coordinator:
         began_s = self._clock()
         envelopes = self._link.receive(_TICK_S)
         heard_at_s = self._clock()
-        if heard_at_s - began_s > HANG_S:  # for a wait of half a second: this process was stopped, or its machine
-            self._placement.pass_over(heard_at_s - began_s)
+        self._pass_over_absence(began_s, heard_at_s, usual_s=_TICK_S)
         for peer, message in envelopes:
             self._placement.heard(peer, heard_at_s, message if isinstance(message, Report) else None)
             self._handle(peer, message)
         while not self._calls.empty():
             self._calls.get()()
         now_s = self._clock()
+        self._pass_over_absence(heard_at_s, now_s, usual_s=HANG_S / 2)
         if now_s - self._ticked_at_s >= _TICK_S:
             self._ticked_at_s = now_s
             self._look_after_replicas(now_s)
             self._end_late(now_s)
             self._place_waiting(now_s)
         self._outbox.flush()
+
+    def _pass_over_absence(self, since_s: float, now_s: float, *, usual_s: float) -> None:
+        """If this took twice as long as ever it may, the process was stopped, or its machine, and heard nobody."""
+        if now_s - since_s > 2 * usual_s:
+            self._placement.pass_over(now_s - since_s)
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
@@ -191,7 +196,7 @@ class Coordinator:
     def _reconcile(self, name: str, report: Report) -> None:
         """Make what a replica works on what it should: whatever was lost on the way comes right here.
 
-        Only what two reports in a row say counts: the first may have crossed what it lacks.
+        That something is missing, or wrong, counts once two reports in a row say so: the first may have crossed it.
         """
         strays, lost = self._placement.compare(name, report)
         for request_id in strays:

@@ -11,6 +11,7 @@ from actors.rows import R, RowTable
 
 REPORT_PERIOD_S = 1.0
 _MAX_SILENCE_S = 30.0
+_ABSENT_S = 10.0  # between two turns: one took so long, or the process was stopped
 
 
 class Reception(Generic[R]):
@@ -46,8 +47,11 @@ class Reception(Generic[R]):
     def close_turn(self) -> None:
         """Send what was put; now and then, report, and forget the rows of coordinators that fell silent."""
         now_s = self._clock()
-        if now_s - self._reported_at_s >= REPORT_PERIOD_S:
+        since_s = now_s - self._reported_at_s
+        if since_s >= REPORT_PERIOD_S:
             self._reported_at_s = now_s
+            if since_s > _ABSENT_S:  # nobody could be heard
+                self._heard_at_s = dict.fromkeys(self._heard_at_s, now_s)
             for peer, heard_at_s in list(self._heard_at_s.items()):
                 if now_s - heard_at_s > _MAX_SILENCE_S:
                     self._rows.remove_peer(peer)

@@ -7,6 +7,7 @@ in the `forward` of one model's attention layers; the module is left alone.
 import ctypes
 from collections.abc import Callable
 from types import FunctionType, MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +37,11 @@ class NativeRotary:
         """original: the function that this one stands for, and that is asked about everything else."""
         self._original = original
 
-    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: object, **options: object) -> object:
-        """q: [1, heads, N, D]; k: [1, kv_heads, N, D]; cos, sin: [1, N, D]. Returns both, turned."""
-        if rest or options or not _can_rotate(q, k, cos, sin):
-            return self._original(q, k, cos, sin, *rest, **options)
+    def __call__(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Of q [1, heads, N, D], k [1, kv_heads, N, D], cos and sin [1, N, D]: returns q and k, turned."""
+        if options or len(given) != 4 or not _can_rotate(*given):
+            return self._original(*given, **options)
+        q, k, cos, sin = given
         native = library()
         assert native is not None
         _, heads, tokens, head_dim = q.shape
@@ -72,7 +74,7 @@ def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
 @torch.no_grad()
 def replace_rotary(model: nn.Module) -> None:
     """Let the attention layers below `model` rotate natively, if theirs computes the same: tried on random numbers."""
-    if library() is None:
+    if not any(parameter.device.type == "cpu" for parameter in model.parameters()) or library() is None:
         return
     faster = {kind: _with_native_rotary(kind.forward) for kind in {type(layer) for layer in model.modules()}}
     for layer in model.modules():
@@ -96,11 +98,15 @@ def _with_native_rotary(forward: Callable[..., object]) -> FunctionType | None:
 
 def _agrees(original: Rotate) -> bool:
     generator = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(1, heads, 3, 8, generator=generator) for heads in (4, 2))
-    cos, sin = (torch.randn(1, 3, 8, generator=generator) for _ in range(2))
-    try:
-        expected = original(q, k, cos, sin)
-    except Exception:  # it wants something else
-        return False
-    found = NativeRotary(original)(q, k, cos, sin)
-    return isinstance(found, tuple) and all(map(torch.allclose, found, expected))
+    heads = [torch.randn(1, count, 3, 8, generator=generator) for count in (4, 2)]
+    angles = [torch.randn(1, 3, 8, generator=generator) for _ in range(2)]
+    for dtype, agree in ((torch.float32, torch.allclose), (torch.bfloat16, torch.equal)):
+        given = [x.to(dtype) for x in (*heads, *angles)]
+        try:
+            expected = original(*given)
+        except Exception:  # it wants something else
+            return False
+        found = NativeRotary(original)(*given)
+        if not all(x.dtype == y.dtype and agree(x, y) for x, y in zip(found, expected, strict=True)):
+            return False
+    return True

@@ -4,9 +4,10 @@ import pytest
 
 from actors.link import Envelope
 from actors.messages import Admit, Alive, Cancel, Drafting, Report
+from actors.request import Delta, Request
 from decoding.errors import UnavailableError
 from decoding.params import SamplingParams
-from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, reports, tokens_of
+from tests.support.coordinator_stage import ENDPOINT, PROMPT, Stage, admitted, commit, reports, tokens_of
 
 
 def test_a_lost_target_is_replaced_and_the_stream_goes_on(stage: Stage) -> None:
@@ -89,6 +90,21 @@ def test_a_coordinator_that_was_stopped_does_not_take_its_absence_for_silence(
         stage.turn()
     stage.say("t1", commit(3, 5))
     assert tokens_of(deltas) == [5]
+
+
+def test_nor_does_one_that_was_stopped_while_it_handled_a_message(stage: Stage) -> None:
+    deltas: list[Delta] = []
+
+    def sink(delta: Delta) -> None:
+        stage.now_s += 50.0
+        deltas.append(delta)
+
+    stage.set_replicas("t1", "d1")
+    stage.coordinator.submit(Request(ENDPOINT, PROMPT, SamplingParams(max_tokens=50), request_id=1), sink)
+    stage.turn()
+    stage.say("t1", commit(3, 5))
+    stage.say("t1", commit(4, 6))
+    assert tokens_of(deltas) == [5, 6]
 
 
 def test_a_hung_target_loses_its_requests_and_what_it_says_later_counts_for_nothing(stage: Stage) -> None:

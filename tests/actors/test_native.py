@@ -100,6 +100,30 @@ def test_gated_layers_are_replaced_where_they_compute_the_same(dtype: torch.dtyp
     torch.testing.assert_close(model["silu"](x.clone()), expected, rtol=1e-5, atol=1e-6)
 
 
+class Limited(LlamaMLP):
+    """Whose gates go no further than 7."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.gate_proj(x).clamp(max=7.0)
+        result: torch.Tensor = self.down_proj(self.act_fn(gate) * self.up_proj(x))
+        return result
+
+
+class Odd(LlamaMLP):
+    """Which returns something beside."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return super().forward(x), None
+
+
+def test_gated_layers_that_do_more_are_left_alone() -> None:
+    config = LlamaConfig(hidden_size=32, intermediate_size=64)
+    model = nn.ModuleList([Limited(config), Odd(config)]).requires_grad_(False)
+    pack_linears(model)
+    replace_mlps(model)
+    assert [type(layer) for layer in model] == [Limited, Odd]
+
+
 def heads(count: int, *, tokens: int = 7, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(1, tokens, count, 16, generator=torch.Generator().manual_seed(count)).to(dtype).transpose(1, 2)
 
@@ -125,6 +149,7 @@ def test_what_else_is_asked_of_a_rotation_goes_to_the_model_s_own() -> None:
         (q.double(), k.double(), cos.double(), sin.double()),
         (q.expand(2, -1, -1, -1), k.expand(2, -1, -1, -1), cos, sin),
         (q.transpose(1, 2), k.transpose(1, 2), cos, sin, 2),
+        (q.bfloat16(), k.bfloat16(), cos, sin),
     ):
         torch.testing.assert_close(rotary(*given), modeling_llama.apply_rotary_pos_emb(*given))
 

@@ -6,6 +6,8 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from actors.faster_layers import use_faster_layers
+from actors.native.gated_mlp import GatedMLP
+from actors.native.library import library
 from actors.native.norm import TorchRMSNorm
 from actors.packing import JoinedLinear, PackedLinear
 from actors.row_input import RowInput
@@ -43,5 +45,8 @@ def test_a_packed_model_gives_the_same_logits(family: str) -> None:
     model = tiny_model(family)
     use_faster_layers(model)
     assert not any(type(module) is nn.Linear for module in model.modules())
+    native = library() is not None and family in ("llama", "llama-gqa", "qwen3", "mistral", "mistral-window")
+    assert any(isinstance(module, GatedMLP) for module in model.modules()) == native
+    assert any("forward" in vars(module) for module in model.modules()) >= native  # which rotate natively
     found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
     torch.testing.assert_close(found, expected, atol=5e-6, rtol=5e-6)

@@ -58,16 +58,28 @@ def test_coordinators_get_reports_and_are_forgotten_when_silent() -> None:
     desk.admit()
     desk.reception.close_turn()
     assert desk.coordinator.receive(0.0) == [("target", Report(active=1, waiting=0, slots=1, request_ids=[7]))]
+    for _ in range(4):
+        assert len(desk.rows) == 1
+        desk.now_s += reception._MAX_SILENCE_S / 4 + 1
+        desk.reception.close_turn()
+    assert len(desk.rows) == 0
+
+
+def test_a_loop_that_was_stopped_does_not_take_its_absence_for_silence() -> None:
+    desk = Desk()
+    desk.admit()
+    desk.reception.close_turn()
     desk.now_s += reception._MAX_SILENCE_S + 1
     desk.reception.close_turn()
-    assert len(desk.rows) == 0
+    assert len(desk.rows) == 1
 
 
 def test_alive_keeps_rows() -> None:
     desk = Desk()
     desk.admit()
-    desk.now_s += reception._MAX_SILENCE_S + 1
-    desk.coordinator.send("target", [Alive()])
-    desk.reception.receive(0.0)
-    desk.reception.close_turn()
+    for _ in range(8):
+        desk.now_s += reception._MAX_SILENCE_S / 4 + 1
+        desk.coordinator.send("target", [Alive()])
+        desk.reception.receive(0.0)
+        desk.reception.close_turn()
     assert len(desk.rows) == 1

@@ -158,6 +158,7 @@ def test_only_the_drafter_that_works_on_a_request_is_told() -> None:
     assert stage.advances == []
     stage.say(Drafting(1, "d"), Missed(1, "coordinator", -3), turns=1)
     assert stage.advances == [Advance(1, "coordinator", 0, 0, text[:5], 4, rejected_at=0)]
+    assert stage.target._rows.report("coordinator").followers == {1: "d"}
     stage.say(offer(1, 4, text[4:9]), turns=1)
     assert [(advance.base, advance.tokens) for advance in stage.advances] == [(5, text[5:10])]
 

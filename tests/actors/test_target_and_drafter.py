@@ -4,6 +4,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from actors import target_and_drafter
 from actors.addresses import ReplicaAddress
 from actors.engine import Engine
 from actors.link import LocalExchange
@@ -41,6 +42,12 @@ def test_one_model_answers_alone_leads_is_a_member_and_drafts() -> None:
         wait_until(partial(_is_idle, engine), "free slots")
         assert engine.loops["second"].load().slots == 2 * engine.loops["first"].load().slots
     assert [tokens(one) for one in answers] == [reference(members[at], mixture, p, one) for at, p, one in some]
+
+
+def test_what_is_told_to_drafters_is_in_the_report_of_both() -> None:
+    target = Report(2, 1, 4, [5, 6, 7], drafting=False, followers={5: "d"})
+    both = target_and_drafter._together(target, Report(1, 0, 4, [8]))
+    assert both == Report(3, 1, 8, [8, 5, 6, 7], drafting=False, followers={5: "d"})
 
 
 def test_peers_see_one_replica() -> None:
