@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 
 # Several processes share the cores: idle threads must not spin for long (actors/environment.py).
 export OMP_WAIT_POLICY ?= PASSIVE
-export GOMP_SPINCOUNT ?= 20000
+export GOMP_SPINCOUNT ?= 100000
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 

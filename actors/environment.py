@@ -4,13 +4,13 @@
 def compute_environment(threads: int | None) -> dict[str, str]:
     """Environment variables. threads: of OpenMP and MKL; None: their own choice.
 
-    Threads that wait for work spin for about 0.1 ms and then sleep. Spinning for ever, the default, starves the other
+    Threads that wait for work spin for about 0.5 ms and then sleep. Spinning for ever, the default, starves the other
     processes on the machine; sleeping at once makes each operator of a model wait for its threads to wake up: see
     docs/experiments.md.
     """
     variables = {
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GOMP_SPINCOUNT": "20000",
+        "GOMP_SPINCOUNT": "100000",
         "THP_MEM_ALLOC_ENABLE": "1",  # weights in huge pages
         "TOKENIZERS_PARALLELISM": "false",
     }

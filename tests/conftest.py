@@ -7,7 +7,7 @@ import signal
 for name, value in {
     "HF_HUB_OFFLINE": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
-    "GOMP_SPINCOUNT": "20000",
+    "GOMP_SPINCOUNT": "100000",
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # or Ray replaces a loopback address by the host's outward one
