@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,13 @@ class Fleet:
     def reconnect(self, machine: str) -> None:
         """Give a machine its network back."""
         self._link(machine, "up")
+
+    def keep_logs(self, folder: Path) -> None:
+        """Ray's logs of each machine that is on, as NAME.tar.gz."""
+        for machine in sorted({*SERVERS} - self.off):
+            packed = self.run(machine, "cd /tmp/ray && tar -cz session_2*/logs | base64 || true")
+            if packed:
+                (folder / f"{machine}.tar.gz").write_bytes(b64decode(packed))
 
     def processes(self, machine: str, pattern: str) -> int:
         """How many processes of a machine have a title that matches; the search itself does not count."""
