@@ -207,7 +207,8 @@ class Coordinator:
                 self._assignment.lose_target(active, self._clock())
             else:
                 self._lose_drafter(active)
-        drafters = {one.request.request_id: one.drafter for one in self._active.values() if one.target == name}
+        here = [self._active[one] for one in report.request_ids if one in self._active]
+        drafters = {one.request.request_id: one.drafter for one in here if one.target == name}
         for request_id in self._placement.misled(name, drafters, report):
             self._assignment.tell_drafter(self._active[request_id])
 
