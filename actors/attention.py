@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from actors.native import attention as native
+from actors.traced_call import as_one_operator
 from decoding.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def _check(options: dict[str, Any]) -> None:
             raise ConfigError(f"the model's attention uses {name}, which attention over KV slots does not support")
 
 
+@as_one_operator
 def _attend(
     query: Tensor,  # [1, heads, N, head_dim]
     key: Tensor,  # [1, kv_heads, N, head_dim]

@@ -62,6 +62,7 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "targ
     runner = Runner(model, slots=slots, max_length=spec.max_length, max_query=max_query)
     runner.cache.dtype = spec.kv_torch_dtype
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
+    runner.use_trace()
     return runner
 
 

@@ -3,6 +3,7 @@
 It knows nothing of requests, drafts or sampling: rows of token ids go in at given positions, logits come out.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -16,8 +17,13 @@ from actors.graphs import Graphs
 from actors.recorder import Recorder, Replay
 from actors.row_input import RowInput, visible_columns
 from actors.slots import SlotCache
+from actors.traced_call import Example, UntraceableError, trace
 from decoding.errors import ConfigError
 from decoding.transfer import moved_to, tensor_on
+
+_MOST_TRACED = 128  # tokens; with more, the Python beside them does not count
+_TRACED_SIZES = (10, 3), (6, 2)  # tokens, and how many of them have logits
+_log = logging.getLogger(__name__)
 
 
 class Runner:
@@ -45,6 +51,7 @@ class Runner:
         self.cache = SlotCache(slots=slots, capacity=max_length + max_query)
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._graphs: Graphs | None = None
+        self._traced: Callable[..., Tensor] | None = None
         self.whole = len({parameter.device for parameter in model.parameters()}) == 1
         if self.device.type == "cuda" and self.whole:
             self.use_graphs()
@@ -54,6 +61,8 @@ class Runner:
         twin = Runner(self.model, slots=self.cache.slots, max_length=self.max_length, max_query=self.max_query)
         twin.cache.dtype = self.cache.dtype
         twin.logits([RowInput(slot=0, start=0, tokens=[0])])
+        if self._traced is not None:
+            twin.use_trace()
         return twin
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
@@ -68,6 +77,31 @@ class Runner:
             window=self.window,
             recorder=self.recorder,
         )
+
+    @torch.inference_mode()
+    def use_trace(self) -> None:
+        """Run small batches without the model's own Python, where its operators are always the same. On a CPU.
+
+        Slots must be allocated. Only the spare slot is written to.
+        """
+        if self.device.type != "cpu" or not self.whole:
+            return
+        try:
+            traced = trace(self._call, *(self._example(*sizes) for sizes in _TRACED_SIZES))
+            unseen = self._example(1, 1)
+            if not torch.equal(traced(*unseen.sizes, *unseen.inputs), self._call(*unseen.inputs)):
+                raise UntraceableError("its operators on one token are others")
+        except Exception as error:
+            _log.info("%s runs in the ordinary way: %s", type(self.model).__name__, error)
+        else:
+            self._traced = traced
+
+    def _example(self, tokens: int, kept: int) -> Example:
+        """Of a call, in the spare slot."""
+        row = RowInput(self.cache.slots, 1, [(7 + 131 * place) % self.vocab_size for place in range(tokens)])
+        batch = self._place([row], row.end)
+        given = self._index([row.tokens]), self._index([row.positions()]), self._index(range(kept))
+        return Example((tokens, kept), (*given, batch, *batch))
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
@@ -90,16 +124,23 @@ class Runner:
             return logits[self._ends(rows)] if last_only else logits
         tokens = self._index([[token for row in rows for token in row.tokens]])  # [1, N]
         positions = self._index([[position for row in rows for position in row.positions()]])
-        return self.forward(tokens, positions, self._place(rows, end), self._ends(rows) if last_only else 0)
+        return self.forward(tokens, positions, self._place(rows, end), self._ends(rows) if last_only else None)
 
-    def forward(self, tokens: Tensor, positions: Tensor, batch: SlotBatch, keep: Tensor | int = 0) -> Tensor:
-        """tokens, positions: [1, N]. keep: after which of the N tokens logits are wanted; 0: all. Returns [·, V]."""
+    def forward(self, tokens: Tensor, positions: Tensor, batch: SlotBatch, keep: Tensor | None = None) -> Tensor:
+        """tokens, positions: [1, N]. keep: after which of the N tokens logits are wanted; None: all. Returns [·, V]."""
+        count = tokens.shape[1]
+        if self._traced is None or count > _MOST_TRACED:
+            return self._call(tokens, positions, keep, batch)
+        kept = torch.arange(count) if keep is None else keep
+        return self._traced(count, len(kept), tokens, positions, kept, batch, *batch)
+
+    def _call(self, tokens: Tensor, positions: Tensor, keep: Tensor | None, batch: SlotBatch, *_: Tensor) -> Tensor:
         logits: Tensor = self.model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=batch.mask[:, None],
             use_cache=False,
-            logits_to_keep=keep,
+            logits_to_keep=0 if keep is None else keep,
             slot_batch=batch,
             slot_cache=self.cache,
         ).logits

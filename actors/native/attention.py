@@ -63,6 +63,5 @@ def attend(
     native = library()
     assert native is not None
     function = getattr(native, _NAMES[query.dtype])
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    function(ctypes.byref(shape), *pointers, ctypes.c_float(scale), ctypes.c_void_p(output.data_ptr()))
+    function(ctypes.byref(shape), *(tensor.data_ptr() for tensor in tensors), scale, output.data_ptr())
     return output

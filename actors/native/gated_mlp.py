@@ -1,12 +1,11 @@
 """Gated feed-forward layers, SwiGLU (Shazeer, arXiv 2002.05202), as two matrix products and one pass in between."""
 
-import ctypes
-
 import torch
 from torch import Tensor, nn
 
 from actors.native.library import library
 from actors.packing import OneOfSeveral, PackedTogether
+from actors.traced_call import as_one_operator
 
 _NAMES = {torch.float32: "silu_gate_float32", torch.bfloat16: "silu_gate_bfloat16"}
 _TOLERANCE = 0.02  # of the length of a result: some steps of bfloat16
@@ -26,6 +25,7 @@ class GatedMLP(nn.Module):
         return result
 
 
+@as_one_operator
 def silu_gate(both: Tensor) -> Tensor:
     """both: [..., 2I], gates before what they let through; returns [..., I]."""
     native = library()
@@ -34,9 +34,7 @@ def silu_gate(both: Tensor) -> Tensor:
     size = both.shape[-1] // 2
     output = both.new_empty(*both.shape[:-1], size)
     getattr(native, _NAMES[both.dtype])(
-        ctypes.c_void_p(both.data_ptr()),
-        *(ctypes.c_int64(value) for value in (output.numel() // size, size, torch.get_num_threads())),
-        ctypes.c_void_p(output.data_ptr()),
+        both.data_ptr(), output.numel() // size, size, torch.get_num_threads(), output.data_ptr()
     )
     return output
 

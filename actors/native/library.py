@@ -22,6 +22,14 @@ _MATHS = (
     *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"),
     *("-fno-math-errno", "-ffinite-math-only", "-freciprocal-math"),
 )
+_pointer, _size, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_ARGUMENTS = {  # of each function, which there is for either type of numbers
+    "attend": [*[_pointer] * 12, _number, _pointer],
+    "rms_norm": [_pointer, _pointer, _number, _size, _size, _size, _pointer],
+    "rotate": [_pointer] * 7,
+    "silu_gate": [_pointer, _size, _size, _size, _pointer],
+}
+_TYPES = ("float32", "bfloat16")
 _log = logging.getLogger(__name__)
 
 
@@ -33,11 +41,20 @@ def library() -> ctypes.CDLL | None:
         _log.warning("no C++ compiler (g++ or clang++), so models run slower on this CPU than they could")
         return None
     try:
-        return ctypes.CDLL(str(_built([*compiler, *_FLAGS, *_MATHS])))
+        return _load(_built([*compiler, *_FLAGS, *_MATHS]))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
         _log.warning("the C++ part can't be built, which costs speed: %s", reason)
         return None
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
+    for name, arguments in _ARGUMENTS.items():
+        for kind in _TYPES:
+            function = getattr(loaded, f"{name}_{kind}")
+            function.argtypes, function.restype = arguments, None
+    return loaded
 
 
 def _built(command: list[str]) -> Path:

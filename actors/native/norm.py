@@ -1,12 +1,11 @@
 """Root mean square normalisation as one pass over memory, where a model's own takes eight."""
 
-import ctypes
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from actors.native.library import library
+from actors.traced_call import as_one_operator
 
 _NAMES = {torch.float32: "rms_norm_float32", torch.bfloat16: "rms_norm_bfloat16"}
 _TOLERANCE = 0.01  # half a step of bfloat16 and a little more
@@ -18,29 +17,27 @@ class NativeRMSNorm(nn.Module):
     def __init__(self, original: nn.Module, weight: Tensor, eps: float) -> None:
         """original: the layer that this one stands for, and that is asked about inputs of another type."""
         super().__init__()
-        native = library()
-        assert native is not None
-        self.weight = weight
-        self._original = original
-        self._eps = ctypes.c_float(eps)
-        self._function = getattr(native, _NAMES[weight.dtype])
+        self.weight, self._eps, self._original = weight, eps, original
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., H]; returns the same shape."""
         if x.dtype != self.weight.dtype:
             result: Tensor = self._original(x)
             return result
-        x = x.contiguous()
-        output = torch.empty_like(x)
-        size = x.shape[-1]
-        self._function(
-            ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_void_p(self.weight.data_ptr()),
-            self._eps,
-            *(ctypes.c_int64(value) for value in (x.numel() // size, size, torch.get_num_threads())),
-            ctypes.c_void_p(output.data_ptr()),
-        )
-        return output
+        return _normalise(x, self.weight, self._eps)
+
+
+@as_one_operator
+def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.contiguous()
+    output = torch.empty_like(x)
+    size = x.shape[-1]
+    native = library()
+    assert native is not None
+    getattr(native, _NAMES[x.dtype])(
+        x.data_ptr(), weight.data_ptr(), eps, x.numel() // size, size, torch.get_num_threads(), output.data_ptr()
+    )
+    return output
 
 
 class TorchRMSNorm(nn.Module):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.native.library import library
+from actors.traced_call import as_one_operator
 
 _CALLED = "apply_rotary_pos_emb"
 _NAMES = {torch.float32: "rotate_float32", torch.bfloat16: "rotate_bfloat16"}
@@ -41,18 +42,21 @@ class NativeRotary:
         """Of q [1, heads, N, D], k [1, kv_heads, N, D], cos and sin [1, N, D]: returns q and k, turned."""
         if options or len(given) != 4 or not _can_rotate(*given):
             return self._original(*given, **options)
-        q, k, cos, sin = given
-        native = library()
-        assert native is not None
-        _, heads, tokens, head_dim = q.shape
-        turned = [x.new_empty(1, tokens, x.shape[1], head_dim) for x in (q, k)]
-        shape = _Shape(
-            *(tokens, heads, k.shape[1], head_dim, torch.get_num_threads()),
-            *(x.stride(axis) for x in (q, k) for axis in (2, 1)),
-        )
-        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (q, k, cos, sin, *turned)]
-        getattr(native, _NAMES[q.dtype])(ctypes.byref(shape), *pointers)
-        return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
+        return _rotate(*given)
+
+
+@as_one_operator
+def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    native = library()
+    assert native is not None
+    _, heads, tokens, head_dim = q.shape
+    to_q, to_k = q.new_empty(1, tokens, heads, head_dim), k.new_empty(1, tokens, k.shape[1], head_dim)
+    shape = _Shape(
+        *(tokens, heads, k.shape[1], head_dim, torch.get_num_threads()),
+        *(q.stride(2), q.stride(1), k.stride(2), k.stride(1)),
+    )
+    getattr(native, _NAMES[q.dtype])(ctypes.byref(shape), *(x.data_ptr() for x in (q, k, cos, sin, to_q, to_k)))
+    return to_q.transpose(1, 2), to_k.transpose(1, 2)
 
 
 def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:

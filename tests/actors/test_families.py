@@ -137,6 +137,28 @@ def test_trees_of_drafts_and_what_follows_the_path_that_is_kept(checked: Checked
     assert_close(checked.runner.logits([RowInput(0, len(text) - 2, [5, 6])]), checked.expected(text)[-2:])
 
 
+def test_small_batches_need_none_of_the_models_python(checked: Checked) -> None:
+    """Long ones do: there it does not count."""
+    text = random_text(40)
+    with mock.patch.object(checked.runner.model, "forward", side_effect=AssertionError):
+        checked.runner.logits([RowInput(0, 0, text), RowInput(1, 0, text[:7])])
+        found = checked.runner.logits([RowInput(0, 40, [5]), RowInput(1, 7, [8])], last_only=True)
+    assert_close(found, torch.stack([checked.expected([*text, 5])[-1], checked.expected([*text[:7], 8])[-1]]))
+    rows = [RowInput(slot, 0, text[:45]) for slot in range(3)]
+    with mock.patch.object(checked.runner, "_traced", side_effect=AssertionError):
+        checked.runner.logits([*rows, *(RowInput(slot, 40, text[:5]) for slot in range(3))])
+
+
+def test_a_model_that_decides_at_each_call_is_left_as_it_is(tmp_path: Path) -> None:
+    """Here, whether a text has become longer than any before it."""
+    config = LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    runner = load_runner(spec(tmp_path))
+    with mock.patch.object(runner.model, "forward", wraps=runner.model.forward) as forward:
+        runner.logits([RowInput(0, 0, random_text(20))])
+    forward.assert_called_once()
+
+
 @pytest.mark.slow
 def test_texts_with_drafts_and_shared_beginnings(checked: Checked) -> None:
     """From an engine: greedy texts of the plain forward, token by token, with a drafter that is often right."""
