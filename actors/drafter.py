@@ -99,7 +99,8 @@ class Drafter:
         behind = [row for row in wanting if row.pending > WIDTH]
         running = self._shortage.choose([row for row in wanting if row.pending <= WIDTH])
         if behind:
-            chosen = choose_prefill(behind, self._shortage.prefill_chunk)
+            chunk = self._shortage.prefill_chunk
+            chosen = choose_prefill(behind, chunk, chunk)
             self._shortage.prefill(partial(self._prefill, chosen), chosen)
         if running:
             self._shortage.step(partial(self._step, running, alternatives), running)
