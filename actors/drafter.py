@@ -99,8 +99,7 @@ class Drafter:
         behind = [row for row in wanting if row.pending > WIDTH]
         running = self._shortage.choose([row for row in wanting if row.pending <= WIDTH])
         if behind:
-            chunk = self._shortage.prefill_chunk
-            chosen = choose_prefill(behind, chunk, chunk)
+            chosen = choose_prefill(behind, self._shortage.prefill_chunk)
             self._shortage.prefill(partial(self._prefill, chosen), chosen)
         if running:
             self._shortage.step(partial(self._step, running, alternatives), running)

@@ -44,7 +44,7 @@ class ModelSpec:
     memory_bytes: int | None = None  # the most for weights and KV slots, per device; None: what is free
     slots: int | Literal["auto"] = 16  # requests that run at once; "auto": as many as fit
     max_length: int = 1024  # tokens per slot, prompt and output
-    prefill_chunk: int = 256  # prompt tokens of a request between two steps; of all, up to 4 times as many
+    prefill_chunk: int = 256  # prompt tokens processed between two steps of running requests
     threads: int | None = None  # CPU threads; None: torch's own choice
 
     @property

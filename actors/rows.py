@@ -184,12 +184,12 @@ class RowTable(Generic[R]):
                 row.donor, row.shared = donor, count
 
 
-def choose_prefill(rows: Iterable[R], chunk: int, budget: int) -> list[R]:
-    """The first rows whose next chunks, of at most `chunk` tokens, fit together into `budget`; at least one."""
+def choose_prefill(rows: Iterable[R], budget: int) -> list[R]:
+    """The first rows whose next chunks fit together into `budget` tokens; at least one."""
     chosen: list[R] = []
     tokens = 0
     for row in rows:
-        tokens += min(row.pending, chunk)
+        tokens += min(row.pending, budget)
         if chosen and tokens > budget:
             break
         chosen.append(row)

@@ -18,7 +18,6 @@ from decoding.errors import UnavailableError
 
 _log = logging.getLogger(__name__)
 AnyRow = TypeVar("AnyRow", bound=Row)
-_MOST_CHUNKS = 4  # of prompts, computed at once
 _PATIENCE = 256  # forwards that had enough memory, before more is computed at once
 
 
@@ -31,7 +30,7 @@ class Shortage(Generic[R]):
         """
         slots: of the loop's rows.
         give_up: is called with a row that can't run even alone.
-        prefill_chunk: prompt tokens of a row processed at once, with enough memory.
+        prefill_chunk: prompt tokens processed at once, with enough memory.
         """
         self._slots, self._times, self._give_up, self._whole_chunk = slots, times, give_up, prefill_chunk
         self._steps = 0
@@ -54,14 +53,6 @@ class Shortage(Generic[R]):
                 break
             chosen.append(row)
         return in_slot_order(chosen)
-
-    def prefill_budget(self, waiting: int, running: int) -> int:
-        """How many prompt tokens to compute at once: several chunks while fewer rows run than wait for their prompts.
-
-        Until all of them run, steps are of little use. With little memory, it is one chunk.
-        """
-        chunks = waiting // max(running, 1) if self.prefill_chunk == self._whole_chunk else 1
-        return self.prefill_chunk * min(max(chunks, 1), _MOST_CHUNKS)
 
     def prefill(self, compute: Callable[[], None], rows: Sequence[R]) -> None:
         """Compute a chunk of the rows' prompts; smaller ones from now on, if that was too much."""

@@ -56,7 +56,7 @@ class Target:
         interpreters: Mapping[str, Interpreter] | None = None,
     ) -> None:
         """
-        prefill_chunk: prompt tokens of a row processed between two steps of the running rows.
+        prefill_chunk: prompt tokens processed between two steps of the running rows.
         adaptive: verify as many draft tokens as pay; otherwise always as many as the request allows.
         load_tokenizer: for structured answers.
         inside: drafts here, by turns, for the requests that a drafter is to work on.
@@ -91,8 +91,7 @@ class Target:
         self._look_after_rows()
         prefilling = self._rows.prefilling
         if prefilling:
-            budget = self._shortage.prefill_budget(len(prefilling), len(self._rows.running))
-            chosen = choose_prefill(prefilling, self._shortage.prefill_chunk, budget)
+            chosen = choose_prefill(prefilling, self._shortage.prefill_chunk)
             self._shortage.prefill(partial(self._prefill, chosen), chosen)
         complete = self._shortage.choose(self._rows.complete)
         if complete:

@@ -71,9 +71,7 @@ class ModelConfig(StrictModel):
         "memory, up to 64.",
     )
     max_length: Count = Field(1024, description="Tokens per slot: prompt and answer together.")
-    prefill_chunk: Count = Field(
-        256, description="Prompt tokens of a request processed between two steps; of all, up to 4 times as many."
-    )
+    prefill_chunk: Count = Field(256, description="Prompt tokens processed between two steps of running requests.")
     tensor_parallel: Count = Field(
         1, description="Devices that each replica spreads every layer over; each gets num_cpus, num_gpus and resources."
     )

@@ -213,16 +213,3 @@ def test_chunks_of_prompts_shrink_and_grow_again() -> None:
     chunk_after(6, most=0)
     assert stage.failed == [(rows[0], "the device has too little memory for it, even alone: 40 tokens in a KV slot")]
     assert stage.shortage.prefill_chunk == 32
-
-
-def test_more_of_prompts_at_once_while_most_wait_for_theirs() -> None:
-    """But never where memory was lacking."""
-    shortage = Stage().shortage
-
-    def budgets() -> list[int]:
-        pairs = [(1, 0), (3, 0), (9, 0), (9, 1), (9, 3), (9, 5), (4, 4), (1, 9)]  # waiting, running
-        return [shortage.prefill_budget(*pair) for pair in pairs]
-
-    assert budgets() == [32, 96, 128, 128, 96, 32, 32, 32]
-    shortage.prefill(lambda: computing(False), [make_row(1, 40)])
-    assert budgets() == [16] * 8
