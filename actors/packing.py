@@ -60,13 +60,18 @@ class PackedTogether:
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._results: Sequence[Tensor] = ()
+        self._asked = 0  # how many of them
 
     def result(self, index: int, x: Tensor) -> Tensor:
         """[..., out_features] of one of the layers; x: [..., in_features], the same tensor for all of them."""
         if x is not self._input:
-            self._input = x
+            self._input, self._asked = x, 0
             self._results = self.joined(x).split(self._sizes, dim=-1)
-        return self._results[index]
+        result = self._results[index]
+        self._asked += 1
+        if self._asked == len(self._sizes):  # or they would stay in memory until the next call
+            self._input, self._results = None, ()
+        return result
 
 
 class OneOfSeveral(nn.Module):

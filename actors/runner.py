@@ -6,7 +6,7 @@ It knows nothing of requests, drafts or sampling: rows of token ids go in at giv
 import logging
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from decoding.transfer import moved_to, tensor_on
 
 _MOST_TRACED = 128  # tokens; with more, the Python beside them does not count
 _TRACED_SIZES = (10, 3), (6, 2)  # tokens, and how many of them have logits
+_TRIED_AT = 5  # the first column of the calls that a trace is compared in
 _log = logging.getLogger(__name__)
 
 
@@ -82,26 +83,46 @@ class Runner:
     def use_trace(self) -> None:
         """Run small batches without the model's own Python, where its operators are always the same. On a CPU.
 
-        Slots must be allocated. Only the spare slot is written to.
+        Slots must be allocated and free: their first columns are written to.
         """
         if self.device.type != "cpu" or not self.whole:
             return
         try:
-            traced = trace(self._call, *(self._example(*sizes) for sizes in _TRACED_SIZES))
-            unseen = self._example(1, 1)
-            if not torch.equal(traced(*unseen.sizes, *unseen.inputs), self._call(*unseen.inputs)):
-                raise UntraceableError("its operators on one token are others")
-        except Exception as error:
-            _log.info("%s runs in the ordinary way: %s", type(self.model).__name__, error)
+            traced = trace(self._call, *(self._example([tokens], kept) for tokens, kept in _TRACED_SIZES))
+            long = min(_MOST_TRACED // 2, self.max_query, self.max_length - _TRIED_AT)
+            for rows in ([1], [2, 1], [long, long]):
+                self._compare(traced, rows)
+        except UntraceableError as error:
+            _log.info("%s runs with its own Python: %s", type(self.model).__name__, error)
+        except Exception:
+            _log.warning("%s can't be traced, which costs speed", type(self.model).__name__, exc_info=True)
         else:
             self._traced = traced
 
-    def _example(self, tokens: int, kept: int) -> Example:
-        """Of a call, in the spare slot."""
-        row = RowInput(self.cache.slots, 1, [(7 + 131 * place) % self.vocab_size for place in range(tokens)])
-        batch = self._place([row], row.end)
-        given = self._index([row.tokens]), self._index([row.positions()]), self._index(range(kept))
-        return Example((tokens, kept), (*given, batch, *batch))
+    def _compare(self, traced: Callable[..., Tensor], rows: Sequence[int]) -> None:
+        """Raises UntraceableError if the trace does something else than the model does.
+
+        rows: the number of tokens of each.
+        """
+        found = []
+        for call in (None, traced):
+            for keys, values in self.cache.layers.values():  # so that it matters what is written
+                for store in (keys, values):
+                    store[: len(rows), :, : _TRIED_AT + max(rows)] = 0.5
+            sizes, inputs = self._example(rows, sum(rows), start=_TRIED_AT)
+            found.append(self._call(*inputs) if call is None else call(*sizes, *inputs))
+        if not torch.equal(*found):
+            raise UntraceableError(f"it does something else with {rows} tokens")
+
+    def _example(self, rows: Sequence[int], kept: int, start: int = 1) -> Example:
+        """A call. rows: the number of tokens of each, from column `start` on."""
+        count = sum(rows)
+        tokens = iter([(7 * start + 131 * place) % self.vocab_size for place in range(count)])
+        given = [RowInput(slot, start, list(islice(tokens, width))) for slot, width in enumerate(rows)]
+        batch = self._place(given, start + max(rows))
+        written = self._index([[token for row in given for token in row.tokens]])
+        positions = self._index([[position for row in given for position in row.positions()]])
+        return Example((count, kept), (written, positions, self._index(range(kept)), batch, *batch))
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:

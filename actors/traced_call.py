@@ -3,7 +3,8 @@
 On a CPU the modules, checks and attributes around the operators of a small step take a tenth of it, and half of a small
 model's (docs/experiments.md). So a call is traced at two sizes, which tells what depends on the size, and the line of
 operators is run in its place. A call that looks at values, or in which a number is neither constant nor a multiple of a
-size, can't be traced.
+size, can't be traced. What else a call's Python does by size, by values that no operator reads (`tolist`) or by what it
+remembers is frozen: so whoever traces a call has to compare.
 
 Knows nothing of models. The same idea as CUDA graphs, which leave out the launches as well, but for any size.
 """
@@ -34,7 +35,10 @@ class Example(NamedTuple):
 
 
 def as_one_operator(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that traces take as a whole: what it does inside may depend on its arguments in any way."""
+    """A function that traces take as a whole: what it does inside may depend on its arguments in any way.
+
+    These are tensors, inputs of the traced call, or numbers and the like.
+    """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,14 +49,14 @@ def as_one_operator(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def trace(call: Callable[..., Tensor], first: Example, second: Example) -> Callable[..., Tensor]:
-    """A function of sizes and inputs, in this order, that does what the call does, and returns the same.
+    """A function of sizes and inputs, in this order, that does what the call did in both examples.
 
     Args:
         call: with an example's inputs.
-        first, second: sizes that differ in all respects.
+        first, second: no two of whose sizes differ by the same factor.
 
     Raises:
-        UntraceableError: a function of that kind would do something else.
+        UntraceableError: the operators of the two examples are not those of one function.
     """
     traces = [_Trace.of(call, example) for example in (first, second)]
     return _Line(first, second).build(*traces)
@@ -90,12 +94,16 @@ class _Trace(TorchDispatchMode):
     ) -> Any:
         if self._within_one:
             return function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.lift_fresh.default:  # a tensor of numbers in the code: made anew at each call
+            function = torch.ops.aten.clone.default
         if _looks_at_values(function, args):
             raise UntraceableError(f"it calls {function}")
         return self._note(function, args, kwargs or {}, function(*args, **(kwargs or {})))
 
     def run(self, function: Callable[..., R], args: Sequence[object], kwargs: Mapping[str, object]) -> R:
         """Call what counts as one operator."""
+        if self._within_one:
+            return function(*args, **kwargs)
         self._within_one = True
         try:
             return self._note(function, args, kwargs, function(*args, **kwargs))
@@ -143,7 +151,6 @@ class _Line:
             kwargs = {name: self._argument(one.kwargs[name], two.kwargs[name]) for name in one.kwargs}
             self._know(one.result, two.result, self._graph.call_function(one.function, args, kwargs))
         self._graph.output(self._argument(first.result, second.result))
-        self._graph.eliminate_dead_code()
         self._graph.lint()
         run, constants = fx.GraphModule({}, self._graph).forward, self._constants
         return lambda *given: run(*constants, *given)

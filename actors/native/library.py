@@ -42,7 +42,7 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         return _load(_built([*compiler, *_FLAGS, *_MATHS]))
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+    except (OSError, RuntimeError, AttributeError, subprocess.CalledProcessError) as error:
         reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
         _log.warning("the C++ part can't be built, which costs speed: %s", reason)
         return None

@@ -159,6 +159,28 @@ def test_a_model_that_decides_at_each_call_is_left_as_it_is(tmp_path: Path) -> N
     forward.assert_called_once()
 
 
+@pytest.mark.parametrize("kind", ["by the number of tokens", "by positions that no operator reads"])
+def test_a_model_that_decides_out_of_sight_is_left_as_it_is(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traces of it would be right for some batches, and wrong for others."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    forward = LlamaForCausalLM.forward
+
+    def deciding(self: LlamaForCausalLM, *, position_ids: Tensor | None = None, **options: Any) -> Any:
+        output = forward(self, position_ids=position_ids, **options)
+        if position_ids is not None:
+            many = position_ids.numel() > 32 if kind == "by the number of tokens" else position_ids.tolist()[0][0] > 2
+            output.logits = output.logits * (1.00001 if many else 1.0)
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", deciding)
+    runner = load_runner(spec(tmp_path))
+    with mock.patch.object(runner.model, "forward", wraps=runner.model.forward) as called:
+        runner.logits([RowInput(0, 0, random_text(20))])
+    called.assert_called_once()
+
+
 @pytest.mark.slow
 def test_texts_with_drafts_and_shared_beginnings(checked: Checked) -> None:
     """From an engine: greedy texts of the plain forward, token by token, with a drafter that is often right."""

@@ -84,6 +84,42 @@ def test_what_went_in_as_it_is() -> None:
     assert torch.equal(run(2, (torch.ones(2), "ab")), torch.full((2,), 2.0))
 
 
+def test_what_is_written_by_one_operator_though_nobody_asks_for_its_result() -> None:
+    store = torch.zeros(80)
+
+    @as_one_operator
+    def write(x: Tensor) -> None:
+        store[: len(x)] += x[:, 0]
+        inner(x)
+
+    @as_one_operator
+    def inner(x: Tensor) -> Tensor:
+        return x.add_(1)
+
+    def call(x: Tensor, keep: Tensor) -> Tensor:
+        write(x)
+        return x[keep]
+
+    run = traced(call)
+    store.zero_()
+    given = example(70, 70)
+    x = given.inputs[0].clone()
+    assert torch.equal(run(*given.sizes, *given.inputs), x + 1)
+    assert torch.equal(store[:70], x[:, 0])
+
+
+def test_a_tensor_made_of_numbers_is_made_anew() -> None:
+    def call(x: Tensor, keep: Tensor) -> Tensor:
+        count = torch.tensor([0.0])
+        count += 1
+        return x[keep] + count
+
+    run = traced(call)
+    given = example(4, 4)
+    for _ in range(3):
+        assert torch.equal(run(*given.sizes, *given.inputs), given.inputs[0] + 1)
+
+
 def branches_on_a_value(x: Tensor, keep: Tensor) -> Tensor:
     return x[keep] if x.sum() > 0 else -x[keep]
 
