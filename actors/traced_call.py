@@ -1,6 +1,6 @@
 """A model's call without the Python in it: the operators that it comes to, one after the other.
 
-On a CPU the modules, checks and attributes around the operators of a small step take a tenth of it, and half of a small
+On a CPU the modules, checks and attributes around the operators take a tenth of a small step, and a quarter of a small
 model's (docs/experiments.md). So a call is traced at two sizes, which tells what depends on the size, and the line of
 operators is run in its place. A call that looks at values, or in which a number is neither constant nor a multiple of a
 size, can't be traced. What else a call's Python does by size, by values that no operator reads (`tolist`) or by what it
