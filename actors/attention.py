@@ -4,7 +4,7 @@ Every model that takes its attention from transformers' `AttentionInterface` run
 `forward`: the tokens of all rows lie one after the other in a batch of one, without padding; only attention sees rows.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from actors.native import attention as native
+from actors.slot_batch import SlotBatch
 from actors.traced_call import as_one_operator
 from decoding.errors import ConfigError
 
@@ -21,19 +22,6 @@ if TYPE_CHECKING:
     from actors.slots import SlotCache
 
 NAME = "slots"
-
-
-class SlotBatch(NamedTuple):
-    """Where the N tokens of one call stand: B rows of at most Q tokens each, and the first L columns of their slots."""
-
-    slots: Tensor  # [N] int64, of every token
-    columns: Tensor  # [N] int64, where every token is written
-    rows: Tensor  # [B] int64, slots
-    offsets: Tensor  # [B + 1] int64, where each row's tokens begin among all
-    ends: Tensor  # [B] int64, how many columns each row reads, at most L
-    flat: Tensor  # [N] int64, row * Q + index of every token in its row
-    mask: Tensor  # [B, Q, L] in the model's dtype, added to the scores: 0 or -inf
-    windowed: Tensor  # [B, Q, L], the same for the layers with a sliding window; `mask` where there are none
 
 
 def attend_to_slots(

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actors.attention import SlotBatch
 from actors.draft_tree import DraftChoice
 from actors.graphs import MAX_ROWS, columns_bucket, rows_bucket
 from actors.recorder import Replay
 from actors.row_input import RowInput, visible_columns
 from actors.runner import Runner
+from actors.slot_batch import SlotBatch
 from decoding.calibration import RANKS
 from decoding.chain_sampler import ChainSampler
 from decoding.params import SamplingParams

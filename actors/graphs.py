@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actors.attention import SlotBatch
 from actors.recorder import Recorder, Replay
 from actors.row_input import RowInput, visible_columns
+from actors.slot_batch import SlotBatch
 from decoding.transfer import copy_into, tensor_on
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)

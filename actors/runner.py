@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.attention import NAME, SlotBatch
+from actors.attention import NAME
 from actors.graphs import Graphs
 from actors.recorder import Recorder, Replay
 from actors.row_input import RowInput, visible_columns
+from actors.slot_batch import SlotBatch
 from actors.slots import SlotCache
 from actors.traced_call import Example, UntraceableError, trace
 from decoding.errors import ConfigError

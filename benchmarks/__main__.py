@@ -17,7 +17,8 @@ from benchmarks.figure import draw
 from benchmarks.inflated import inflated_target
 from benchmarks.lineup import Lineup, Options, enter
 from benchmarks.ours import measure_times, swept_lengths
-from benchmarks.report import as_text, write
+from benchmarks.report import write
+from benchmarks.tables import as_text
 from benchmarks.workload import Workload
 from training.heldout import read_prompts
 
@@ -55,7 +56,7 @@ def main(repetitions: int, prompts: int, new_tokens: int, output: Path, **given:
             comparisons.append(_compare(lineup, options, workload, repetitions, max(prompts, count)))
             click.echo(f"\n{as_text(comparisons[-1])}\n")
     settings = asdict(options) | {"repetitions": repetitions, "prompts": prompts, "new_tokens": new_tokens}
-    write(output, comparisons, "benchmarks", settings, left_out=lineup.left_out)
+    write(output, "benchmarks", settings, comparisons=[asdict(each) for each in comparisons], left_out=lineup.left_out)
     draw(comparisons, output.with_suffix(".png"))
     click.echo(f"drawn to {output.with_suffix('.png')}")
     for reason in lineup.left_out:

@@ -75,7 +75,7 @@ def main(
     findings = judge(answers, undisturbed, havoc.faults)
     click.echo("\n" + as_text(findings))
     settings = given | {"interval_s": interval_s, "streams": streams, "cases": case_count, "seed": seed}
-    write(output, [], "benchmarks.chaos", settings, **asdict(findings))
+    write(output, "benchmarks.chaos", settings, **asdict(findings))
     sys.exit(bool(findings.lost or findings.differing))
 
 

@@ -87,7 +87,7 @@ def main(
         title: asdict(findings) | {"strikes": [asdict(strike) for strike in strikes]}
         for title, (findings, strikes) in found.items()
     }
-    write(output, [], "benchmarks.chaos_serve", settings, phases=phases)
+    write(output, "benchmarks.chaos_serve", settings, phases=phases)
     lost = [title for title, (findings, strikes) in found.items() if findings.lost and not _may_lose(strikes)]
     sys.exit(bool(lost or any(findings.differing for findings, _ in found.values())))
 

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.contestant import Contestant
-from benchmarks.findings import Score, Speculation, Times, find_doubts, score, speculation, typical
+from benchmarks.findings import Score, Speculation, find_doubts, score, speculation, typical
 from benchmarks.hosts import Host
 from benchmarks.huggingface import HuggingFace
 from benchmarks.interleave import Record, interleave
+from benchmarks.replica import Times
 from benchmarks.sameness import Sameness, compare
 from benchmarks.workload import Workload
 

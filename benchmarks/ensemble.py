@@ -65,7 +65,7 @@ def main() -> None:
         records = interleave(contestants, workload, repetitions=options.repetitions, prompts=options.prompts)
     findings = _findings(records)
     print(_shown(findings))
-    write(options.output, [], "benchmarks.ensemble", vars(options), contestants=findings)
+    write(options.output, "benchmarks.ensemble", vars(options), contestants=findings)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 from actors.loop import LoopTimes
 from benchmarks.contestant import Activity, Kind
 from benchmarks.interleave import Record
-from benchmarks.replica import Sweep
+from benchmarks.replica import Sweep, Times
 from benchmarks.sameness import Sameness
 from decoding.limits import Limits, tokens_per_step
 
@@ -30,15 +30,6 @@ class Score:
     ratios: dict[Kind, float]  # to each reference that took part: the median over the repetitions
     sameness: Sameness | None  # None: there is nothing to compare with, as others draw other random numbers
     activity: Activity
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of one step, alone on the machine, each with the threads that its model has in the comparison."""
-
-    plain: Sweep  # of a target with all threads, by tokens per row; t_1 is at 1
-    target: Sweep  # of a target with a drafter beside it, by tokens per row
-    draft_step_s: float  # t_draft
 
 
 @dataclass(frozen=True, slots=True)

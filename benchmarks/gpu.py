@@ -32,7 +32,8 @@ from benchmarks.hosts import Local
 from benchmarks.huggingface import HuggingFace, HuggingFaceContestant
 from benchmarks.in_process import running
 from benchmarks.ours import Ours, measure_times, swept_lengths
-from benchmarks.report import as_text, write
+from benchmarks.report import write
+from benchmarks.tables import as_text
 from benchmarks.workload import Workload
 from training.heldout import read_prompts
 from training.inflate import inflate
@@ -107,7 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "gpu": _gpu_name(),
             "seconds": time.monotonic() - began_s,
         }
-        write(options.output, comparisons, "benchmarks.gpu", vars(options), **findings)
+        write(
+            options.output,
+            "benchmarks.gpu",
+            vars(options),
+            comparisons=[asdict(each) for each in comparisons],
+            **findings,
+        )
     print(*wrong, sep="\n")
     return 1 if wrong else 0
 

@@ -66,7 +66,7 @@ def main(
         "seconds": seconds,
     }
     settings |= {"new_tokens": new_tokens, "server": config.model_dump(mode="json")}
-    write(output, [], "benchmarks.http_load", settings, **found)
+    write(output, "benchmarks.http_load", settings, **found)
 
 
 def _config(max_requests: int | None, slots: int) -> ServerConfig:

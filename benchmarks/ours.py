@@ -8,9 +8,8 @@ from actors import client
 from actors.coordinator import Coordinator
 from actors.request import Endpoint, Request, Statistics
 from benchmarks.contestant import Activity, Contestant
-from benchmarks.findings import Times
 from benchmarks.hosts import Host
-from benchmarks.replica import MeasuredReplica, Sweep
+from benchmarks.replica import MeasuredReplica, Sweep, Times
 from benchmarks.workload import Workload
 
 _SETTLING_S = 0.05  # until replicas have heard that a request has ended

@@ -7,7 +7,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Literal
@@ -28,6 +28,15 @@ _CACHED = 160  # tokens before the timed ones, about the middle of an answer
 _ROUNDS = 3  # of one call; a comparison calls once per repetition
 _MAX_SWEEP_S = 300.0
 _WARM_UP = 2  # rounds that do not count
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one step, alone on the machine, each with the threads that its model has in the comparison."""
+
+    plain: Sweep  # of a target with all threads, by tokens per row; t_1 is at 1
+    target: Sweep  # of a target with a drafter beside it, by tokens per row
+    draft_step_s: float  # t_draft
 
 
 class MeasuredReplica:

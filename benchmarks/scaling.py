@@ -94,7 +94,7 @@ class Study:
 def main(pairs: Sequence[str], given: Path | None, output: Path) -> None:
     """Measure, validate, simulate, write JSON, and draw."""
     measured = _measure(pairs) if given is None else json.loads(given.read_text(encoding="utf-8"))["measured"]
-    write(output, [], "benchmarks.scaling", {}, measured=measured)
+    write(output, "benchmarks.scaling", {}, measured=measured)
     times = CoordinatorTimes(**measured["coordinator_times"])
     answers: dict[str, list[Point]] = {
         "ratios": [],
@@ -110,7 +110,7 @@ def main(pairs: Sequence[str], given: Path | None, output: Path) -> None:
         answers["sizes"] += study.sizes(lambda targets: max(1, targets // 5))
         answers["one_coordinator"] += study.sizes(lambda targets: 1)[:5]
         answers["coordinators"] += study.coordinators()
-    write(output, [], "benchmarks.scaling", {}, measured=measured, answers=answers)
+    write(output, "benchmarks.scaling", {}, measured=measured, answers=answers)
     draw(answers, output.with_suffix(".png"))
 
 

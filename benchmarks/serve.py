@@ -76,7 +76,7 @@ def main(output: Path, **given: Any) -> None:
     click.echo(f"\n{as_text(comparisons, overheads)}\n")
     settings = asdict(options) | {"server": config.model_dump(mode="json")}
     findings = {"loads": [asdict(one) for one in comparisons], "http_overhead": [asdict(one) for one in overheads]}
-    write(output, [], "benchmarks.serve", settings, **findings)
+    write(output, "benchmarks.serve", settings, **findings)
     draw(comparisons, output.with_suffix(".png"))
     click.echo(f"drawn to {output.with_suffix('.png')}")
 

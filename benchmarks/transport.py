@@ -82,7 +82,7 @@ def main() -> None:
         for one in findings
     ]
     print(table(head, rows))
-    write(options.output, [], "benchmarks.transport", vars(options), findings=findings)
+    write(options.output, "benchmarks.transport", vars(options), findings=findings)
 
 
 def _measure(

@@ -5,15 +5,12 @@ than they need to (docs/experiments.md).
 """
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from actors.native.library import library
-
-if TYPE_CHECKING:
-    from actors.attention import SlotBatch
+from actors.slot_batch import SlotBatch
 
 MAX_WIDTH = 32  # tokens per row; of more, as in prompts, torch is faster
 _NAMES = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
@@ -47,7 +44,7 @@ def attend(
     value: Tensor,
     keys: Tensor,  # [slots + 1, kv_heads, capacity, head_dim]
     values: Tensor,
-    batch: "SlotBatch",
+    batch: SlotBatch,
     mask: Tensor,  # [B, Q, L]
     scale: float,
 ) -> Tensor:

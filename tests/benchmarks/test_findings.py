@@ -1,7 +1,7 @@
 """Ratios, limits, tables and figure of records that were made up."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,12 @@ from actors.request import Statistics
 from benchmarks.comparison import Comparison
 from benchmarks.contestant import Activity, Contestant, Kind
 from benchmarks.figure import draw
-from benchmarks.findings import Times, find_doubts, score, speculation, typical
+from benchmarks.findings import find_doubts, score, speculation, typical
 from benchmarks.interleave import Record
-from benchmarks.report import as_text, write
+from benchmarks.replica import Times
+from benchmarks.report import write
 from benchmarks.sameness import Sameness, first_difference
+from benchmarks.tables import as_text
 
 TIMES = Times(
     plain={1: 0.030, 2: 0.031, 3: 0.033, 5: 0.036}, target={1: 0.032, 2: 0.033, 3: 0.036, 5: 0.040}, draft_step_s=0.010
@@ -86,7 +88,7 @@ def test_the_tables_and_the_json_hold_what_was_found(tmp_path: Path) -> None:
     assert "NOT TO BE BELIEVED, S and S*: t_1 is odd" in text
     assert "× best assisted" in text
     path = tmp_path / "deeper" / "found.json"
-    write(path, [comparison()], "benchmarks", {"threads": 4}, left_out=["vLLM"])
+    write(path, "benchmarks", {"threads": 4}, comparisons=[asdict(comparison())], left_out=["vLLM"])
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["options"] == {"threads": 4}
     assert found["left_out"] == ["vLLM"]
