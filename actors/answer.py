@@ -31,7 +31,7 @@ class Answer:
         criteria: Sequence[Criterion] = (),
     ) -> None:
         """decode: ids to text."""
-        self._params = params
+        self._params, self._hidden = params, params.hidden_token_ids
         self._criteria = criteria
         self._detokenizer = Detokenizer(decode, prompt=prompt)
         self._stop_strings = StopStrings(params.stop, include=params.include_stop_str_in_output)
@@ -70,13 +70,11 @@ class Answer:
 
     def _read(self, tokens: Sequence[int]) -> tuple[str, str | None]:
         """The text that tokens make certain, and the stop string that they complete."""
-        params = self._params
-        hidden = params.eos_token_ids if params.include_stop_str_in_output else params.end_token_ids
-        visible = [token for token in tokens if token not in hidden]  # those end the text and are not part of it
+        visible = [token for token in tokens if token not in self._hidden]  # those end the text and are not part of it
         if not visible:
             return "", None
         text = self._detokenizer.add(visible)
-        if len(self._tokens) < params.min_tokens:  # as vLLM has it, stop strings count only from then on
+        if len(self._tokens) < self._params.min_tokens:  # as vLLM has it, stop strings count only from then on
             return text, None
         return self._stop_strings.add(text)
 

@@ -208,7 +208,7 @@ class DrafterRow(Row):
             root = DraftNode(self.tokens[-1], position)
             self.restarted_at = len(self.tokens)
         # Under rejection sampling, how far is drafted must not depend on what was drawn (docs/verification.md).
-        ends = () if self.params.rejects else self.params.end_token_ids
+        ends = frozenset[int]() if self.params.rejects else self.history.end_token_ids
         self.tree = DraftTree(root, last_position, ends)
 
     def _room(self, missing: int) -> int:

@@ -241,7 +241,8 @@ class Target:
         """Append a step's accepted tokens and the target's own last one, and tell the coordinator."""
         peer, request_id = row.key
         tokens = verdict.tokens(draft)
-        kept, finish = cut_at_stop(tokens, row.generated, row.params)
+        ends, most = row.history.end_token_ids, row.params.max_tokens
+        kept, finish = cut_at_stop(tokens, row.generated, end_token_ids=ends, max_tokens=most)
         commit = Commit(
             request_id=request_id,
             base=len(row.tokens),

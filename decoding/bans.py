@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decoding.history import Position
-from decoding.token_lists import Entries, TokenLists
+from decoding.token_lists import Entries, Span, TokenLists, TokenSet, spans
 
 
 def repeated_ngrams(position: Position) -> Iterable[int]:
@@ -35,32 +35,33 @@ def repeated_ngrams(position: Position) -> Iterable[int]:
 def bad_words(position: Position) -> Iterable[int]:
     """Last tokens of the forbidden sequences whose other tokens came just before: `bad_words_ids`, as in transformers.
 
-    An end-of-text token alone is no bad word.
+    Those of one token are `bad_tokens`.
     """
-    params = position.history.params
-    longest = max(map(len, params.bad_words_ids), default=1)
-    recent = tuple(position.tail(longest - 1))
-    for *before, last in params.bad_words_ids:
-        if (before and recent[-len(before) :] == tuple(before)) or (not before and last not in params.eos_token_ids):
-            yield last
+    return position.history.bad_words.completing(position)
 
 
-def early_ends(position: Position) -> Iterable[int]:
+def bad_tokens(position: Position) -> TokenSet:
+    """Forbidden sequences of one token. An end-of-text token alone is no bad word."""
+    return position.history.bad_tokens
+
+
+def early_ends(position: Position) -> TokenSet | None:
     """End tokens of every kind, as long as the answer is shorter than `min_tokens`, as vLLM has it."""
-    params = position.history.params
-    return params.end_token_ids if position.answered < params.min_tokens else ()
+    return position.history.ends if position.answered < position.history.params.min_tokens else None
 
 
-def suppressed(position: Position) -> Iterable[int]:
-    """`suppress_tokens`, and `begin_suppress_tokens` at the answer's first token that is not forced.
+def suppressed(position: Position) -> TokenSet:
+    """`suppress_tokens`, as in transformers."""
+    return position.history.suppressed
+
+
+def suppressed_at_first(position: Position) -> TokenSet | None:
+    """`begin_suppress_tokens` at the answer's first token that is not forced.
 
     As in transformers, with a forced token as `decoding.constraints.forced_token` has it.
     """
-    params = position.history.params
-    first_free = 0 if params.forced_bos_token_id is None else 1
-    if position.answered != first_free:
-        return params.suppress_tokens
-    return (*params.suppress_tokens, *params.begin_suppress_tokens)
+    first_free = 0 if position.history.params.forced_bos_token_id is None else 1
+    return position.history.suppressed_at_first if position.answered == first_free else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,22 +69,28 @@ class Bans:
     """Tokens that get −∞."""
 
     entries: Entries
+    spans: Sequence[Span]
 
     @classmethod
     def build(
         cls,
-        kinds: Sequence[Callable[[Position], Iterable[int]]],
+        changing: Sequence[Callable[[Position], Iterable[int]]],
+        lasting: Sequence[Callable[[Position], TokenSet | None]],
         positions: Sequence[Position],
         vocab_size: int,
         device: torch.device | str,
     ) -> "Bans | None":
-        """Of these kinds; None if no position has any."""
+        """Of these kinds, whose tokens depend on the text or on the request alone; None if no position has any."""
         lists = TokenLists()
         for place, position in enumerate(positions):
-            for kind in kinds:
+            for kind in changing:
                 lists.add(place, kind(position))
-        return cls(lists.entries(vocab_size, device)) if lists else None
+        named = [spans([kind(position) for position in positions], vocab_size, device) for kind in lasting]
+        found = [span for each in named for span in each]
+        return cls(lists.entries(vocab_size, device), found) if lists or found else None
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""
         logits[self.entries.places, self.entries.tokens] = -inf
+        for start, end, tokens, _ in self.spans:
+            logits[start:end].index_fill_(1, tokens, -inf)

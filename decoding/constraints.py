@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from decoding.history import Position
-from decoding.token_lists import TokenLists
+from decoding.token_lists import Span, spans
 from decoding.transfer import moved_to, tensor_on
 
 
@@ -23,32 +23,23 @@ class AllowedTokens:
     If all of them are forbidden already, these are forgiven, and all come with logit 0.
     """
 
-    rows: Tensor  # [M] int64, in 0…P−1
-    allowed: Tensor  # [M, V] bool
+    spans: Sequence[Span]
 
     @classmethod
     def build(
         cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str
     ) -> "AllowedTokens | None":
         """None if no position has any."""
-        lists = TokenLists()
-        rows: list[int] = []
-        for place, position in enumerate(positions):
-            if position.history.params.allowed_token_ids:
-                lists.add(len(rows), position.history.params.allowed_token_ids)
-                rows.append(place)
-        if not rows:
-            return None
-        entries = lists.entries(vocab_size, device)
-        allowed = torch.zeros(len(rows), vocab_size, dtype=torch.bool, device=device)
-        allowed[entries.places, entries.tokens] = True
-        return cls(tensor_on(device, rows, torch.int64), allowed)
+        found = spans([position.history.allowed for position in positions], vocab_size, device)
+        return cls(found) if found else None
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""
-        kept = logits[self.rows].masked_fill_(~self.allowed, -inf)  # [M, V]
-        none_left = kept.amax(dim=-1, keepdim=True) == -inf
-        logits[self.rows] = kept.masked_fill_(self.allowed & none_left, 0.0)
+        for start, end, tokens, _ in self.spans:
+            rows = logits[start:end]
+            kept = rows.index_select(1, tokens)  # [n, E]
+            none_left = (kept == -inf).all(dim=-1, keepdim=True)
+            rows.fill_(-inf).index_copy_(1, tokens, kept.masked_fill_(none_left, 0.0))
 
 
 def forced_token(position: Position) -> int | None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"  # what a decoder prints for bytes that are not (yet) a character
 _LEAST_CONTEXT = 5  # tokens
+_LONGEST_WINDOW = 96  # tokens; with as many, none for long has ended a character
+_HEAD, _TAIL = 32, 16  # what is kept of a longer one
 _CONTEXT_TOKENS = range(_LEAST_CONTEXT, 17)  # of the prompt: as few as begin with a whole character
 
 
@@ -33,7 +35,24 @@ class Detokenizer:
                 self._window = self._window[self._cut :]
                 self._shown = self._decode(self._window)
                 self._cut = len(self._window)
-        return new
+        return new + self._shorten(text) if len(self._window) > _LONGEST_WINDOW else new
+
+    def _shorten(self, text: str) -> str:
+        """Leave out the midst of a window that no character ends: special tokens, or bytes that are no text.
+
+        What comes depends on the last bytes only, and on whether the text has begun. Returns what becomes certain by
+        it: that those in the midst are no characters. text: the window's.
+        """
+        kept = self._window[:_HEAD] + self._window[-_TAIL:]
+        shown = self._decode(kept)
+        certain = shown.rstrip(_INCOMPLETE)
+        unshown = len(text) - max(len(self._shown), len(text.rstrip(_INCOMPLETE)))
+        decided = unshown - (len(shown) - len(certain))
+        if decided < 0:
+            return ""
+        self._window, self._shown = kept, certain
+        self._cut = self._cut if self._cut <= _HEAD else 0
+        return _INCOMPLETE * decided
 
     def flush(self) -> str:
         """What is left at the end, incomplete characters included, as the decoder prints them."""

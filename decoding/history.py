@@ -1,13 +1,14 @@
-"""A request's tokens as its processors see them. Knows nothing of logits, batches or devices."""
+"""A request's tokens as its processors see them. Knows nothing of logits or batches."""
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
 
 from decoding.params import SamplingParams
+from decoding.token_lists import TokenSet
 
 
 class History:
@@ -24,6 +25,48 @@ class History:
 
     def __init__(self, params: SamplingParams, tokens: list[int], prompt_length: int) -> None:
         self.params, self.tokens, self.prompt_length = params, tokens, prompt_length
+
+    @cached_property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens after which the answer ends."""
+        return frozenset(self.params.end_token_ids)
+
+    @cached_property
+    def ends(self) -> TokenSet:
+        """The same."""
+        return TokenSet(self.end_token_ids)
+
+    @cached_property
+    def biases(self) -> TokenSet:
+        """What is added to which tokens' logits; of a token that is named twice, the later number."""
+        biases = dict(self.params.logit_bias)
+        return TokenSet(biases.keys(), biases.values())
+
+    @cached_property
+    def allowed(self) -> TokenSet:
+        """Tokens outside of which nothing may come; empty: anything may."""
+        return TokenSet(self.params.allowed_token_ids)
+
+    @cached_property
+    def suppressed(self) -> TokenSet:
+        """Tokens that may come nowhere."""
+        return TokenSet(self.params.suppress_tokens)
+
+    @cached_property
+    def suppressed_at_first(self) -> TokenSet:
+        """Tokens that may not begin the answer."""
+        return TokenSet(self.params.begin_suppress_tokens)
+
+    @cached_property
+    def bad_tokens(self) -> TokenSet:
+        """Bad words of one token; an end-of-text token alone is none."""
+        words = self.params.bad_words_ids
+        return TokenSet(word[0] for word in words if len(word) == 1 and word[0] not in self.params.eos_token_ids)
+
+    @cached_property
+    def bad_words(self) -> "WordIndex":
+        """Those of more."""
+        return WordIndex(word for word in self.params.bad_words_ids if len(word) > 1)
 
     @cached_property
     def counts(self) -> "TokenCounts":
@@ -93,6 +136,23 @@ class TokenCounts:
                 self._counts.append(0)
             self._counts[place] += at >= self._prompt_length
         self._end = len(self._text)
+
+
+class WordIndex:
+    """The last tokens of words, by all tokens before them."""
+
+    def __init__(self, words: Iterable[Sequence[int]]) -> None:
+        """words: of at least two tokens."""
+        self._last: dict[tuple[int, ...], list[int]] = {}
+        for *before, last in words:
+            self._last.setdefault(tuple(before), []).append(last)
+        self._lengths = sorted({len(before) for before in self._last})
+
+    def completing(self, position: Position) -> list[int]:
+        """The tokens that would complete a word at the position."""
+        recent = tuple(position.tail(self._lengths[-1])) if self._lengths else ()
+        tails = (recent[len(recent) - length :] for length in self._lengths if length <= len(recent))
+        return [last for tail in tails for last in self._last.get(tail, ())]
 
 
 class NgramIndex:

@@ -1,6 +1,7 @@
 """What a request asks of the sampler and of the stopping rules. Knows nothing of batches or tensors."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -131,15 +132,27 @@ class SamplingParams:
         """Tokens after which the answer ends."""
         return self.eos_token_ids + self.stop_token_ids
 
-    def named_tokens(self) -> Iterator[tuple[str, int]]:
-        """Every token id that the parameters name, with its field: to be checked against a vocabulary."""
-        yield from (("logit_bias", token) for token, _ in self.logit_bias)
-        yield from (("bad_words", token) for word in self.bad_words_ids for token in word)
+    @property
+    def hidden_token_ids(self) -> frozenset[int]:
+        """End tokens that are not part of the text. Made anew each time: keep it."""
+        return frozenset(self.eos_token_ids if self.include_stop_str_in_output else self.end_token_ids)
+
+    def with_seed(self, seed: int) -> "SamplingParams":
+        """The same but for the seed, at a cost that does not depend on how many tokens are named."""
+        _require(0 <= seed <= MAX_SEED, "seed", seed, f"a whole number from 0 to {MAX_SEED}")
+        changed = copy.copy(self)
+        object.__setattr__(changed, "seed", seed)  # `replace` would check every field again
+        return changed
+
+    def named_tokens(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """The token ids that the parameters name, by field: to be checked against a vocabulary."""
+        yield "logit_bias", [token for token, _ in self.logit_bias]
+        yield "bad_words", [token for word in self.bad_words_ids for token in word]
         for field in ("allowed_token_ids", "suppress_tokens", "begin_suppress_tokens", "stop_token_ids"):
-            yield from ((field, token) for token in getattr(self, field))
+            yield field, getattr(self, field)
         for field in ("forced_bos_token_id", "forced_eos_token_id"):
             if getattr(self, field) is not None:
-                yield field, getattr(self, field)
+                yield field, [getattr(self, field)]
 
 
 def _require(holds: bool, field: str, given: object, expected: str) -> None:

@@ -3,17 +3,15 @@
 A position sees the text before it, draft tokens included. Changes [P, V] float32 logits of P positions in place.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from decoding.history import Position
 from decoding.params import SamplingParams
-from decoding.token_lists import Entries, TokenLists
+from decoding.token_lists import Entries, Span, TokenLists, spans
 from decoding.transfer import moved_to
 
 
@@ -24,22 +22,18 @@ class LogitBias:
     If a request names a token twice, the later number counts.
     """
 
-    entries: Entries
+    spans: Sequence[Span]
 
     @classmethod
     def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "LogitBias | None":
         """None if no position has any."""
-        lists = TokenLists()
-        for history, group in groupby(enumerate(positions), lambda pair: pair[1].history):
-            biases = dict(history.params.logit_bias)
-            tokens, values = array("q", biases.keys()), array("f", biases.values())
-            for place, _ in group:
-                lists.add(place, tokens, values)
-        return cls(lists.entries(vocab_size, device)) if lists else None
+        found = spans([position.history.biases for position in positions], vocab_size, device)
+        return cls(found) if found else None
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""
-        logits[self.entries.places, self.entries.tokens] += self.entries.values
+        for start, end, tokens, values in self.spans:
+            logits[start:end, tokens] += values
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from decoding.bans import Bans, bad_words, early_ends, repeated_ngrams, suppressed
+from decoding.bans import Bans, bad_tokens, bad_words, early_ends, repeated_ngrams, suppressed, suppressed_at_first
 from decoding.constraints import AllowedTokens, ForcedTokens, GrammarMasks, forced_token, unpacked
 from decoding.history import History, Position
 from decoding.params import SamplingParams
@@ -51,7 +51,7 @@ def _acts_somewhere(params: SamplingParams) -> bool:
 
 def _acts_here(position: Position) -> bool:
     early = position.answered < position.history.params.min_tokens
-    return early or forced_token(position) is not None or bool(tuple(suppressed(position)))
+    return early or forced_token(position) is not None or bool(suppressed(position) or suppressed_at_first(position))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +72,10 @@ class Shaping:
         steps = (
             LogitBias.build(positions, vocab_size, device),
             Penalties.build(positions, vocab_size, device),
-            Bans.build((repeated_ngrams, bad_words, early_ends), positions, vocab_size, device),
+            Bans.build((repeated_ngrams, bad_words), (bad_tokens, early_ends), positions, vocab_size, device),
             AllowedTokens.build(positions, vocab_size, device),
             ForcedTokens.build(positions, vocab_size, device),
-            Bans.build((suppressed,), positions, vocab_size, device),
+            Bans.build((), (suppressed, suppressed_at_first), positions, vocab_size, device),
             GrammarMasks.build(positions, device),
         )
         return cls(positions, [step for step in steps if step is not None])
@@ -106,5 +106,6 @@ def _possible(position: Position, vocab_size: int) -> Tensor:
     elif (token := forced_token(position)) is not None:
         possible[token : token + 1] = True
     else:
-        possible[[token for token in position.history.params.allowed_token_ids if token < vocab_size]] = True
+        tokens, _ = position.history.allowed.on("cpu", vocab_size)
+        possible[tokens] = True
     return possible if possible.any() else ~possible

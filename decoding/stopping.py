@@ -1,27 +1,28 @@
 """When a text ends: EOS and length on token ids (the target's side), stop strings on text (the coordinator's)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
-
-from decoding.params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 
 
-def cut_at_stop(tokens: Sequence[int], generated: int, params: SamplingParams) -> tuple[list[int], FinishReason | None]:
+def cut_at_stop(
+    tokens: Sequence[int], generated: int, *, end_token_ids: Collection[int], max_tokens: int
+) -> tuple[list[int], FinishReason | None]:
     """The part of a step's tokens that belongs to the text, and why the text ends there, if it does.
 
     Args:
         tokens: what the step would commit.
         generated: how many output tokens were committed before.
-        params: end tokens (which are committed themselves) and the length limit.
+        end_token_ids: after which the text ends; they are committed themselves.
+        max_tokens: most output tokens.
     """
     kept: list[int] = []
     for token in tokens:
         kept.append(token)
-        if token in params.end_token_ids:
+        if token in end_token_ids:
             return kept, "stop"
-        if generated + len(kept) >= params.max_tokens:
+        if generated + len(kept) >= max_tokens:
             return kept, "length"
     return kept, None
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 from actors.messages import MemberView
 from actors.request import Delta, Request, Statistics, TokenSource
@@ -28,25 +27,24 @@ class Part:
     stop_reason: str | int | None = None
     score: float | None = None  # of an answer that was searched for
 
-    def __add__(self, later: "Part") -> "Part":
-        return Part(
-            self.text + later.text,
-            [*self.tokens, *later.tokens],
-            [*self.pieces, *later.pieces],
-            [*self.offsets, *later.offsets],
-            [*self.sources, *later.sources],
-            [*self.views, *later.views],
-            [*self.logprobs, *later.logprobs],
-            self.prompt_logprobs if later.prompt_logprobs is None else later.prompt_logprobs,
-            later.finish,
-            later.stop_reason,
-            later.score,
-        )
-
     @staticmethod
     def joined(parts: "Sequence[Part]") -> "Part":
-        """All of them as one."""
-        return reduce(lambda one, next_: one + next_, parts, Part())
+        """All of them as one, which ends as the last one does."""
+        last = parts[-1] if parts else Part()
+        told = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
+        return Part(
+            "".join(part.text for part in parts),
+            [token for part in parts for token in part.tokens],
+            [piece for part in parts for piece in part.pieces],
+            [offset for part in parts for offset in part.offsets],
+            [source for part in parts for source in part.sources],
+            [view for part in parts for view in part.views],
+            [logprob for part in parts for logprob in part.logprobs],
+            told[-1] if told else None,
+            last.finish,
+            last.stop_reason,
+            last.score,
+        )
 
 
 class Choice:
@@ -84,7 +82,7 @@ class Choice:
         first = not self._parts
         part = self._part(delta)
         if first and self._echo is not None:
-            part = self._echoed(self._echo, delta) + part
+            part = Part.joined([self._echoed(self._echo, delta), part])
         self._parts.append(part)
         self._logprobs += [one.logprob for one in delta.logprobs or ()]
         self.statistics = delta.statistics
@@ -129,7 +127,7 @@ class _Splitter:
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], params: SamplingParams) -> None:
         self._detokenizer = vocabulary.pieces(prompt)
-        self._hidden = params.eos_token_ids if params.include_stop_str_in_output else params.end_token_ids
+        self._hidden = params.hidden_token_ids
 
     def split(self, delta: Delta) -> list[str]:
         pieces = ["" if token in self._hidden else self._detokenizer.add([token]) for token in delta.tokens]

@@ -38,7 +38,7 @@ class ResponsesWriter(Writer):
         self._choice = Choice(request, vocabulary, by_token=by_token, prompt_only=False)
         self._parser = tool_parser(body, vocabulary.tool_format)
         self._items: list[MessageItem | CallItem] = []
-        self._untold = Part()  # its tokens belong to a text that is not there yet, or to a call
+        self._untold: list[Part] = []  # their tokens belong to a text that is not there yet, or to a call
         self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
         self._sequence = 0
 
@@ -49,7 +49,7 @@ class ResponsesWriter(Writer):
     def add(self, index: int, delta: Delta) -> str:
         part, _ = self._choice.add(delta)
         self._ensembles.add(index, delta)
-        self._untold += part
+        self._untold.append(part)
         events: list[Event] = []
         for event in self._parser.add(part.text, last=part.finish is not None):
             match event:
@@ -57,10 +57,10 @@ class ResponsesWriter(Writer):
                     events += self._say(text)
                 case CallStart():
                     events += self._begin(CallItem(len(self._items), event))
-                    self._untold = Part()
+                    self._untold.clear()
                 case Arguments(text):
                     events += self._call().add(text)
-                    self._untold = Part()
+                    self._untold.clear()
         if part.finish is not None:
             events += self._end(_status(part))
         return self._write(events)
@@ -101,8 +101,8 @@ class ResponsesWriter(Writer):
         if not isinstance(item, MessageItem):
             item = MessageItem(len(self._items), self._token_fields)
             events += self._begin(item)
-        events += item.add(replace(self._untold, text=text))
-        self._untold = Part()
+        events += item.add(replace(Part.joined(self._untold), text=text))
+        self._untold.clear()
         return events
 
     def _call(self) -> CallItem:
@@ -118,7 +118,7 @@ class ResponsesWriter(Writer):
     def _end(self, status: Status) -> Sequence[Event]:
         """The last item ends, which is an empty message where there is none."""
         more: Sequence[Event] = []
-        if not self._items or (self._untold.tokens and isinstance(self._items[-1], MessageItem)):
+        if not self._items or (any(part.tokens for part in self._untold) and isinstance(self._items[-1], MessageItem)):
             more = self._say("")
         return [*more, *self._items[-1].end(status)]
 

@@ -1,7 +1,8 @@
 """Prompts as token ids: texts, conversations in the model's chat template, and words to be avoided."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import jinja2
@@ -36,9 +37,7 @@ class Encoder:
         """
         if isinstance(prompt, str):
             return self.text(prompt, "prompt", add_special_tokens=True)
-        wrong = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
-        if wrong is not None:
-            raise InvalidRequestError(self._no_token("prompt", wrong), field="prompt")
+        self.check_tokens([("prompt", prompt)])
         return prompt
 
     def conversation(
@@ -86,10 +85,13 @@ class Encoder:
 
     def text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         """A text's ids; raises InvalidRequestError naming the field if they can't fit into the context."""
+        self._check_length(text, field)
+        return list(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+
+    def _check_length(self, text: str, field: str) -> None:
         if len(text) > self._most_characters:  # before it takes long to find out
             reason = f"{field}: {len(text)} characters are more than {self._context_length} tokens can hold."
             raise InvalidRequestError(reason, field=field)
-        return list(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
 
     def words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """How each word is spelt at a text's beginning and, where that differs by its first token only, after a space.
@@ -97,8 +99,7 @@ class Encoder:
         This is vLLM's definition of `bad_words`.
         """
         spellings = []
-        for word in words:
-            bare, spaced = self._spellings(word, "bad_words")
+        for bare, spaced in self._spellings(words, "bad_words"):
             spellings.append(bare)
             if len(spaced) == len(bare) and spaced[0] != bare[0]:
                 spellings.append(spaced)
@@ -106,18 +107,20 @@ class Encoder:
 
     def force_words(self, words: Sequence[Sequence[str]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """For each word, of which there may be alternatives, how these are spelt with and without a space before."""
-        return tuple(
-            tuple(dict.fromkeys(spelling for word in each for spelling in self._spellings(word, "force_words")))
-            for each in words
-        )
+        return tuple(tuple(dict.fromkeys(chain(*self._spellings(each, "force_words")))) for each in words)
 
-    def _spellings(self, word: str, field: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """At a text's beginning, and after a space."""
-        bare = self.text(word.lstrip(" "), field, add_special_tokens=False)
-        spaced = self.text(" " + word.lstrip(" "), field, add_special_tokens=False)
-        if not bare:
-            raise InvalidRequestError(f"{field}: {word!r} has no tokens.", field=field)
-        return tuple(bare), tuple(spaced)
+    def _spellings(self, words: Sequence[str], field: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Of each word, at a text's beginning and after a space."""
+        if not words:
+            return []
+        texts = [space + word.lstrip(" ") for word in words for space in ("", " ")]
+        self._check_length(max(texts, key=len), field)
+        found = [tuple(ids) for ids in self.tokenizer(texts, add_special_tokens=False).input_ids]  # in one call
+        pairs = list(zip(found[::2], found[1::2], strict=True))
+        wordless = next((word for word, (bare, _) in zip(words, pairs, strict=True) if not bare), None)
+        if wordless is not None:
+            raise InvalidRequestError(f"{field}: {wordless!r} has no tokens.", field=field)
+        return pairs
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         """What /tokenize answers; raises as `text` and `conversation` do."""
@@ -132,11 +135,12 @@ class Encoder:
             tools=body.tools or (),
         )
 
-    def check_tokens(self, named: Sequence[tuple[str, int]]) -> None:
-        """named: fields and the ids in them. Raises InvalidRequestError for one that is not the model's."""
-        for field, token in named:
-            if not 0 <= token < self._vocab_size:
-                raise InvalidRequestError(self._no_token(field, token), field=field)
+    def check_tokens(self, named: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """named: fields and the ids in them. Raises InvalidRequestError for the first id that is not the model's."""
+        for field, tokens in named:
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+                wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
+                raise InvalidRequestError(self._no_token(field, wrong), field=field)
 
     def _no_token(self, field: str, token: int) -> str:
         return f"{field}: {token} is no token id; the model's are 0 to {self._vocab_size - 1}."

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase, TokenizersBackend
@@ -93,28 +93,36 @@ class ServedEndpoint:
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
         bad_words_ids = self.encoder.words(body.over(self.defaults).bad_words or ())
+        sampling = cache(
+            lambda max_tokens: self._sampling(body, bad_words_ids, max_tokens, seed)
+        )  # may name many tokens
+        asked = [(prompt, sampling(self._max_tokens(prompt, body))) for prompt in prompts]
         if body.searches:
-            found = [self._request(prompt, body, bad_words_ids, seed) for prompt in prompts]
+            found = [self._request(prompt, body, params) for prompt, params in asked]
             return [request for request in found for _ in range(body.choices)]
         return [
-            self._request(prompt, body, bad_words_ids, choice_seed(seed, index))
-            for prompt in prompts
+            self._request(prompt, body, params.with_seed(choice_seed(seed, index)))
+            for prompt, params in asked
             for index in range(body.choices)
         ]
 
-    def _request(
-        self, prompt: list[int], body: GenerationRequest, bad_words_ids: list[tuple[int, ...]], seed: int
-    ) -> Request:
+    def _sampling(
+        self, body: GenerationRequest, bad_words_ids: list[tuple[int, ...]], max_tokens: int, seed: int
+    ) -> SamplingParams:
+        """What all choices have in common, checked."""
         params = body.sampling(
-            max_tokens=self._max_tokens(prompt, body),
+            max_tokens=max_tokens,
             eos_token_ids=self.eos_token_ids,
             seed=seed,
             defaults=self.defaults,
             bad_words_ids=bad_words_ids,
             verification=self.config.verification,
         )
-        self.encoder.check_tokens(list(params.named_tokens()))
+        self.encoder.check_tokens(params.named_tokens())
         check_feasible(params, self.vocabulary.size)
+        return params
+
+    def _request(self, prompt: list[int], body: GenerationRequest, params: SamplingParams) -> Request:
         return Request(
             self.endpoint,
             prompt,

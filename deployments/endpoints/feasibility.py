@@ -1,4 +1,9 @@
-"""Whether a request's rules leave any token to choose: what can never be answered is refused at once."""
+"""Whether a request's rules leave any token to choose: what can never be answered is refused at once.
+
+Looks at the tokens that the request names, never at the whole vocabulary.
+"""
+
+from collections.abc import Collection
 
 from decoding.errors import InvalidRequestError
 from decoding.params import SamplingParams
@@ -6,15 +11,22 @@ from decoding.params import SamplingParams
 
 def check_feasible(params: SamplingParams, vocab_size: int) -> None:
     """Raises InvalidRequestError if all tokens of some place in the answer are forbidden."""
-    allowed = set(params.allowed_token_ids) or set(range(vocab_size))
-    allowed -= set(params.suppress_tokens)
-    allowed -= {word[0] for word in params.bad_words_ids if len(word) == 1}
-    if not allowed:
-        _refuse("allowed_token_ids" if params.allowed_token_ids else "suppress_tokens", "leave no token to choose")
-    if params.forced_bos_token_id is None and not allowed - set(params.begin_suppress_tokens):
+    allowed = params.allowed_token_ids
+    forbidden = {*params.suppress_tokens, *(word[0] for word in params.bad_words_ids if len(word) == 1)}
+    if not _leaves_any(allowed, forbidden, vocab_size):
+        _refuse("allowed_token_ids" if allowed else "suppress_tokens", "leave no token to choose")
+    at_first = params.begin_suppress_tokens if params.forced_bos_token_id is None else ()
+    if at_first and not _leaves_any(allowed, forbidden.union(at_first), vocab_size):
         _refuse("begin_suppress_tokens", "leaves no token for the answer to begin with")
-    if params.min_tokens > 0 and not allowed - set(params.end_token_ids):
+    if params.min_tokens > 0 and not _leaves_any(allowed, forbidden.union(params.end_token_ids), vocab_size):
         _refuse("min_tokens", "is above 0, but only tokens that end the answer are left to choose")
+
+
+def _leaves_any(allowed: Collection[int], forbidden: Collection[int], vocab_size: int) -> bool:
+    """Whether a token is allowed (empty: all of the vocabulary are) and not forbidden."""
+    if allowed:
+        return any(token not in forbidden for token in allowed)
+    return len(forbidden) < vocab_size or sum(0 <= token < vocab_size for token in forbidden) < vocab_size
 
 
 def _refuse(field: str, problem: str) -> None:

@@ -5,7 +5,6 @@ Exact: a request is looked up by all that its answer depends on. Holds whole ans
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 
 from actors.request import Delta, Request
 
@@ -34,6 +33,8 @@ class ResponseCache:
 
     def get(self, request: Request) -> Sequence[Delta] | None:
         """The deltas of an earlier answer to the same request."""
+        if not self.may_hold(request):
+            return None
         key = _key(request)
         found = self._answers.get(key)
         if found is None:
@@ -65,7 +66,7 @@ def _key(request: Request) -> tuple[Hashable, ...]:
         request.endpoint.name,
         tuple(request.prompt),
         request.endpoint.target,  # candidates are asked of several models
-        replace(request.params, seed=0) if request.params.greedy else request.params,
+        request.params.with_seed(0) if request.params.greedy else request.params,
         request.most_drafted,
         request.ensemble_options if request.endpoint.members else None,
         request.beams,

@@ -116,7 +116,7 @@ class Service:
     def detokenize(self, body: DetokenizeRequest) -> Detokenization:
         """Raises InvalidRequestError if an id is not the model's."""
         served = self.endpoint(body.model)
-        served.encoder.check_tokens([("tokens", token) for token in body.tokens])
+        served.encoder.check_tokens([("tokens", body.tokens)])
         return Detokenization(prompt=served.vocabulary.spell(body.tokens))
 
     async def run(

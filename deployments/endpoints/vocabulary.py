@@ -3,13 +3,14 @@
 import copy
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
 from decoding.detokenizer import Detokenizer
 from deployments.answers.tool_format import tool_format
 
+_KNOWN = 16_384  # tokens whose bytes are kept: log-probabilities name many, most of them again and again
 _SPACE = "▁"  # how SentencePiece writes it
 
 
@@ -21,10 +22,15 @@ class Vocabulary:
         self.size = size
         self._tokenizer = copy.deepcopy(tokenizer)
         self._special = set(tokenizer.all_special_ids)
+        self._known = lru_cache(_KNOWN)(self._look_up)
+        self._is_byte_level = _is_byte_level(tokenizer)
         self.tool_format = tool_format(tokenizer.chat_template)  # how texts have calls of tools
 
     def bytes_of(self, token: int) -> bytes:
         """What the token stands for; of a special token its name."""
+        return self._known(token)
+
+    def _look_up(self, token: int) -> bytes:
         piece = self._tokenizer.convert_ids_to_tokens(token)
         if not isinstance(piece, str):  # the model has more rows than the tokenizer has tokens
             return b""
@@ -56,10 +62,17 @@ class Vocabulary:
         """Splits the text after a prompt into what each of its tokens adds."""
         return Detokenizer(self.decode, prompt=prompt)
 
-    @cached_property
-    def _is_byte_level(self) -> bool:
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        return backend is not None and _mentions_byte_level(json.loads(backend.to_str()).get("decoder"))
+
+def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether tokens are written with a printable character for each byte."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if decoder is None:
+        return False
+    try:
+        state = decoder.__getstate__()  # of the decoder alone: the whole tokenizer's takes 0.3 s
+    except Exception:  # the library raises no narrower one for a decoder written in Python
+        return False
+    return _mentions_byte_level(json.loads(state))
 
 
 def _mentions_byte_level(decoder: dict[str, object] | None) -> bool:

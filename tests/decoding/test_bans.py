@@ -17,7 +17,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from decoding.bans import Bans, bad_words, early_ends, repeated_ngrams, suppressed
+from decoding.bans import Bans, bad_tokens, bad_words, early_ends, repeated_ngrams, suppressed, suppressed_at_first
 from decoding.history import History, Position
 from decoding.params import SamplingParams
 from tests.support.positions import SETTINGS, logits_of, paths, texts
@@ -35,7 +35,8 @@ THEIRS: dict[str, Callable[[Any, int], LogitsProcessor]] = {
 
 
 def banned(positions: list[Position], logits: Tensor) -> Tensor:
-    bans = Bans.build((repeated_ngrams, bad_words, early_ends, suppressed), positions, logits.shape[-1], "cpu")
+    lasting = (bad_tokens, early_ends, suppressed, suppressed_at_first)
+    bans = Bans.build((repeated_ngrams, bad_words), lasting, positions, logits.shape[-1], "cpu")
     if bans:
         bans.apply_(logits)
     return logits

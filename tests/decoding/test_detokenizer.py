@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from decoding.detokenizer import Detokenizer
 from tests.support.byte_level import byte_level_tokenizer
 from tests.support.properties import repeatable
+from tests.support.tokenizers import sentencepiece_tokenizer
 
 INCOMPLETE = "\ufffd"
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("👩‍👍🏽🇮🇱é́漢ש \ufffd"), max_size=25)
@@ -62,6 +63,52 @@ def test_only_a_short_window_is_decoded() -> None:
     for token in byte_level_tokenizer().encode("漢字 the cat sat " * 50).ids:
         detokenizer.add([token])
     assert longest <= 12
+
+
+@pytest.mark.parametrize("endless", ["𐍈", "a𐍈"])
+def test_the_window_stays_short_where_no_character_ever_ends(endless: str) -> None:
+    """Of a character that takes several bytes, without the last, again and again; and then some text."""
+    longest = 0
+
+    def watched(tokens: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return decode(tokens)
+
+    encode = byte_level_tokenizer().encode
+    tokens = [*encode("so: ").ids, *encode(endless).ids[:-1] * 500, *encode(" the end, 漢字").ids]
+    detokenizer = Detokenizer(watched, prompt=encode("Once upon").ids)
+    text = "".join(detokenizer.add([token]) for token in tokens) + detokenizer.flush()
+    assert longest <= 100
+    assert text == decode(tokens)
+
+
+def test_tokens_without_text_are_not_read_again_and_again() -> None:
+    """As special tokens, which decoders skip. What follows them keeps its space: the text has begun before them."""
+    tokenizer = sentencepiece_tokenizer()
+    (end,) = tokenizer.encode("</s>", add_special_tokens=False).ids
+    words = tokenizer.encode("the cat").ids
+    longest = 0
+
+    def watched(tokens: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return str(tokenizer.decode(tokens))
+
+    tokens = [*words, *[end] * 400, *words]
+    detokenizer = Detokenizer(watched)
+    text = "".join(detokenizer.add([token]) for token in tokens) + detokenizer.flush()
+    assert longest <= 100
+    assert text == str(tokenizer.decode(tokens))
+
+
+@repeatable
+@given(st.lists(st.integers(0, 319), min_size=1, max_size=6), st.integers(20, 80))
+def test_long_runs_of_anything_are_read_as_a_whole(tokens: list[int], times: int) -> None:
+    tokens = [token for token in tokens if token < byte_level_tokenizer().get_vocab_size()] * times
+    detokenizer = Detokenizer(decode)
+    pieces = [detokenizer.add([token]) for token in tokens]
+    assert "".join(pieces) + detokenizer.flush() == decode(tokens)
 
 
 @pytest.mark.parametrize("characters", range(1, 9))

@@ -1,6 +1,8 @@
 """All processors together: `generate`'s own list, rows of other settings, draft tokens, and what nothing allows."""
 
+from collections.abc import Iterator
 from math import inf
+from typing import Any
 
 import pytest
 import torch
@@ -130,3 +132,37 @@ def test_a_greedy_position_where_nothing_acts_takes_an_argmax_alone(asked: dict[
     params = SamplingParams(max_tokens=9, temperature=0, **asked)  # type: ignore[arg-type]
     batch = SamplingBatch.build([Position(History(params, [0] * 6, 3), [0] * depth) for depth in range(5)], VOCAB)
     assert len(batch.active) == 0
+
+
+class Counted(tuple[Any, ...]):
+    """A tuple that counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ("logit_bias", ((1, 2.0), (3, -1.0))),
+        ("allowed_token_ids", (1, 2, 3)),
+        ("suppress_tokens", (1, 2)),
+        ("begin_suppress_tokens", (1, 2)),
+        ("bad_words_ids", ((1,), (2, 3))),
+    ],
+)
+def test_what_a_request_names_is_not_gone_through_at_each_step(field: str, named: tuple[Any, ...]) -> None:
+    """Once or twice when it begins, however many tokens follow."""
+    counted = Counted(named)
+    settings: dict[str, Any] = {field: counted}
+    params = SamplingParams(max_tokens=99, temperature=0, **settings)
+    counted.times = 0
+    history = History(params, [0], 1)
+    for _ in range(20):
+        positions = [Position(history, [0] * depth) for depth in range(5)]
+        process(torch.zeros(5, VOCAB), SamplingBatch.build(positions, VOCAB))
+        history.tokens.append(0)
+    assert counted.times <= 2

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.params import SamplingParams
 from decoding.stopping import StopStrings, cut_at_stop
 from tests.support.properties import repeatable
 
@@ -80,5 +79,4 @@ def test_examples(pieces: list[str], stops: list[str], shown: str) -> None:
     ],
 )
 def test_eos_and_length(tokens: list[int], generated: int, kept: list[int], finish: str | None) -> None:
-    params = SamplingParams(max_tokens=10, eos_token_ids=(2, 3))
-    assert cut_at_stop(tokens, generated, params) == (kept, finish)
+    assert cut_at_stop(tokens, generated, end_token_ids={2, 3}, max_tokens=10) == (kept, finish)
