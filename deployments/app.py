@@ -6,7 +6,6 @@ process that builds the application starts at once.
 
 import asyncio
 import os
-import secrets
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -124,7 +123,7 @@ class CoordinatorIngress:
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         endpoints = load_endpoints(config)
-        link = ConnectingZmqLink(f"coordinator-{secrets.token_hex(4)}")
+        link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
         coordinator = Coordinator(link, max_requests=limits.max_requests)
         self._http, self._roles = config.http, config.roles()
