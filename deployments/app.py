@@ -110,7 +110,9 @@ class ModelReplica:
 class CoordinatorIngress:
     """The coordinator and the HTTP interface, in one process, so that events are sent where commits arrive."""
 
-    def __init__(self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]]) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]]
+    ) -> None:
         """handles: of every model's deployment, by model."""
         from actors.coordinator import Coordinator
         from actors.loop import LoopThread
@@ -137,7 +139,9 @@ class CoordinatorIngress:
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
         ask = {model: partial(_addresses, handle) for model, handle in handles.items()}
-        self._discovering = asyncio.create_task(Discovery(ask, coordinator.set_replicas).run())
+        discovery = Discovery(ask, coordinator.set_replicas)
+        await discovery.look_at_all()  # Serve sends requests as soon as this returns
+        self._discovering = asyncio.create_task(discovery.run())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.http.gate import log_requests
