@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from actors.environment import compute_environment
-from decoding.errors import UnavailableError
+from decoding.errors import ConfigError, UnavailableError
 from deployments.configuration.config import ModelConfig, ServerConfig, load_config, parse_config
 from deployments.configuration.scaling import ScalingConfig
 from deployments.configuration.strict import StrictModel
@@ -172,9 +172,15 @@ class CoordinatorIngress:
 
 
 class BuildArgs(StrictModel):
-    """Arguments of the application in a Serve configuration file: a YAML file's path, or its content."""
+    """Arguments of the application in a Serve configuration file.
+
+    config: a YAML file's path, or its content.
+    require_api_key: whether to refuse a configuration without keys. The environment of `serve deploy` is not seen where
+        the application is built, so nobody would notice that a key which was set there does not count.
+    """
 
     config: str | dict[str, Any] | None = None
+    require_api_key: bool = True
 
     def load(self) -> ServerConfig:
         """Raises ConfigError if the configuration can't work."""
@@ -188,8 +194,18 @@ class BuildArgs(StrictModel):
 
 
 def build(args: BuildArgs) -> serve.Application:
-    """The application for `serve run deployments.app:build config=...` and serve.yaml."""
-    return build_application(args.load(), autoscale=True)
+    """The application for `serve run deployments.app:build config=...` and serve.yaml.
+
+    Raises:
+        ConfigError: the configuration can't work, or has no API key although one is required.
+    """
+    config = args.load()
+    if args.require_api_key and not config.http.api_keys:
+        raise ConfigError(
+            "http.api_keys: there is no API key. Configure one, or set CONSORT_API_KEY where Ray is started (what is "
+            "set for `serve deploy` does not come here); or let anybody ask, by `require_api_key: false` in args"
+        )
+    return build_application(config, autoscale=True)
 
 
 def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve.Application:
