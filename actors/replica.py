@@ -1,6 +1,5 @@
 """A model, its link and its loop: what one actor holds, whichever process it lives in."""
 
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -122,12 +121,11 @@ class Replica:
             leaders: of ensembles that a target is a member of, if they may have another tokenizer.
             rank: 0, of a model that is spread over several devices, whose other parts are elsewhere.
         """
-        name = f"{spec.name}-{secrets.token_hex(4)}"
-        self._link = ReplicaZmqLink(name, spec.name, host)
+        self._link = ReplicaZmqLink(spec.name, host)
         self.address = self._link.address
         self._loop: Loop
         prepare = partial(self._load, role, spec, targets, inside, leaders, rank)
-        self._thread = LoopThread(name, self._turn, self._link.wake, prepare=prepare)
+        self._thread = LoopThread(self._link.name, self._turn, self._link.wake, prepare=prepare)
         try:
             self._thread.start()
         except BaseException:

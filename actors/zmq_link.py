@@ -1,8 +1,8 @@
 """Links between processes and hosts: ZeroMQ over TCP, CURVE-encrypted, msgspec-encoded; never pickle.
 
 Each replica binds one ROUTER; coordinators, drafters and leaders of ensembles connect one DEALER to each that they
-need. A replica makes its CURVE key pair at start; its public key, handed out over Ray's control plane, is what lets
-peers in.
+need. A replica makes a CURVE key pair for its listener at start; the public key, handed out over Ray's control plane,
+is what lets peers in. Each peer has a key pair of its own, too, and its name is bound to it (`actors/peer_names.py`).
 """
 
 import logging
@@ -11,21 +11,31 @@ import select
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import zmq
+from zmq.auth import CURVE_ALLOW_ANY
+from zmq.auth.thread import ThreadAuthenticator
 
 from actors.addresses import ReplicaAddress
 from actors.link import MAX_RECEIVED, Envelope
 from actors.messages import Message
+from actors.peer_names import PeerRoutes, claimed_name, name_with_key, new_routing_id
 
-_QUEUED_BATCHES = 100_000  # per peer; a peer that lags further behind loses messages
+# What a peer may make the other end hold: before the handshake one frame, after it this many batches. Beyond, they wait
+# at the sender, which drops them once it has as many as it may.
+_FRAME_BYTES = 2**16  # a batch that is larger goes in several frames
+_FRAME_OVERHEAD_BYTES = 64  # of CURVE: 33, and of ZMTP
+_RECEIVED_BATCHES = 10_000
+_SENT_BATCHES = 100_000
 _POLLIN = int(zmq.POLLIN)  # as a plain number: arithmetic on ZeroMQ's own takes longer than to ask a socket
 # A connection through which nothing comes is made anew, for TCP would wait ever longer before it tries again (measured:
 # docs/failures.md). ZeroMQ's own thread answers, however long a turn of the loop takes.
 _HEARTBEAT_PERIOD_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
 _CONNECT_TIMEOUT_MS = 2000
+_LINGER_MS = 1000  # for what was said before a disconnection to get through
 _TAKEN_OVER = b"\0"  # begins what ZeroMQ calls a connection once a newer one has its name
 _log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
@@ -33,9 +43,29 @@ _decoder = msgspec.msgpack.Decoder(list[Message])
 
 
 def _prepare(socket: zmq.Socket[bytes]) -> None:
-    """What both ends of a connection have in common."""
-    socket.set_hwm(_QUEUED_BATCHES)
+    """What both ends of a connection have in common. To be set before bind and connect."""
+    socket.maxmsgsize = _FRAME_BYTES + _FRAME_OVERHEAD_BYTES
+    socket.sndhwm, socket.rcvhwm = _SENT_BATCHES, _RECEIVED_BATCHES
     socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_PERIOD_MS, _HEARTBEAT_TIMEOUT_MS
+
+
+def _frames(messages: Sequence[Message]) -> list[bytes]:
+    """Encode a batch, in frames that no receiver refuses."""
+    body = _encoder.encode(messages)
+    return [body[start : start + _FRAME_BYTES] for start in range(0, len(body), _FRAME_BYTES)]
+
+
+def _messages(frames: Sequence[zmq.Frame]) -> list[Message]:
+    """Decode a batch; raises ValueError or RecursionError if it makes no sense."""
+    return _decoder.decode(frames[0].buffer if len(frames) == 1 else b"".join(frame.buffer for frame in frames))
+
+
+def _public_key(frame: zmq.Frame) -> bytes:
+    """Return the CURVE key that the sender of a frame has proved to own, Z85; b"" for none."""
+    try:
+        return str(frame.get("User-Id")).encode()
+    except zmq.ZMQError:
+        return b""
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
@@ -94,7 +124,7 @@ class _Sockets:
         with suppress(zmq.Again):
             socket.send_multipart(frames, zmq.NOBLOCK)
 
-    def receive(self, timeout_s: float) -> Iterator[tuple[zmq.Socket[bytes], list[bytes]]]:
+    def receive(self, timeout_s: float) -> Iterator[tuple[zmq.Socket[bytes], list[zmq.Frame]]]:
         """Batches that have arrived, at most MAX_RECEIVED of each socket; waits for the first."""
         ready = [socket for socket in self._used if _readable(socket)]
         self._used.clear()
@@ -107,7 +137,7 @@ class _Sockets:
             for _ in range(MAX_RECEIVED):
                 if not _readable(socket):
                     break
-                yield socket, socket.recv_multipart(zmq.NOBLOCK)
+                yield socket, socket.recv_multipart(zmq.NOBLOCK, copy=False)
             else:
                 self._used.add(socket)
 
@@ -121,59 +151,60 @@ class _Sockets:
 class ConnectingZmqLink:
     """One connection per replica, opened and closed as replicas come and go: a coordinator's end."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    def __init__(self, prefix: str) -> None:
+        """prefix: the readable part of its name, which ends with a fingerprint of the key."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._public_key, self._secret_key = zmq.curve_keypair()
+        self.name = name_with_key(prefix, self._public_key)
         self._wakeup = _Wakeup()
         self._sockets = _Sockets(self._wakeup)
         self._connected: dict[str, zmq.Socket[bytes]] = {}
-        self._peers: dict[zmq.Socket[bytes], bytes] = {}
+        self._peers: dict[zmq.Socket[bytes], str] = {}
         self.malformed = 0
 
     def connect(self, address: ReplicaAddress) -> None:
         socket = self._context.socket(zmq.DEALER)
-        socket.routing_id = self.name.encode()
+        socket.routing_id = new_routing_id(self.name)
         socket.curve_publickey, socket.curve_secretkey = self._public_key, self._secret_key
         socket.curve_serverkey = address.public_key
         socket.connect_timeout = _CONNECT_TIMEOUT_MS
         _prepare(socket)
         socket.connect(address.uri)
         self._connected[address.name] = socket
-        self._peers[socket] = address.name.encode()
+        self._peers[socket] = address.name
         self._sockets.add(socket)
+        self.send(address.name, [])  # the replica can answer to nobody that it has not heard of
 
     def disconnect(self, peer: str) -> None:
         socket = self._connected.pop(peer, None)
         if socket is not None:
             del self._peers[socket]
             self._sockets.discard(socket)
-            socket.close(0)
+            socket.close(_LINGER_MS)
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         socket = self._connected.get(peer)
         if socket is not None:
-            self._sockets.send(socket, [_encoder.encode(messages)])
+            self._sockets.send(socket, _frames(messages))
 
     def receive(self, timeout_s: float) -> list[Envelope]:
         envelopes: list[Envelope] = []
         for socket, frames in self._sockets.receive(timeout_s):
-            peer = self._peers.get(socket)  # None: a listener, which puts the sender's name before what it sent
-            envelopes += self._decode(frames if peer is None else [peer, *frames])
+            try:
+                envelopes += self._read(socket, frames)
+            except (ValueError, RecursionError) as error:  # so that no peer can end a loop
+                size = sum(map(len, frames))
+                _log.warning("dropped a batch of %d bytes from %s: %s", size, self._describe(socket, frames), error)
+                self.malformed += 1
         return envelopes
 
-    def _decode(self, frames: Sequence[bytes]) -> list[Envelope]:
-        """A batch, as sender and body; one that makes no sense is dropped, so that no peer can end a loop."""
-        try:
-            sender, body = frames
-            if sender.startswith(_TAKEN_OVER):  # what it brings was sent before, and is told again if it matters
-                return []
-            peer = sender.decode()
-            return [(peer, message) for message in _decoder.decode(body)]
-        except (ValueError, msgspec.DecodeError) as error:
-            _log.warning("dropped a batch of %d bytes from %r: %s", sum(map(len, frames)), frames[0], error)
-            self.malformed += 1
-            return []
+    def _read(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> list[Envelope]:
+        """The messages of a batch; raises ValueError or RecursionError if it makes no sense."""
+        return [(self._peers[socket], message) for message in _messages(frames)]
+
+    def _describe(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> str:
+        """The sender of a batch that makes no sense, for the log."""
+        return self._peers[socket]
 
     def wake(self) -> None:
         self._wakeup.set()
@@ -181,13 +212,18 @@ class ConnectingZmqLink:
     def close(self) -> None:
         self._sockets.close()
         self._wakeup.close()
+        self._context.destroy(0)
 
 
 class ReplicaZmqLink(ConnectingZmqLink):
     """A replica's end: it listens, too, on `host` at a free port; peers are those that wrote to it."""
 
-    def __init__(self, name: str, model: str, host: str) -> None:
-        super().__init__(name)
+    def __init__(self, model: str, host: str) -> None:
+        super().__init__(model)
+        self._routes = PeerRoutes()
+        self._authenticator = ThreadAuthenticator(self._context)  # lets in whoever has the listener's key, ...
+        self._authenticator.start()
+        self._authenticator.configure_curve(location=CURVE_ALLOW_ANY)  # ... and tells us each peer's own
         public_key, secret_key = zmq.curve_keypair()
         self._listener = self._context.socket(zmq.ROUTER)
         self._listener.curve_server = True
@@ -195,11 +231,30 @@ class ReplicaZmqLink(ConnectingZmqLink):
         _prepare(self._listener)
         self._listener.router_handover = True
         port = self._listener.bind_to_random_port(f"tcp://{host}")
-        self.address = ReplicaAddress(name, model, f"tcp://{host}:{port}", public_key)
+        self.address = ReplicaAddress(self.name, model, f"tcp://{host}:{port}", public_key)
         self._sockets.add(self._listener)
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
+        routing_id = self._routes.get(peer)
         if peer in self._connected:
             super().send(peer, messages)
-        else:
-            self._sockets.send(self._listener, [peer.encode(), _encoder.encode(messages)])
+        elif routing_id is not None:
+            self._sockets.send(self._listener, [routing_id, *_frames(messages)])
+
+    def _read(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> list[Envelope]:
+        if socket is not self._listener:
+            return super()._read(socket, frames)
+        routing_id, *body = frames
+        if routing_id.bytes.startswith(_TAKEN_OVER):  # what it brings was sent before, and is told again if it matters
+            return []
+        sender = self._routes.identify(routing_id.bytes, partial(_public_key, body[0]))
+        return [(sender, message) for message in _messages(body)]
+
+    def _describe(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> str:
+        if socket is not self._listener:
+            return super()._describe(socket, frames)
+        return repr(claimed_name(frames[0].bytes))
+
+    def close(self) -> None:
+        self._authenticator.stop()
+        super().close()

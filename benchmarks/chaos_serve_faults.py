@@ -63,7 +63,7 @@ class Striker:
         application = {
             "name": APP_NAME,
             "import_path": "deployments.app:build",
-            "args": {"config": content},
+            "args": {"config": content, "require_api_key": False},
             "external_scaler_enabled": True,
             "deployments": deployments,
         }

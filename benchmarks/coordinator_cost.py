@@ -33,8 +33,9 @@ class CoordinatorCost:
 
 class _Bench:
     def __init__(self) -> None:
-        self._ends = [ReplicaZmqLink(name, name, "127.0.0.1") for name in ("target", "drafter")]
+        self._ends = [ReplicaZmqLink(name, "127.0.0.1") for name in ("target", "drafter")]
         link = ConnectingZmqLink("bench")
+        self._name = link.name
         self.coordinator = Coordinator(link, max_requests=1000)
         self.coordinator.set_replicas(end.address for end in self._ends)
         self._all = [*self._ends, link]
@@ -49,7 +50,7 @@ class _Bench:
         self.thread_s += time.thread_time() - began_s
 
     def say(self, end: int, messages: Sequence[Message]) -> None:
-        self._ends[end].send("bench", messages)
+        self._ends[end].send(self._name, messages)
 
     def heard(self, end: int) -> list[Message]:
         return [message for _, message in self._ends[end].receive(0.05)]

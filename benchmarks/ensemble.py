@@ -9,7 +9,6 @@ Every model has a process and a core of its own, which is stopped while others a
 
 import argparse
 import contextlib
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,7 +148,7 @@ def _child(role: Role, name: str, folder: Path, options: argparse.Namespace) -> 
 
 def _open(role: Role, spec: ModelSpec) -> MeasuredReplica:
     logging.disable_progress_bar()
-    link = ReplicaZmqLink(f"{spec.name}-{secrets.token_hex(4)}", spec.name, "127.0.0.1")
+    link = ReplicaZmqLink(spec.name, "127.0.0.1")
     return MeasuredReplica(role, link, partial(load_runner, spec))
 
 

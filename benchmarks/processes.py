@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,6 +95,6 @@ def _child(role: Role, spec: ModelSpec, inside: ModelSpec | None = None) -> Chil
 
 def _open(role: Role, spec: ModelSpec, inside: ModelSpec | None) -> MeasuredReplica:
     logging.disable_progress_bar()
-    link = ReplicaZmqLink(f"{spec.name}-{secrets.token_hex(4)}", spec.name, "127.0.0.1")
+    link = ReplicaZmqLink(spec.name, "127.0.0.1")
     make_inside = None if inside is None else partial(load_runner, inside)
     return MeasuredReplica(role, link, partial(load_runner, spec), make_inside)

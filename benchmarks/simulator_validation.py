@@ -5,7 +5,6 @@ The drafter offers its chain alone, as the simulated one does. Every process has
 
 import contextlib
 import queue
-import secrets
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -163,5 +162,5 @@ def _roles(target: ModelSpec, drafter: ModelSpec) -> list[tuple[Role, ModelSpec]
 
 def _open(role: Role, spec: ModelSpec) -> ChainReplica:
     logging.disable_progress_bar()
-    link = ReplicaZmqLink(f"{spec.name}-{secrets.token_hex(4)}", spec.name, "127.0.0.1")
+    link = ReplicaZmqLink(spec.name, "127.0.0.1")
     return ChainReplica(role, link, partial(load_runner, spec))

@@ -8,6 +8,8 @@ model is run.
 
 import argparse
 import time
+from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -31,7 +33,7 @@ class Member:
     """Answers at once, with logits that it has."""
 
     def __init__(self) -> None:
-        self.link = ReplicaZmqLink("member", "member", "127.0.0.1")
+        self.link = ReplicaZmqLink("member", "127.0.0.1")
         self._memory: SharedLogits | None = None
         self._logits = torch.zeros(1, 1)
         self._thread = LoopThread("member", self._turn, self.link.wake)
@@ -59,9 +61,11 @@ def main() -> None:
     torch.set_num_threads(1)
     link = ConnectingZmqLink("leader")
     with Child(Member, threads=1) as member:
-        link.connect(member.call(attrgetter("link.address")))
+        address = member.call(attrgetter("link.address"))
+        link.connect(address)
+        ask = partial(_round_trip_ms, link, address.name)
         findings = [
-            _measure(link, member, positions, vocab_size, dtype, options.repetitions)
+            _measure(ask, member, positions, vocab_size, dtype, options.repetitions)
             for vocab_size in (8192, 32000, 152000)
             for dtype in ("float32", "bfloat16")
             for positions in (1, 5)
@@ -86,9 +90,14 @@ def main() -> None:
 
 
 def _measure(
-    link: ConnectingZmqLink, member: Child[Member], positions: int, vocab_size: int, dtype: str, repetitions: int
+    ask: Callable[[SharedLogits], float],
+    member: Child[Member],
+    positions: int,
+    vocab_size: int,
+    dtype: str,
+    repetitions: int,
 ) -> dict[str, Any]:
-    """Both ways by turns."""
+    """Both ways by turns. ask: for the milliseconds of a round trip."""
     size = positions * vocab_size * getattr(torch, dtype).itemsize
     offered = offer(size)
     assert offered is not None, "this system has no anonymous files"
@@ -97,15 +106,15 @@ def _measure(
     for repetition in range(repetitions + 1):
         for way in times:
             member.call(Member.prepare, positions, vocab_size, dtype, told if way == "shared_ms" else None)
-            found = [_round_trip_ms(link, memory) for _ in range(_TRIPS)]
+            found = [ask(memory) for _ in range(_TRIPS)]
             times[way] += [median(found)] if repetition else []
     memory.withdraw()
     return {"positions": positions, "vocab_size": vocab_size, "dtype": dtype, "bytes": size, **times}
 
 
-def _round_trip_ms(link: ConnectingZmqLink, memory: SharedLogits) -> float:
+def _round_trip_ms(link: ConnectingZmqLink, member: str, memory: SharedLogits) -> float:
     began_s = time.perf_counter()
-    link.send("member", [Cancel(1)])
+    link.send(member, [Cancel(1)])
     envelopes = link.receive(_WAIT_S)
     message = envelopes[0][1]
     assert isinstance(message, Answer)

@@ -6,7 +6,6 @@ process that builds the application starts at once.
 
 import asyncio
 import os
-import secrets
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from actors.environment import compute_environment
-from decoding.errors import UnavailableError
+from decoding.errors import ConfigError, UnavailableError
 from deployments.configuration.config import ModelConfig, ServerConfig, load_config, parse_config
 from deployments.configuration.scaling import ScalingConfig
 from deployments.configuration.strict import StrictModel
@@ -111,7 +110,9 @@ class ModelReplica:
 class CoordinatorIngress:
     """The coordinator and the HTTP interface, in one process, so that events are sent where commits arrive."""
 
-    def __init__(self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]]) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]]
+    ) -> None:
         """handles: of every model's deployment, by model."""
         from actors.coordinator import Coordinator
         from actors.loop import LoopThread
@@ -124,7 +125,7 @@ class CoordinatorIngress:
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         endpoints = load_endpoints(config)
-        link = ConnectingZmqLink(f"coordinator-{secrets.token_hex(4)}")
+        link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
         coordinator = Coordinator(link, max_requests=limits.max_requests)
         self._http, self._roles = config.http, config.roles()
@@ -138,7 +139,9 @@ class CoordinatorIngress:
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
         ask = {model: partial(_addresses, handle) for model, handle in handles.items()}
-        self._discovering = asyncio.create_task(Discovery(ask, coordinator.set_replicas).run())
+        discovery = Discovery(ask, coordinator.set_replicas)
+        await discovery.look_at_all()  # Serve sends requests as soon as this returns
+        self._discovering = asyncio.create_task(discovery.run())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.http.gate import log_requests
@@ -169,9 +172,15 @@ class CoordinatorIngress:
 
 
 class BuildArgs(StrictModel):
-    """Arguments of the application in a Serve configuration file: a YAML file's path, or its content."""
+    """Arguments of the application in a Serve configuration file.
+
+    config: a YAML file's path, or its content.
+    require_api_key: whether to refuse a configuration without keys. The environment of `serve deploy` is not seen where
+        the application is built, so nobody would notice that a key which was set there does not count.
+    """
 
     config: str | dict[str, Any] | None = None
+    require_api_key: bool = True
 
     def load(self) -> ServerConfig:
         """Raises ConfigError if the configuration can't work."""
@@ -185,8 +194,18 @@ class BuildArgs(StrictModel):
 
 
 def build(args: BuildArgs) -> serve.Application:
-    """The application for `serve run deployments.app:build config=...` and serve.yaml."""
-    return build_application(args.load(), autoscale=True)
+    """The application for `serve run deployments.app:build config=...` and serve.yaml.
+
+    Raises:
+        ConfigError: the configuration can't work, or has no API key although one is required.
+    """
+    config = args.load()
+    if args.require_api_key and not config.http.api_keys:
+        raise ConfigError(
+            "http.api_keys: there is no API key. Configure one, or set CONSORT_API_KEY where Ray is started (what is "
+            "set for `serve deploy` does not come here); or let anybody ask, by `require_api_key: false` in args"
+        )
+    return build_application(config, autoscale=True)
 
 
 def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve.Application:

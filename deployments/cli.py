@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -27,7 +28,7 @@ from deployments.commands.demo import run_demo
 from deployments.commands.progress import ProgressDisplay
 from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config
-from deployments.configuration.keys import ENVIRONMENT_KEY
+from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
 from deployments.console.commands import chat, complete, status
 
 _console = Console(highlight=False)
@@ -87,12 +88,13 @@ def serve(
     """Serve the models of a configuration file, by default the bundled ones, until Ctrl-C."""
     config = _with_http(load_config(config_path), host=host, port=port)
     if api_key is not None:
-        _add_key(config, api_key)
+        config.http.add_key("command-line", key_of(api_key, field="--api-key", admin=True))
     if dry_run:
         _check(config)
         return
+    own_key = _add_own_key(config)
     with _served(config, address=address, verbose=verbose):
-        _show_token_reports(config)
+        _show_token_reports(config, own_key)
         _show_how_to_go_on(config)
         _console.print("[dim]Ctrl-C stops the server.[/]")
         _wait_for_interrupt()
@@ -223,12 +225,6 @@ def _with_http(config: ServerConfig, *, host: str | None = None, port: int | Non
     return config.model_copy(update={"http": config.http.model_copy(update=changed)})
 
 
-def _add_key(config: ServerConfig, secret: str) -> None:
-    if not secret.strip():
-        raise click.BadParameter("is empty; leave it out to let anybody ask", param_hint="--api-key")
-    config.http.add_key("command-line", secret.strip())
-
-
 def _check(config: ServerConfig) -> None:
     from deployments.endpoints.endpoint import load_endpoints  # imports transformers, which takes seconds
 
@@ -238,11 +234,19 @@ def _check(config: ServerConfig) -> None:
     _console.print("[green]✓[/] the configuration can be served")
 
 
-def _show_token_reports(config: ServerConfig) -> None:
+def _add_own_key(config: ServerConfig) -> str | None:
+    """A key with which this command asks the server: of the others it knows digests. None where anybody may ask."""
+    if not config.http.api_keys:
+        return None
+    secret = secrets.token_urlsafe(32)
+    config.http.add_key("consort-serve", key_of(secret, field="", admin=False))
+    return secret
+
+
+def _show_token_reports(config: ServerConfig, key: str | None) -> None:
     """What the server has found out about models that have other tokens than their target."""
-    keys = [entry.key.get_secret_value() for entry in config.http.api_keys.values() if entry.key is not None]
     with suppress(ConsortError):  # where it listens may be out of reach from here
-        for card in Client(config.http.url, next(iter(keys), None)).document("/v1/models")["data"]:
+        for card in Client(config.http.url, key).document("/v1/models")["data"]:
             _show_reports_of(card["id"], card["through_text"])
 
 

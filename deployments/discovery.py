@@ -39,6 +39,10 @@ class Discovery:
         self._found = found
         self._known: dict[str, list[ReplicaAddress]] = {model: [] for model in ask}
 
+    async def look_at_all(self) -> None:
+        """Ask every model's deployment once."""
+        await asyncio.gather(*map(self.look, self._ask))
+
     async def run(self) -> None:
         """Follow all models for ever, each by itself, so that one which is starting holds up no other."""
         await asyncio.gather(*(self._follow(model) for model in self._ask))

@@ -30,6 +30,7 @@ class Client:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """url: with or without http:// and OpenAI's /v1. api_key: sent with every request, if given."""
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        api_key = (api_key or "").strip()  # files and shells leave line ends around it
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str) -> Reply:

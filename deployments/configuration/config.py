@@ -1,16 +1,15 @@
 """The configuration of a server: models, endpoints and HTTP, from YAML. Knows nothing of Ray or of loaded models."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
-from pydantic import Field, SecretStr, TypeAdapter, ValidationError, WrapValidator
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
 
 from decoding.errors import ConfigError
 from decoding.params import Verification
 from deployments.configuration.ensembles import EnsembleConfig
-from deployments.configuration.keys import ENVIRONMENT_KEY, ApiKeyConfig
+from deployments.configuration.keys import ApiKeyConfig, environment_key
 from deployments.configuration.roles import check_roles, roles_in
 from deployments.configuration.scaling import ScalingConfig
 from deployments.configuration.strict import StrictModel, problem_of
@@ -188,12 +187,14 @@ class HttpConfig(StrictModel):
         default_factory=dict, description="Who may ask, by a name for logs and metrics; without keys, anybody."
     )
 
-    def add_key(self, name: str, secret: str) -> None:
-        """One more key, of whoever starts the server: without limits of its own, and an admin's."""
-        self.api_keys[name] = ApiKeyConfig(key=SecretStr(secret), admin=True)
+    def add_key(self, name: str, key: ApiKeyConfig) -> None:
+        """Let one more key in. Raises ConfigError if there is one of that name."""
+        if name in self.api_keys:
+            raise ConfigError(f"http.api_keys.{name}: the name is taken by a key from elsewhere; choose another")
+        self.api_keys[name] = key
 
     def key_ring(self) -> KeyRing:
-        """Who may ask. The secrets must have been read."""
+        """Who may ask. The secrets must have been digested."""
         return KeyRing(key.api_key(name) for name, key in self.api_keys.items())
 
     @property
@@ -276,11 +277,10 @@ def _anchor(path: str, folder: Path) -> str:
 
 
 def _read_keys(http: HttpConfig, folder: Path) -> None:
-    """Get the secrets of all keys, and the key that the environment adds."""
-    for name, key in http.api_keys.items():
-        key.read(name, folder)
-    if secret := os.environ.get(ENVIRONMENT_KEY):
-        http.add_key("environment", secret)
+    """Digest the secrets of all keys, and add the key that the environment has."""
+    http.api_keys = {name: key.digested(name, folder) for name, key in http.api_keys.items()}
+    if (key := environment_key()) is not None:
+        http.add_key("environment", key)
 
 
 def _check_devices(config: ServerConfig) -> None:

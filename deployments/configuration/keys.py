@@ -1,4 +1,4 @@
-"""The configuration of API keys. Secrets are read here and shown nowhere."""
+"""The configuration of API keys. Secrets are read here, and what is kept of each is a digest: it may go anywhere."""
 
 import os
 from pathlib import Path
@@ -16,11 +16,14 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class ApiKeyConfig(StrictModel):
-    """A client's key: the secret itself, an environment variable that has it, or a file."""
+    """A client's key: the secret itself, an environment variable or a file that has it, or its digest."""
 
-    key: Annotated[SecretStr, Field(min_length=1)] | None = Field(None, description="The secret itself.")
+    key: SecretStr | None = Field(None, description="The secret itself.")
     env: str | None = Field(None, description="An environment variable that has the secret.")
     file: str | None = Field(None, description="A file that has the secret, relative to the configuration's folder.")
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        None, description="The secret's SHA-256 instead, 64 hexadecimal digits, which others may see."
+    )
     weight: Annotated[float, Field(gt=0)] = Field(1.0, description="Its share where several keys compete.")
     max_requests: _Count | None = Field(None, description="Its requests in progress or waiting at once; null: any.")
     max_tokens: _Count | None = Field(
@@ -30,31 +33,62 @@ class ApiKeyConfig(StrictModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> "ApiKeyConfig":
-        if sum(source is not None for source in (self.key, self.env, self.file)) != 1:
-            raise wrong_field("key", "should be set, or else env, or else file, and only one of them")
+        if sum(source is not None for source in (self.key, self.env, self.file, self.sha256)) != 1:
+            raise wrong_field("key", "should be set, or else env, file or sha256, and only one of them")
         return self
 
-    def read(self, name: str, folder: Path) -> None:
-        """Put the secret into `key`, from wherever it is. folder: the configuration's.
+    def digested(self, name: str, folder: Path) -> "ApiKeyConfig":
+        """Return the same key with a digest in place of the secret, wherever that is. folder: the configuration's.
 
         Raises:
-            ConfigError: it is not there.
+            ConfigError: the secret is not there, or can't be sent.
         """
-        if self.env is not None:
-            secret, where = os.environ.get(self.env, ""), f"env: the environment has no {self.env}"
-        elif self.file is not None:
-            secret, where = _content(folder / self.file), f"file: there is no secret in {self.file!r}"
+        if self.sha256 is not None:
+            return self
+        if self.key is not None:
+            secret, source, missing = self.key.get_secret_value(), "key", "is empty"
+        elif self.env is not None:
+            secret, source, missing = os.environ.get(self.env, ""), "env", f"the environment has no {self.env}"
         else:
-            return
-        if not secret.strip():
-            raise ConfigError(f"http.api_keys.{name}.{where}")
-        self.key, self.env, self.file = SecretStr(secret.strip()), None, None
+            assert self.file is not None
+            secret, source, missing = _content(folder / self.file), "file", f"there is no secret in {self.file!r}"
+        digest = _digest(secret, field=f"http.api_keys.{name}.{source}", missing=missing)
+        return self.model_copy(update={"key": None, "env": None, "file": None, "sha256": digest})
 
     def api_key(self, name: str) -> ApiKey:
-        """What the server keeps of it. The secret must have been read."""
-        assert self.key is not None
-        digest = digest_of(self.key.get_secret_value())
+        """Return what the server keeps of it. The secret must have been digested."""
+        assert self.sha256 is not None
+        digest = bytes.fromhex(self.sha256)
         return ApiKey(name, digest, self.weight, self.max_requests, self.max_tokens, self.admin)
+
+
+def key_of(secret: str, *, field: str, admin: bool) -> ApiKeyConfig:
+    """Return a key without limits of its own. field: where the secret was given.
+
+    Raises:
+        ConfigError: the secret is empty, or can't be sent.
+    """
+    missing = "is empty; leave it out to let anybody ask"
+    return ApiKeyConfig(sha256=_digest(secret, field=field, missing=missing), admin=admin)
+
+
+def environment_key() -> ApiKeyConfig | None:
+    """Return the key in CONSORT_API_KEY, an admin's; None where that is not set. Raises ConfigError if it is empty."""
+    secret = os.environ.get(ENVIRONMENT_KEY)
+    return None if secret is None else key_of(secret, field=ENVIRONMENT_KEY, admin=True)
+
+
+def _digest(secret: str, *, field: str, missing: str) -> str:
+    """In hexadecimal digits, without the white space that files and shells leave around a secret.
+
+    missing: what is wrong if there is none.
+    """
+    secret = secret.strip()
+    if not secret:
+        raise ConfigError(f"{field}: {missing}")
+    if not (secret.isascii() and secret.isprintable()):
+        raise ConfigError(f"{field}: has characters that clients can't send; take printable ASCII")
+    return digest_of(secret).hex()
 
 
 def _content(path: Path) -> str:

@@ -114,7 +114,7 @@ def over_sockets() -> Iterator[tuple[Coordinator, list[LoopThread]]]:
     with ExitStack() as stack:
         stack.callback(link.close)
         for name in ("first", "second"):
-            replica = ReplicaZmqLink(f"{name}-1", name, "127.0.0.1")
+            replica = ReplicaZmqLink(name, "127.0.0.1")
             stack.callback(replica.close)
             target = Target(Runner(MODELS[name], slots=4, max_length=64, max_query=32), replica)
             threads.append(LoopThread(name, target.turn, replica.wake))

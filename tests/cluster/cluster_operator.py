@@ -41,6 +41,7 @@ class Operator:
         cluster = yaml.safe_load(patch(file)) | changes
         cluster["setup_commands"] = [line for line in cluster["setup_commands"] if "install.sh" not in line]
         self._serve = yaml.safe_load(patch("serve.yaml"))
+        self._serve["applications"][0]["args"]["require_api_key"] = False
         fleet.write("laptop", _CLUSTER, yaml.safe_dump(cluster))
         fleet.write("laptop", "~/.consort/ray-token", "0123456789abcdef" * 4)
 

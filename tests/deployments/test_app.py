@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs, build
@@ -27,12 +28,12 @@ def deployments_of(args: BuildArgs) -> dict[str, Any]:
 
 @pytest.fixture
 def deployments() -> dict[str, Any]:
-    return deployments_of(BuildArgs(config=CONFIG))
+    return deployments_of(BuildArgs(config=CONFIG, require_api_key=False))
 
 
 def test_one_deployment_per_model_and_the_coordinator(deployments: dict[str, Any]) -> None:
     assert set(deployments) == {"Coordinator", "Target-large", "Drafter-small"}
-    assert set(deployments_of(BuildArgs())) == {"Coordinator", "Target-target", "Drafter-drafter"}
+    assert set(deployments_of(BuildArgs(require_api_key=False))) == {"Coordinator", "Target-target", "Drafter-drafter"}
 
 
 def test_replicas_get_what_is_configured(deployments: dict[str, Any]) -> None:
@@ -46,7 +47,7 @@ def test_replicas_get_what_is_configured(deployments: dict[str, Any]) -> None:
 
 
 def test_everything_fits_on_the_smallest_machine() -> None:
-    options = [one.ray_actor_options for one in deployments_of(BuildArgs()).values()]
+    options = [one.ray_actor_options for one in deployments_of(BuildArgs(require_api_key=False)).values()]
     assert sum(option["num_cpus"] for option in options) == 0
 
 
@@ -64,7 +65,7 @@ def test_a_path_is_read_and_content_is_parsed(tmp_path: Path) -> None:
 def test_a_model_over_several_devices_gets_room_for_each() -> None:
     model = {"path": "org/large", "tensor_parallel": 2, "num_gpus": 1, "num_cpus": 2, "resources": {"target": 1}}
     config = {"models": {"large": model}, "endpoints": {"e": {"target": "large"}}}
-    large = deployments_of(BuildArgs(config=config))["Target-large"]
+    large = deployments_of(BuildArgs(config=config, require_api_key=False))["Target-large"]
     assert large._replica_config.placement_group_bundles == [{"CPU": 2, "GPU": 1, "target": 1}] * 2
 
 
@@ -72,3 +73,28 @@ def test_devices_that_are_not_said_can_be_shared_by_nobody() -> None:
     model = {"path": "org/large", "tensor_parallel": 2}
     with pytest.raises(ConfigError, match=r"models\.large\.tensor_parallel: say in num_cpus or num_gpus"):
         BuildArgs(config={"models": {"large": model}, "endpoints": {"e": {"target": "large"}}}).load()
+
+
+KEYS = {"inline": {"key": "TOPSECRET1"}, "env": {"env": "MY_KEY"}, "file": {"file": "key"}}
+
+
+def test_no_secret_is_in_what_actors_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "TOPSECRET2")
+    monkeypatch.setenv("CONSORT_API_KEY", "TOPSECRET3")
+    monkeypatch.chdir(tmp_path)
+    Path("key").write_text("TOPSECRET4", encoding="utf-8")
+    built = deployments_of(BuildArgs(config=CONFIG | {"http": {"api_keys": KEYS}}))
+    for one in built.values():
+        handles = [argument for argument in one.init_args if argument is not built["Coordinator"].init_args[1]]
+        assert b"TOPSECRET" not in cloudpickle.dumps((handles, one.init_kwargs, one.ray_actor_options))
+    http = built["Coordinator"].init_args[0].http
+    ring = cloudpickle.loads(cloudpickle.dumps(http)).key_ring()
+    assert all(ring.find(f"Bearer TOPSECRET{number}") for number in range(1, 5))
+
+
+def test_a_serve_file_says_who_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"there is no API key.*CONSORT_API_KEY.*require_api_key: false"):
+        build(BuildArgs(config=CONFIG))
+    build(BuildArgs(config=CONFIG, require_api_key=False))
+    monkeypatch.setenv("CONSORT_API_KEY", "secret")
+    build(BuildArgs(config=CONFIG))

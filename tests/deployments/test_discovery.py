@@ -56,6 +56,13 @@ def test_every_look_reports_all_replicas_and_those_that_answered() -> None:
     assert found.answered == [{A.name}, set(), {A.name}, {B.name}]
 
 
+def test_all_models_are_looked_for_at_once() -> None:
+    found = Found()
+    discovery = Discovery({"large": answers(Answers([A])), "small": answers(Answers([B]))}, found)
+    asyncio.run(discovery.look_at_all())
+    assert found.addresses[-1] == [A, B]
+
+
 def test_slow_replicas_stay_and_dead_ones_go() -> None:
     found = Found()
     script: list[Answers | Exception] = [Answers([A]), TimeoutError(), Answers([C], complete=False), Answers([C])]

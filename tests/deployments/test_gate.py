@@ -115,10 +115,45 @@ def test_keys_come_from_the_file_itself_the_environment_and_files(
     assert "eves-secret" not in repr(config)
 
 
+@pytest.mark.parametrize("secret", ["secret", "secret\n", " secret", "\tsecret \r\n"])
+def test_white_space_around_a_secret_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    monkeypatch.setenv("CONSORT_API_KEY", secret)
+    (tmp_path / "file").write_text(secret.replace("secret", "files"), encoding="utf-8")
+    keys = {"file": {"file": "file"}, "inline": {"key": secret.replace("secret", "inlines")}}
+    ring = configured(keys, tmp_path).http.key_ring()
+    found = [ring.find(f"Bearer {sent}") for sent in ("secret", "files", "inlines")]
+    assert [key.name for key in found if key] == ["environment", "file", "inline"]
+
+
+@pytest.mark.parametrize(("secret", "problem"), [("", "is empty"), (" \n", "is empty"), ("clé", "printable ASCII")])
+def test_a_key_in_the_environment_counts_or_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str, problem: str
+) -> None:
+    monkeypatch.setenv("CONSORT_API_KEY", secret)
+    with pytest.raises(ConfigError, match=f"^CONSORT_API_KEY: .*{problem}"):
+        configured({}, tmp_path)
+
+
+def test_the_environments_key_replaces_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONSORT_API_KEY", "secret")
+    with pytest.raises(ConfigError, match=r"http\.api_keys\.environment: the name is taken"):
+        configured({"environment": {"key": "other"}}, tmp_path)
+
+
+def test_a_digest_is_as_good_as_the_secret(tmp_path: Path) -> None:
+    ring = configured({"a": {"sha256": digest_of(SECRET).hex()}}, tmp_path).http.key_ring()
+    assert ring.find(f"Bearer {SECRET}") is not None
+    assert ring.find(f"Bearer {digest_of(SECRET).hex()}") is None
+
+
 @pytest.mark.parametrize(
     ("key", "problem"),
     [
         ({}, "http.api_keys.a.key: should be set"),
+        ({"key": " "}, "http.api_keys.a.key: is empty"),
+        ({"sha256": "123456"}, "http.api_keys.a.sha256: should match"),
         ({"key": "x", "env": "Y"}, "only one of them"),
         ({"env": "NOT_SET_ANYWHERE"}, "http.api_keys.a.env: the environment has no NOT_SET_ANYWHERE"),
         ({"file": "nowhere"}, "http.api_keys.a.file: there is no secret in 'nowhere'"),

@@ -14,6 +14,7 @@ from ray.serve.schema import ServeApplicationSchema
 from decoding.errors import ConfigError, UnavailableError
 from deployments.app import BuildArgs, build
 from deployments.configuration.config import ROOT, parse_config
+from deployments.configuration.keys import key_of
 from deployments.configuration.scaling import ScalingConfig
 from deployments.http.errors import install_error_handlers
 from deployments.http.gate import Gate
@@ -30,7 +31,9 @@ CONFIG = {"models": MODELS, "endpoints": {"both": {"target": "large", "drafter":
 
 
 def test_models_that_scale_are_serves_to_scale() -> None:
-    ingress: Any = build(BuildArgs(config=CONFIG))._bound_deployment  # Serve keeps the application's parts private
+    ingress: Any = build(
+        BuildArgs(config=CONFIG, require_api_key=False)
+    )._bound_deployment  # Serve keeps the application's parts private
     handles = ingress.init_args[1]
     large, small = (handles[name]._bound_deployment._deployment_config.autoscaling_config for name in MODELS)
     assert (large.min_replicas, large.initial_replicas, large.max_replicas) == (1, 1, 4)
@@ -41,7 +44,7 @@ def test_models_that_scale_are_serves_to_scale() -> None:
 
 def test_targets_of_drafters_that_scale_tell_their_load() -> None:
     models = MODELS | {"large": {"path": "org/large", "replicas": 2}}
-    ingress: Any = build(BuildArgs(config=CONFIG | {"models": models}))._bound_deployment
+    ingress: Any = build(BuildArgs(config=CONFIG | {"models": models}, require_api_key=False))._bound_deployment
     large = ingress.init_args[1]["large"]._bound_deployment._deployment_config.autoscaling_config
     assert (large.min_replicas, large.initial_replicas, large.max_replicas) == (2, 2, 2)
 
@@ -122,7 +125,7 @@ def test_the_route() -> None:
 def test_only_an_admin_scales() -> None:
     given = {"website": {"key": "visitor"}, "operator": {"key": "boss", "admin": True}}
     http = parse_config(CONFIG | {"http": {"api_keys": given}}, folder=Path.cwd()).http
-    http.add_key("command-line", "owner")
+    http.add_key("command-line", key_of("owner", field="--api-key", admin=True))
     asked: list[tuple[str, int]] = []
     client = routes(asked, http.key_ring())
     body = {"model": "small", "replicas": 2}
