@@ -8,6 +8,7 @@ import asyncio
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,8 +83,13 @@ class ModelReplica:
         self._replica = Replica(role, spec, host, targets=drafted, inside=drafter, leaders=followed, rank=rank)
         self._metrics = ReplicaMetrics(name, role)
 
-    def address(self) -> "ReplicaAddress":
-        """Where coordinators reach it; raises UnavailableError while its loop is stuck."""
+    def address(self, coordinator: str | None = None, queued: int = 0) -> "ReplicaAddress":
+        """Where coordinators reach it; raises UnavailableError while its loop is stuck.
+
+        queued: requests that the asking coordinator holds back for want of slots of the model.
+        """
+        if coordinator is not None:
+            self._meter.hear(coordinator, queued)
         self._replica.check()
         return self._replica.address
 
@@ -124,7 +130,8 @@ class CoordinatorIngress:
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         endpoints = load_endpoints(config)
-        link = ConnectingZmqLink(f"coordinator-{secrets.token_hex(4)}")
+        name = f"coordinator-{secrets.token_hex(4)}"
+        link = ConnectingZmqLink(name)
         limits = limits_of(config)
         coordinator = Coordinator(link, max_requests=limits.max_requests)
         self._http, self._roles = config.http, config.roles()
@@ -137,7 +144,8 @@ class CoordinatorIngress:
         )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
-        ask = {model: partial(_addresses, handle) for model, handle in handles.items()}
+        held_back = self._service.admission.held_back
+        ask = {model: partial(_addresses, handle, name, partial(held_back, model)) for model, handle in handles.items()}
         self._discovering = asyncio.create_task(Discovery(ask, coordinator.set_replicas).run())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -277,12 +285,14 @@ def _runtime_env(threads: int | None) -> dict[str, Any]:
     return {"env_vars": compute_environment(threads)}
 
 
-async def _addresses(handle: DeploymentHandle[ModelReplica]) -> "Answers":
+async def _addresses(
+    handle: DeploymentHandle[ModelReplica], coordinator: str, held_back: Callable[[], int]
+) -> "Answers":
     """What the replicas that are up answer; raises as `deployments.discovery.Discovery` says."""
     from actors.addresses import ReplicaAddress
     from deployments.discovery import Answers
 
-    response = handle.broadcast("address")
+    response = handle.broadcast("address", coordinator, held_back())
     try:  # the public `results_async` would lose all answers with the one that is late
         asked = await asyncio.wait_for(response._fetch_replica_results_async(), _ASK_TIMEOUT_S)
     except DeploymentUnavailableError as error:
