@@ -118,13 +118,15 @@ def _overload(seen: Sequence[Exchange], *, offered_s: float, elapsed_s: float) -
 async def _crowd(asking: Asking, clients: int, seconds: float) -> Overload:
     texts, loop = read_prompts(asking.prompts), asyncio.get_running_loop()
     began_s = loop.time()
+    end_s = began_s + seconds
     seen: list[Exchange] = []
 
     async def client(number: int) -> None:
-        while loop.time() < began_s + seconds:
-            seen.append(await ask(asking.url, "/v1/completions", asking.body(number + clients * len(seen), texts)))
-            if seen[-1].status == _REFUSED:
-                await asyncio.sleep(float(seen[-1].retry_after or 0))
+        while loop.time() < end_s:
+            heard = await ask(asking.url, "/v1/completions", asking.body(number + clients * len(seen), texts))
+            seen.append(heard)
+            if heard.status == _REFUSED:
+                await asyncio.sleep(min(float(heard.retry_after or 0), max(0.0, end_s - loop.time())))
 
     await asyncio.gather(*map(client, range(clients)))
     return _overload(seen, offered_s=loop.time() - began_s, elapsed_s=loop.time() - began_s)

@@ -177,8 +177,8 @@ class HttpConfig(StrictModel):
     )
     max_queue_wait_s: Annotated[float, Field(gt=0)] | None = Field(
         None,
-        description="Predicted seconds in the queue beyond which a request is refused with 429; null: as long as an "
-        "answer takes lately, but at least 1.",
+        description="Predicted seconds in the queue beyond which a request is refused with 429; null: half "
+        "as long as an answer takes lately, but at least 1.",
     )
     cached_tokens: Annotated[int, Field(ge=0)] = Field(
         0,

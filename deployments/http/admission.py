@@ -6,8 +6,8 @@ is predicted from what runs and waits before it. One event loop uses it; it know
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -22,7 +22,8 @@ from deployments.http.ticket import Sink, Ticket
 _MOST_SLOTS = 64  # of a replica whose slots are `auto`
 _READY = 2  # requests beyond the slots, so that none stays empty while the next one is fetched
 _LEAST_BOUND = 256  # of requests at hand, where nothing is configured
-_PATIENCE_S = 1.0  # a predicted wait that is never too long, where nothing is configured
+_LONGEST_WAIT = 0.5  # of an answer's time, where nothing is configured …
+_PATIENCE_S = 1.0  # … but at least that
 _LONGEST_RETRY_S = 60  # OpenAI's clients ignore longer ones, and come back at once
 
 
@@ -42,7 +43,7 @@ class Limits:
     max_tokens: int | None = None  # of their prompts and answers together
     # By target, how many may be in progress, or more if its replicas have more slots; else: any.
     running: Mapping[str, int] = field(default_factory=dict)
-    max_queue_wait_s: float | None = math.inf  # as predicted; None: as long as an answer takes
+    max_queue_wait_s: float | None = math.inf  # as predicted; None: half as long as an answer takes
 
 
 def limits_of(config: ServerConfig) -> Limits:
@@ -80,7 +81,7 @@ class Admission:
         self._tickets: dict[int, Ticket] = {}
         self._queue = FairQueue()
         self._running: Counter[str] = Counter()  # by target
-        self._loads: dict[str, Load] = {}  # by target
+        self._loads = defaultdict[str, Load](Load)  # by target
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """Requests that wait, and requests that have begun, by endpoint."""
@@ -93,7 +94,7 @@ class Admission:
         """Requests that lack a slot of the model: those that wait, and those that were told to come back later."""
         endpoints = [ticket.request.endpoint for ticket in self._tickets.values() if ticket.state == "waiting"]
         waiting = sum(model in (endpoint.target, *endpoint.members) for endpoint in endpoints)
-        return waiting + self._load(model).coming_back(_now_s())
+        return waiting + self._loads[model].coming_back(_now_s())
 
     def check_room(self, targets: Collection[str], key: ApiKey = ANYBODY) -> None:
         """Refuse a request that no target can take on, whatever it says.
@@ -134,7 +135,8 @@ class Admission:
         ticket = Ticket(request, sink, key, loop.time())
         reached = self._bound_reached(1, ticket.tokens, key)
         if reached is not None:
-            self._refuse(ticket.target, self._error(*reached, ticket.target, key, priority))
+            wait_s = self._seconds(ticket.target, self._tokens_ahead(ticket.target, key, priority))
+            self._refuse(ticket.target, _overloaded(*reached, wait_s))
         if request.timeout_s is not None:
             ticket.deadline = loop.call_later(request.timeout_s, self._expire, request.request_id)
         self._queue.push(ticket, priority, self._holders())
@@ -145,7 +147,7 @@ class Admission:
         """A request's answer has so many tokens by now."""
         ticket = self._tickets.get(request_id)
         if ticket is not None and ticket.state == "running":
-            self._load(ticket.target).committed(committed - ticket.committed)
+            self._loads[ticket.target].committed(committed - ticket.committed)
             ticket.committed = committed
 
     def cancel(self, request_id: int) -> None:
@@ -161,7 +163,7 @@ class Admission:
 
     def _refuse(self, target: str, error: OverloadedError, requests: int = 1) -> None:
         if not error.bound.startswith("key_"):  # more replicas would not help those
-            self._load(target).refused(requests, error.retry_after_s, _now_s())
+            self._loads[target].refused(requests, error.retry_after_s, _now_s())
         raise error
 
     def _refusal(
@@ -169,13 +171,14 @@ class Admission:
     ) -> OverloadedError | None:
         """Why requests with so many tokens can't be taken on; None: they can."""
         reached = self._bound_reached(requests, tokens, key)
-        if reached is None and self._limits.max_queue_wait_s != math.inf:
-            ahead = self._tokens_ahead(target, key, priority)
-            if ahead > self._longest_wait(target):
-                wait_s = self._load(target).seconds(ahead, _now_s())
-                reason = f"the request would wait for about {wait_s:.0f} s." if wait_s else "the queue is full."
-                reached = "max_queue_wait_s", reason
-        return None if reached is None else self._error(*reached, target, key, priority)
+        if reached is None and self._limits.max_queue_wait_s == math.inf:
+            return None
+        ahead = self._tokens_ahead(target, key, priority)
+        wait_s = self._seconds(target, ahead)
+        if reached is None and ahead > self._longest_wait(target):
+            reason = f"the request would wait for about {wait_s:.0f} s." if wait_s else "the queue is full."
+            reached = "max_queue_wait_s", reason
+        return None if reached is None else _overloaded(*reached, wait_s)
 
     def _bound_reached(self, requests: int, tokens: int, key: ApiKey) -> tuple[Bound, str] | None:
         """Which hard bound would be exceeded by that many more, and in words."""
@@ -184,6 +187,8 @@ class Admission:
             return "max_requests", f"{limits.max_requests} requests are in progress already."
         if limits.max_tokens is not None and _sum(every) + tokens > limits.max_tokens:
             return "max_tokens", f"with {tokens} more, the tokens in progress would exceed {limits.max_tokens}."
+        if key.max_requests is None and key.max_tokens is None:
+            return None
         own = [ticket for ticket in every if ticket.key == key]
         if key.max_requests is not None and len(own) + requests > key.max_requests:
             return "key_max_requests", f"{key.max_requests} requests are of this API key in progress already."
@@ -192,20 +197,20 @@ class Admission:
             return "key_max_tokens", reason
         return None
 
-    def _error(self, bound: Bound, reason: str, target: str, key: ApiKey, priority: int) -> OverloadedError:
-        wait_s = self._load(target).seconds(self._tokens_ahead(target, key, priority), _now_s())
-        return OverloadedError(reason, bound=bound, retry_after_s=min(max(1, math.ceil(wait_s)), _LONGEST_RETRY_S))
-
     # Predictions
 
+    def _seconds(self, target: str, tokens: float) -> float:
+        return self._loads[target].seconds(tokens, _now_s())
+
     def _longest_wait(self, target: str) -> float:
-        """In tokens of one slot. Before the speed is known, it is an answer, as by default."""
-        load, longest_s = self._load(target), self._limits.max_queue_wait_s
+        """In tokens of one slot. Before the speed is known, it is a whole answer, so that as many may wait as run."""
+        load, longest_s = self._loads[target], self._limits.max_queue_wait_s
         speed = load.tokens_per_s(_now_s())
         if longest_s is not None and speed:
             return longest_s * speed
         most = max((one.request.params.max_tokens for one in self._tickets.values() if one.target == target), default=1)
-        return max(load.answer_tokens(most), _PATIENCE_S * (speed or 0.0))
+        answer = load.answer_tokens(most)
+        return max(_LONGEST_WAIT * answer, _PATIENCE_S * speed) if speed else answer
 
     def _tokens_ahead(self, target: str, key: ApiKey, priority: int = 0) -> float:
         """How many tokens a slot will write until a request that comes now may begin there."""
@@ -213,13 +218,10 @@ class Admission:
             return 0.0
         running = [one for one in self._tickets.values() if one.target == target and one.state == "running"]
         before = self._queue.before(target, key, priority, self._holders())
-        return self._load(target).tokens_ahead(running, before, slots=max(1, int(self._limit(target))))
+        return self._loads[target].tokens_ahead(running, before, slots=max(1, int(self._limit(target))))
 
-    def _load(self, target: str) -> Load:
-        return self._loads.setdefault(target, Load())
-
-    def _holders(self) -> set[ApiKey]:
-        return {ticket.key for ticket in self._tickets.values()}
+    def _holders(self) -> Iterator[ApiKey]:
+        return (ticket.key for ticket in self._tickets.values())
 
     # Beginning and ending
 
@@ -235,7 +237,7 @@ class Admission:
         while self._has_room(target) and (ticket := self._queue.pop(target)) is not None:
             self._begin(ticket)
         full = not self._has_room(target)
-        self._load(target).runs(self._running[target], full=full, now_s=_now_s())
+        self._loads[target].runs(self._running[target], full=full, now_s=_now_s())
 
     def _begin(self, ticket: Ticket) -> None:
         ticket.state = "running"
@@ -267,8 +269,12 @@ class Admission:
         ran, ticket.state = ticket.state == "running", "ended"
         if ran:
             self._running[ticket.target] -= 1
-            self._load(ticket.target).ended(ticket.committed)
+            self._loads[ticket.target].ended(ticket.committed)
             self._begin_next(ticket.target)
+
+
+def _overloaded(bound: Bound, reason: str, wait_s: float) -> OverloadedError:
+    return OverloadedError(reason, bound=bound, retry_after_s=min(max(1, math.ceil(wait_s)), _LONGEST_RETRY_S))
 
 
 def _tokens(request: Request) -> int:

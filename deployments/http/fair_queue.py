@@ -6,13 +6,23 @@ Goyal, Vin, Cheng: Start-time Fair Queueing (1996). It knows no limits and no cl
 import heapq
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 
 from deployments.http.keys import ApiKey
 from deployments.http.ticket import Ticket
 
 _Entry = tuple[int, int, Ticket]  # priority, order of arrival
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The tickets of a key, in their order, and its virtual time."""
+
+    served: float
+    weight: float
+    tickets: deque[Ticket]
 
 
 class FairQueue:
@@ -23,8 +33,8 @@ class FairQueue:
         self._served: dict[ApiKey, float] = {}  # tokens by weight: virtual time
         self._order = count()
 
-    def push(self, ticket: Ticket, priority: int, holders: Collection[ApiKey]) -> None:
-        """Add a ticket. holders: the keys that have tickets, waiting or running, other than this one."""
+    def push(self, ticket: Ticket, priority: int, holders: Iterable[ApiKey]) -> None:
+        """Add a ticket. holders: the keys of all other tickets, waiting or running."""
         queues = self._queues.setdefault(ticket.target, {})
         if not queues.get(ticket.key):
             self._served[ticket.key] = self._start(ticket.target, ticket.key, holders)
@@ -43,27 +53,29 @@ class FairQueue:
                 return ticket
         return None
 
-    def before(self, target: str, key: ApiKey, priority: int, holders: Collection[ApiKey]) -> Iterator[Ticket]:
+    def before(self, target: str, key: ApiKey, priority: int, holders: Iterable[ApiKey]) -> Iterator[Ticket]:
         """The tickets whose turn would come before that of one that is pushed now."""
-        lines: dict[ApiKey, deque[Ticket]] = {}
-        served: dict[ApiKey, float] = {}
+        lines: list[_Line] = []
+        own: _Line | None = None
         for other, queue in self._queues.get(target, {}).items():
             entries = sorted(entry for entry in queue if entry[2].state == "waiting")
-            served[other] = self._served[other]
             if other == key:
                 entries = entries[: bisect_right(entries, priority, key=lambda entry: entry[0])]
-            lines[other] = deque(ticket for _, _, ticket in entries)
-        lines.setdefault(key, deque())
-        served.setdefault(key, self._start(target, key, holders))
-        while True:
-            first = min((other for other in lines if lines[other] or other == key), key=served.__getitem__)
-            if not lines[first]:
-                return
-            ticket = lines[first].popleft()
+            line = _Line(self._served[other], other.weight, deque(ticket for _, _, ticket in entries))
+            own = line if other == key else own
+            if entries or line is own:
+                lines.append(line)
+        if own is None:
+            own = _Line(self._start(target, key, holders), key.weight, deque())
+            lines.append(own)
+        while (first := min(lines, key=lambda line: line.served)).tickets:
+            ticket = first.tickets.popleft()
             yield ticket
-            served[first] += ticket.tokens / first.weight
+            first.served += ticket.tokens / first.weight
+            if not first.tickets and first is not own:
+                lines.remove(first)
 
-    def _start(self, target: str, key: ApiKey, holders: Collection[ApiKey]) -> float:
+    def _start(self, target: str, key: ApiKey, holders: Iterable[ApiKey]) -> float:
         """Virtual time from which an idle key competes: it has saved up nothing."""
         waiting = [self._served[other] for other, queue in self._queues.get(target, {}).items() if queue]
         if not waiting:  # that of whoever is busy
