@@ -1,5 +1,6 @@
 """How many replicas a model should have, in worlds made of numbers."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ from ray import cloudpickle
 
 from actors.loop import LoopTimes
 from actors.messages import Report
+from deployments.http.admission import Admission, Limits
 from deployments.scaling import policy as autoscaling
 from deployments.scaling.load_meter import LoadMeter
 from deployments.scaling.policy import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale
+from tests.deployments.test_admission import Backend, request
 
 TARGET = ScalingRules("target", use=0.75, least_use=0.6, most_lag=0.15, least_lag=0.03, probe_period_s=600)
 DRAFTER = replace(TARGET, role="drafter", targets=["Target-t"])
@@ -223,6 +226,24 @@ def test_the_policy_as_serve_calls_it() -> None:
     assert counts == {"t": 2, "d": 2}
     deployments["d"] = deployment("Drafter-d", DRAFTER, loads(2), {"internal": 1, **states["d"]})
     assert policy(deployments)[0]["d"] == 1  # the second gained nothing
+
+
+def test_the_queues_of_two_coordinators_reach_the_policy_and_count_once() -> None:
+    """Each has 100 requests and lets 34 through to two replicas, which hear of both."""
+
+    async def run() -> list[ReplicaLoad]:
+        meters = [LoadMeter(), LoadMeter()]
+        for name in ("one", "two"):
+            admission = Admission(Backend(), Limits(running={"target": 34}))
+            for number in range(100):
+                admission.submit(request(number), lambda delta: None)
+            for meter in meters:
+                meter.hear(name, admission.held_back("target"))
+        return [meter.measure(Report(32, 2, 32, []), LoopTimes()) for meter in meters]
+
+    told = asyncio.run(run())
+    assert [load.queued for load in told] == [132, 132]
+    assert scale({"t": deployment("Target-t", TARGET, told, {})})[0] == {"t": 9}  # 200 on 24 of 32 slots
 
 
 def test_drafters_stay_where_nothing_is_known_of_their_targets() -> None:
