@@ -10,7 +10,7 @@ import click
 
 from benchmarks.disconnects import Disconnects, measure_disconnects
 from benchmarks.http_server import ServeProcess
-from benchmarks.overload import Asking, Overload, at_capacity, overloaded
+from benchmarks.overload import Asking, Overload, at_capacity, crowded, overloaded
 from benchmarks.report import write
 from benchmarks.serve import PROMPTS
 from deployments.configuration.config import ServerConfig, load_config
@@ -25,6 +25,7 @@ _MODEL = "consort"
 @click.option("--max-requests", type=int, help="`http.max_requests`; by default as the server has it.")
 @click.option("--slots", default=16, help="Of each model.")
 @click.option("--overload", default=20.0, help="Requests offered, times those that can be answered; 0: leave that out.")
+@click.option("--crowd", default=0.0, help="The same as clients per slot, who obey `Retry-After`; 0: leave that out.")
 @click.option("--seconds", default=20.0, help="Of each load.")
 @click.option("--new-tokens", default=128, help="Of each answer.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path(".bench/http-load.json"))
@@ -35,6 +36,7 @@ def main(
     max_requests: int | None,
     slots: int,
     overload: float,
+    crowd: float,
     seconds: float,
     new_tokens: int,
     output: Path,
@@ -43,14 +45,21 @@ def main(
     config = _config(max_requests, slots)
     found: dict[str, object] = {}
     with ServeProcess(config, folder=output.parent) as server:
-        if overload:
+        if overload or crowd:
             asking = Asking(server.url, _MODEL, PROMPTS, new_tokens)
             at_capacity(asking, at_once=slots, seconds=seconds / 4)
             capacity = at_capacity(asking, at_once=slots, seconds=seconds)
-            load = overloaded(asking, per_s=overload * capacity.per_s, seconds=seconds)
+            loads: dict[str, Overload] = {}
+            if overload:
+                loads["overload"] = overloaded(asking, per_s=overload * capacity.per_s, seconds=seconds)
+            if crowd:
+                loads["crowd"] = crowded(asking, clients=round(crowd * slots), seconds=seconds)
             again = at_capacity(asking, at_once=slots, seconds=seconds)
-            found |= {"at_capacity": [asdict(capacity), asdict(again)], "overload": asdict(load)}
-            click.echo(f"at capacity: {capacity}\nagain afterwards: {again}\n{_overload_text(load, capacity.p99_s)}")
+            found |= {"at_capacity": [asdict(capacity), asdict(again)]}
+            found |= {name: asdict(load) for name, load in loads.items()}
+            click.echo(f"at capacity: {capacity}\nagain afterwards: {again}")
+            for name, load in loads.items():
+                click.echo(f"{name}: {_overload_text(load, capacity.p99_s)}")
         if clients:
             left = measure_disconnects(
                 server, model=_MODEL, prompts=PROMPTS, clients=clients, rounds=rounds, at_once=at_once, new_tokens=256
@@ -63,6 +72,7 @@ def main(
         "rounds": rounds,
         "at_once": at_once,
         "overload": overload,
+        "crowd": crowd,
         "seconds": seconds,
     }
     settings |= {"new_tokens": new_tokens, "server": config.model_dump(mode="json")}
@@ -82,9 +92,10 @@ def _config(max_requests: int | None, slots: int) -> ServerConfig:
 def _overload_text(load: Overload, capacity_p99_s: float) -> str:
     admitted = load.admitted
     lines = (
-        f"overload: {load.offered_per_s:.0f} requests/s offered, {admitted.per_s:.1f}/s answered, {load.failed} failed",
+        f"{load.offered_per_s:.0f} requests/s offered, {admitted.per_s:.1f}/s answered, {load.failed} failed",
         f"{load.refused} refused, p99 {load.refusal_p99_s:.2f} s, {load.without_retry_after} without Retry-After",
-        f"admitted requests' p99 {admitted.p99_s:.2f} s, {admitted.p99_s / capacity_p99_s:.2f} times that at capacity",
+        f"admitted requests' p50 {admitted.p50_s:.2f} s, p99 {admitted.p99_s:.2f} s, "
+        f"{admitted.p99_s / capacity_p99_s:.2f} times that at capacity",
     )
     return "\n".join(lines)
 

@@ -67,6 +67,11 @@ def overloaded(asking: Asking, *, per_s: float, seconds: float) -> Overload:
     return asyncio.run(_open(asking, per_s, seconds))
 
 
+def crowded(asking: Asking, *, clients: int, seconds: float) -> Overload:
+    """A closed loop of too many clients, who come back when `Retry-After` says."""
+    return asyncio.run(_crowd(asking, clients, seconds))
+
+
 async def _closed(asking: Asking, at_once: int, seconds: float) -> Latencies:
     texts, loop = read_prompts(asking.prompts), asyncio.get_running_loop()
     end_s = loop.time() + seconds
@@ -91,19 +96,40 @@ async def _open(asking: Asking, per_s: float, seconds: float) -> Overload:
         await asyncio.sleep(max(0.0, due_s - loop.time()))
         tasks.append(asyncio.create_task(ask(asking.url, "/v1/completions", asking.body(len(tasks), texts))))
         due_s += rng.expovariate(per_s)
-    offered_per_s = len(tasks) / (loop.time() - began_s)
+    offered_s = loop.time() - began_s
     seen = await asyncio.gather(*tasks)
+    return _overload(seen, offered_s=offered_s, elapsed_s=loop.time() - began_s)
+
+
+def _overload(seen: Sequence[Exchange], *, offered_s: float, elapsed_s: float) -> Overload:
     refused = [one for one in seen if one.status == _REFUSED]
     answered = [one for one in seen if _whole(one)]
     return Overload(
-        offered_per_s,
+        len(seen) / offered_s,
         offered=len(seen),
         refused=len(refused),
         without_retry_after=sum(not (one.retry_after or "").isdigit() for one in refused),
         failed=len(seen) - len(refused) - len(answered),
         refusal_p99_s=_percentile([one.seconds for one in refused], 99),
-        admitted=_latencies(answered, loop.time() - began_s),
+        admitted=_latencies(answered, elapsed_s),
     )
+
+
+async def _crowd(asking: Asking, clients: int, seconds: float) -> Overload:
+    texts, loop = read_prompts(asking.prompts), asyncio.get_running_loop()
+    began_s = loop.time()
+    end_s = began_s + seconds
+    seen: list[Exchange] = []
+
+    async def client(number: int) -> None:
+        while loop.time() < end_s:
+            heard = await ask(asking.url, "/v1/completions", asking.body(number + clients * len(seen), texts))
+            seen.append(heard)
+            if heard.status == _REFUSED:
+                await asyncio.sleep(min(float(heard.retry_after or 0), max(0.0, end_s - loop.time())))
+
+    await asyncio.gather(*map(client, range(clients)))
+    return _overload(seen, offered_s=loop.time() - began_s, elapsed_s=loop.time() - began_s)
 
 
 def _check(seen: Sequence[Exchange]) -> None:

@@ -9,6 +9,10 @@ ConsortError
 └── UnavailableError        no replica could serve the request in time (HTTP 503)
 """
 
+from typing import Literal
+
+Bound = Literal["max_requests", "max_tokens", "max_queue_wait_s", "key_max_requests", "key_max_tokens"]
+
 
 class ConsortError(Exception):
     """Base of all errors below."""
@@ -31,11 +35,12 @@ class ConfigError(ConsortError, ValueError):
 
 
 class OverloadedError(ConsortError):
-    """The queue is full. `retry_after_s` is when it is worth trying again, in seconds."""
+    """The queue is full. `retry_after_s` is when it is worth trying again, in seconds; `bound`, what was reached."""
 
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, *, retry_after_s: int = 1, bound: Bound = "max_requests") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.bound = bound
 
 
 class DeadlineError(ConsortError):

@@ -7,6 +7,7 @@ process that builds the application starts at once.
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,8 +82,13 @@ class ModelReplica:
         self._replica = Replica(role, spec, host, targets=drafted, inside=drafter, leaders=followed, rank=rank)
         self._metrics = ReplicaMetrics(name, role)
 
-    def address(self) -> "ReplicaAddress":
-        """Where coordinators reach it; raises UnavailableError while its loop is stuck."""
+    def address(self, coordinator: str | None = None, queued: int = 0) -> "ReplicaAddress":
+        """Where coordinators reach it; raises UnavailableError while its loop is stuck.
+
+        queued: requests that the asking coordinator holds back for want of slots of the model.
+        """
+        if coordinator is not None:
+            self._meter.hear(coordinator, queued)
         self._replica.check()
         return self._replica.address
 
@@ -138,7 +144,11 @@ class CoordinatorIngress:
         )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
-        ask = {model: partial(_addresses, handle) for model, handle in handles.items()}
+        held_back = self._service.admission.held_back
+        ask = {
+            model: partial(_addresses, handle, link.name, partial(held_back, model))
+            for model, handle in handles.items()
+        }
         discovery = Discovery(ask, coordinator.set_replicas)
         await discovery.look_at_all()  # Serve sends requests as soon as this returns
         self._discovering = asyncio.create_task(discovery.run())
@@ -296,12 +306,14 @@ def _runtime_env(threads: int | None) -> dict[str, Any]:
     return {"env_vars": compute_environment(threads)}
 
 
-async def _addresses(handle: DeploymentHandle[ModelReplica]) -> "Answers":
+async def _addresses(
+    handle: DeploymentHandle[ModelReplica], coordinator: str, held_back: Callable[[], int]
+) -> "Answers":
     """What the replicas that are up answer; raises as `deployments.discovery.Discovery` says."""
     from actors.addresses import ReplicaAddress
     from deployments.discovery import Answers
 
-    response = handle.broadcast("address")
+    response = handle.broadcast("address", coordinator, held_back())
     try:  # the public `results_async` would lose all answers with the one that is late
         asked = await asyncio.wait_for(response._fetch_replica_results_async(), _ASK_TIMEOUT_S)
     except DeploymentUnavailableError as error:

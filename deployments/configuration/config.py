@@ -174,6 +174,11 @@ class HttpConfig(StrictModel):
     max_tokens: Count | None = Field(
         None, description="Tokens of their prompts and answers together, as far as they may get; null: any."
     )
+    max_queue_wait_s: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Predicted seconds in the queue beyond which a request is refused with 429; null: half "
+        "as long as an answer takes lately, but at least 1.",
+    )
     cached_tokens: Annotated[int, Field(ge=0)] = Field(
         0,
         description="Keep answers of so many tokens, prompts included, for greedy and seeded requests that come again.",

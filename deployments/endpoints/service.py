@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
 from actors.messages import Report
 from actors.request import Delta, Request
-from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
+from decoding.errors import ConsortError, InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
 from deployments.configuration.strict import nearest
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.response_cache import ResponseCache
@@ -75,10 +76,29 @@ class Service:
         """How many may be in progress or waiting at once."""
         return self._limits.max_requests
 
-    def check_room(self, key: ApiKey) -> None:
-        """Raises OverloadedError if no request of the key can be taken on; answers that are kept need no room."""
-        if not self._cache.keeps:
-            self.admission.check_room(key)
+    def check_room(self, key: ApiKey, endpoint: str | None = None) -> None:
+        """Raises OverloadedError if no request of the key can be taken on; answers that are kept need no room.
+
+        endpoint: the one that it is for, if that is known.
+        """
+        if self._cache.keeps:
+            return
+        names = list(self.endpoints) if endpoint is None else [endpoint]
+        try:
+            self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
+        except OverloadedError as error:
+            self.metrics.refused(names[0] if len(names) == 1 else "", error)
+            raise
+
+    def check_wait(self, served: ServedEndpoint, requests: Sequence[Request], key: ApiKey, priority: int) -> None:
+        """Raises OverloadedError if the queue of a model that is asked for whole answers is too long."""
+        endpoints = [replace(served.endpoint, target=model, members=()) for model in served.config.models]
+        asked = [replace(request, endpoint=endpoint) for request in requests for endpoint in endpoints]
+        try:
+            self.admission.check(asked, key, priority)
+        except OverloadedError as error:
+            self.metrics.refused(served.name, error)
+            raise
 
     def endpoint(self, name: str) -> ServedEndpoint:
         """The endpoint that clients call so; raises UnknownModelError if there is none."""
@@ -120,11 +140,21 @@ class Service:
         return Detokenization(prompt=served.vocabulary.spell(body.tokens))
 
     async def run(
-        self, requests: Sequence[Request], *, key: ApiKey = ANYBODY, priority: int = 0
+        self,
+        requests: Sequence[Request],
+        *,
+        key: ApiKey = ANYBODY,
+        priority: int = 0,
+        arrived_s: float | None = None,
+        admitted: bool = False,
     ) -> AsyncGenerator[DeltaBatch, None]:
         """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.
 
         A request that comes several times in a row is a search that has that many answers.
+
+        Args:
+            arrived_s: when the client's request came, by the monotonic clock; None: now.
+            admitted: they are parts of a request that was taken on already, however long they wait.
 
         Raises:
             ConsortError: a request was refused, or failed; the others are cancelled.
@@ -132,15 +162,20 @@ class Service:
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         repeated = [index > 0 and request is requests[index - 1] for index, request in enumerate(requests)]
         running = {index: request for index, request in enumerate(requests) if not repeated[index]}
-        self._check_loaded(requests[0].endpoint.target)
+        known = {index: answer for index, request in running.items() if (answer := self._cache.get(request))}
+        new = {index: request for index, request in running.items() if index not in known}
         kept: dict[int, list[Delta]] = {}  # of answers that are worth keeping
+        failure: ConsortError | None = None
+        for request in new.values():
+            self.metrics.arrived(request, arrived_s)
         try:
-            for index, request in list(running.items()):
-                known = self._cache.get(request)
-                if known is not None:
-                    for delta in known:
-                        deltas.put_nowait((index, delta))
-                    continue
+            self._check_loaded(requests[0].endpoint.target)
+            if new and not admitted:
+                self.admission.check(list(new.values()), key, priority)
+            for index, answer in known.items():
+                for delta in answer:
+                    deltas.put_nowait((index, delta))
+            for index, request in new.items():
                 if self._cache.may_hold(request):
                     kept[index] = []
                 traced = request if self.tracer is None else self.tracer.received(request)
@@ -159,10 +194,13 @@ class Service:
                         if index in kept:
                             self._cache.put(requests[index], kept[index])
                 yield [(index + at, one) for index, delta in batch for at, one in enumerate((delta, *delta.others))]
+        except ConsortError as error:
+            failure = error
+            raise
         finally:
             for request in running.values():
                 self.admission.cancel(request.request_id)
-                self.metrics.cancelled(request)
+                self.metrics.ended(request, failure)
                 if self.tracer is not None:
                     self.tracer.ended(request, None)
 
@@ -180,8 +218,8 @@ class Service:
         if model not in self._seen:
             raise UnavailableError(f"the model {model!r} is loading")
 
-    def _began(self, request: Request, waited_s: float) -> None:
-        self.metrics.began(request, waited_s)
+    def _began(self, request: Request) -> None:
+        self.metrics.began(request)
         if self.tracer is not None:
             self.tracer.admitted(request)
 
@@ -191,6 +229,7 @@ class Service:
 
         def arrive(delta: Delta) -> None:
             deltas.put_nowait((index, delta))
+            self.admission.progress(request.request_id, delta.statistics.committed)
             if delta.finish is not None or delta.error is not None:
                 self.admission.finished(request.request_id)
                 if self.tracer is not None:

@@ -40,7 +40,7 @@ def admins_only(request: Request) -> None:
 
 
 class Gate:
-    """ASGI middleware. The key of a request that passes is `request.state.key`, its id `request.state.request_id`."""
+    """ASGI middleware. What passes has in its `state` a `key`, a `request_id`, and `arrived_s`, monotonic time."""
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing, max_body_bytes: int, tell_id: bool = True) -> None:
         """tell_id: whether answers get the request's id here; Serve's proxy adds it to all answers by itself."""
@@ -50,9 +50,9 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, began_s = Headers(scope=scope), time.monotonic()
+        headers, arrived_s = Headers(scope=scope), time.monotonic()
         request_id = _request_id(headers)
-        send = _with_log(send, scope, request_id, began_s)
+        send = _with_log(send, scope, request_id, arrived_s)
         send = _with_id(send, request_id) if self._tell_id else send
         key = self._keys.find(headers.get("Authorization"))
         if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
@@ -63,7 +63,7 @@ class Gate:
         if _announced_bytes(headers) > self._max_body_bytes:
             await error_response(413, self._too_large, "body_too_large")(scope, receive, send)
             return
-        scope.setdefault("state", {}).update(key=key, request_id=request_id)
+        scope.setdefault("state", {}).update(key=key, request_id=request_id, arrived_s=arrived_s)
         await self._app(scope, self._bounded(receive), send)
 
     @property
@@ -96,7 +96,7 @@ def _with_id(send: Send, request_id: str) -> Send:
     return send_on
 
 
-def _with_log(send: Send, scope: Scope, request_id: str, began_s: float) -> Send:
+def _with_log(send: Send, scope: Scope, request_id: str, arrived_s: float) -> Send:
     """Logs one line of JSON at the end. Neither bodies nor headers are logged."""
     status = 0
 
@@ -107,7 +107,7 @@ def _with_log(send: Send, scope: Scope, request_id: str, began_s: float) -> Send
         await send(message)
         last = message["type"] == "http.response.body" and not message.get("more_body")
         if last and _logger.isEnabledFor(logging.INFO):
-            _log(scope, request_id, status, time.monotonic() - began_s)
+            _log(scope, request_id, status, time.monotonic() - arrived_s)
 
     return send_on
 

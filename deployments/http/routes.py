@@ -112,7 +112,8 @@ async def _answer(service: Service, request: Request, body: _Body, make_writer: 
     requests = await service.prepare(body, seed=seed)
     writer = make_writer(body, requests, served.vocabulary, seed=seed)
     headers = service.cache_headers(requests)
-    batches = answers(service, served, requests, key=request.state.key, priority=body.priority or 0)
+    state = request.state
+    batches = answers(service, served, requests, key=state.key, priority=body.priority or 0, arrived_s=state.arrived_s)
     if not body.stream:
         async with aclosing(batches):
             async for batch in batches:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from actors.request import Delta, Request, Statistics
+from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -19,10 +20,11 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 @dataclass(slots=True)
 class _Progress:
-    """Of a request that runs."""
+    """How far a request has come."""
 
     endpoint: str
-    began_s: float
+    arrived_s: float
+    waits: bool = True
     last_s: float | None = None
     told: Statistics = field(default_factory=Statistics)
 
@@ -46,7 +48,11 @@ class Metrics:
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
         self._answer_tokens = counter("generation_tokens", "Tokens of answers.")
         self._ended = counter("request_success", "Requests that ended by themselves.", "finished_reason")
-        self._failed = counter("request_failure", "Requests that failed or were given up by their clients.", "reason")
+        labels = ("endpoint", "reason")
+        self._refused = Counter(
+            "consort:requests_refused", "Requests that were answered with 429, by the bound.", labels, registry=registry
+        )
+        self._failed = Counter("consort:requests_failed", "Requests that got no answer.", labels, registry=registry)
         self._drafts = counter("spec_decode_num_drafts", "Target steps with a draft.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
@@ -55,10 +61,10 @@ class Metrics:
         )
         self._missed = counter("spec_decode_num_rejections", "Target steps that rejected a draft token.")
         self._hits = counter("spec_decode_num_hits", "Of these, after how many another draft was there already.")
-        self._queue_time = histogram("request_queue_time_seconds", "From arrival to beginning.")
-        self._first_token = histogram("time_to_first_token_seconds", "From beginning to the first token.")
+        self._queue_time = histogram("request_queue_time_seconds", "From arrival to beginning, or to giving up.")
+        self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self._between_tokens = histogram("inter_token_latency_seconds", "Between tokens of one answer.")
-        self._whole = histogram("e2e_request_latency_seconds", "From beginning to the last token.")
+        self._whole = histogram("e2e_request_latency_seconds", "From arrival to the last token.")
         self._prompt_lengths = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._answer_lengths = histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
 
@@ -71,11 +77,15 @@ class Metrics:
         running = (progress.told for progress in self._requests.values() if progress.endpoint == endpoint)
         return sum(running, self._fared.get(endpoint, Statistics()))
 
-    def began(self, request: Request, waited_s: float) -> None:
-        """A request begins after having waited."""
-        self._requests[request.request_id] = _Progress(request.endpoint.name, time.monotonic())
+    def arrived(self, request: Request, arrived_s: float | None = None) -> None:
+        """A request is there. arrived_s: since when, by the monotonic clock; None: now."""
+        since_s = time.monotonic() if arrived_s is None else arrived_s
+        self._requests[request.request_id] = _Progress(request.endpoint.name, since_s)
+
+    def began(self, request: Request) -> None:
+        """A request that had arrived begins."""
+        self._waited(request, self._requests[request.request_id])
         self._begun[request.endpoint.name] += 1
-        self._of(self._queue_time, request).observe(waited_s)
         self._of(self._prompt_tokens, request).inc(len(request.prompt))
         self._of(self._prompt_lengths, request).observe(len(request.prompt))
 
@@ -83,7 +93,7 @@ class Metrics:
         """A request's next delta is there."""
         progress = self._requests.get(request.request_id)
         if delta.error is not None:
-            self._end(request, type(delta.error).__name__)
+            self.ended(request, delta.error)
         elif progress is not None:
             self._time_tokens(request, progress, len(delta.tokens))
             self._count_drafts(request, progress.told, delta.statistics)
@@ -91,9 +101,22 @@ class Metrics:
             if delta.finish is not None:
                 self._finish(request, progress, delta.finish)
 
-    def cancelled(self, request: Request) -> None:
-        """A request was given up; one that has ended already is ignored."""
-        self._end(request, "cancelled")
+    def ended(self, request: Request, error: ConsortError | None) -> None:
+        """A request ends without an answer; one that has ended already is ignored. error: None: its client hung up."""
+        progress = self._requests.get(request.request_id)
+        if progress is None:
+            return
+        self._forget(request)
+        if isinstance(error, OverloadedError):
+            self.refused(progress.endpoint, error)
+            return
+        if progress.waits:
+            self._waited(request, progress)
+        self._failed.labels(progress.endpoint, _reason(error)).inc()
+
+    def refused(self, endpoint: str, error: OverloadedError) -> None:
+        """A request was not taken on. endpoint: empty if it was not even read, and so is not known."""
+        self._refused.labels(endpoint, error.bound).inc()
 
     def text(self) -> bytes:
         """The exposition."""
@@ -113,7 +136,7 @@ class Metrics:
         now_s = time.monotonic()
         self._of(self._answer_tokens, request).inc(count)
         if progress.last_s is None:
-            self._of(self._first_token, request).observe(now_s - progress.began_s)
+            self._of(self._first_token, request).observe(now_s - progress.arrived_s)
         else:
             self._of(self._between_tokens, request).observe((now_s - progress.last_s) / count)
         progress.last_s = now_s
@@ -134,15 +157,28 @@ class Metrics:
     def _finish(self, request: Request, progress: _Progress, reason: str) -> None:
         self._forget(request)
         self._of(self._ended, request, reason).inc()
-        self._of(self._whole, request).observe(time.monotonic() - progress.began_s)
+        self._of(self._whole, request).observe(time.monotonic() - progress.arrived_s)
         self._of(self._answer_lengths, request).observe(progress.told.committed)
 
-    def _end(self, request: Request, reason: str) -> None:
-        if request.request_id in self._requests:
-            self._forget(request)
-            self._of(self._failed, request, reason).inc()
+    def _waited(self, request: Request, progress: _Progress) -> None:
+        progress.waits = False
+        self._of(self._queue_time, request).observe(time.monotonic() - progress.arrived_s)
 
     def _forget(self, request: Request) -> None:
         """A request no longer runs; what it did stays in its endpoint's statistics."""
         progress = self._requests.pop(request.request_id)
         self._fared[progress.endpoint] = self._fared.get(progress.endpoint, Statistics()) + progress.told
+
+
+def _reason(error: ConsortError | None) -> str:
+    match error:
+        case None:
+            return "aborted"
+        case DeadlineError():
+            return "timeout"
+        case UnavailableError():
+            return "unavailable"
+        case InvalidRequestError():
+            return "invalid_request"
+        case _:
+            return "internal_error"

@@ -23,6 +23,7 @@ class ReplicaLoad:
     drafting: float = 1.0  # of a target: whether drafts are wanted; 0 while plain decoding is faster
     lag: float = 0.0  # of a target: the share of its busy time that it waited for drafts
     busy: float = 0.0  # the share of the time that it computed
+    queued: float = 0.0  # of a target: requests that coordinators hold back; each of its replicas tells of all of them
 
     def stats(self) -> dict[str, float]:
         """By the names that Serve keeps them under."""
@@ -55,12 +56,18 @@ class DrafterMemory:
         return lag if at_s >= since_s else None
 
 
-def count_targets(rules: ScalingRules, current: int, loads: Sequence[ReplicaLoad]) -> int:
-    """As many as bring rows per slot to what is aimed at; fewer than there are only with room to spare."""
+def count_targets(rules: ScalingRules, current: int, loads: Sequence[ReplicaLoad], *, running: int) -> int:
+    """As many as bring rows per slot to what is aimed at; fewer than there are only with room to spare.
+
+    Args:
+        current: how many are wanted so far.
+        running: how many are up. Those that start have no rows yet.
+    """
     if not loads:
         return current
-    unheard = max(current, len(loads)) / len(loads)  # replicas that don't report are taken to be like the others
+    unheard = max(running, len(loads)) / len(loads)  # replicas that don't report are taken to be like the others
     demand = unheard * sum(load.rows + load.waiting for load in loads)
+    demand += sum(load.queued for load in loads) / len(loads)
     slots = sum(load.slots for load in loads) / len(loads)
     wanted = math.ceil(demand / (rules.use * slots))
     if wanted < current:
@@ -128,6 +135,7 @@ class Deployment(Protocol):
 
     deployment_name: str
     target_num_replicas: int
+    current_num_replicas: int  # that run
     policy_state: dict[str, Any]
     current_time: float | None
 
@@ -150,7 +158,8 @@ def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_
         if rules is None:
             continue
         if rules.role == "target":
-            counts[key] = count_targets(rules, one.target_num_replicas, loads[one.deployment_name])
+            told, running = loads[one.deployment_name], one.current_num_replicas
+            counts[key] = count_targets(rules, one.target_num_replicas, told, running=running)
             continue
         if not set(rules.targets) & set(loads):  # they were scaled by hand, and so their loads are not told
             counts[key] = max(1, one.target_num_replicas)

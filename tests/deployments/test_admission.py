@@ -11,9 +11,9 @@ from decoding.errors import DeadlineError, OverloadedError
 from decoding.params import SamplingParams
 from deployments.configuration.config import load_config
 from deployments.configuration.scaling import ScalingConfig
-from deployments.http.admission import Admission, Limits, Sink, limits_of
+from deployments.http.admission import Admission, Limits, limits_of
 from deployments.http.keys import ApiKey
-from deployments.http.load import Load
+from deployments.http.ticket import Sink
 
 ENDPOINT = Endpoint("e", "target", None, 0, lambda ids: "")
 ALICE, BOB = ApiKey("alice"), ApiKey("bob")
@@ -206,16 +206,6 @@ def test_a_refusal_when_it_is_a_requests_turn_reaches_its_client() -> None:
     in_loop(run())
 
 
-def test_when_to_come_back_follows_from_how_fast_requests_end() -> None:
-    load = Load()
-    assert load.retry_after_s(5, 100) == 1
-    for now_s in range(10):
-        load.ended(now_s)
-    assert load.retry_after_s(9, 20) == 10
-    assert load.retry_after_s(9, 1) == 1
-    assert load.retry_after_s(9, 10_000) == 60
-
-
 def test_replicas_that_came_later_are_used_too() -> None:
     async def run() -> None:
         backend, slots = Backend(), {"target": 1}
@@ -239,3 +229,10 @@ def test_the_bound_follows_the_slots_that_there_may_be() -> None:
     assert limits_of(config).max_requests == 640
     config.http.max_requests = 24
     assert limits_of(config).max_requests == 24
+
+
+def test_the_longest_wait_is_configured() -> None:
+    config = load_config()
+    assert limits_of(config).max_queue_wait_s is None
+    config.http.max_queue_wait_s = 7.5
+    assert limits_of(config).max_queue_wait_s == 7.5

@@ -1,5 +1,6 @@
 """How many replicas a model should have, in worlds made of numbers."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ from ray import cloudpickle
 
 from actors.loop import LoopTimes
 from actors.messages import Report
+from deployments.http.admission import Admission, Limits
 from deployments.scaling import policy as autoscaling
 from deployments.scaling.load_meter import LoadMeter
 from deployments.scaling.policy import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale
+from tests.deployments.test_admission import Backend, request
 
 TARGET = ScalingRules("target", use=0.75, least_use=0.6, most_lag=0.15, least_lag=0.03, probe_period_s=600)
 DRAFTER = replace(TARGET, role="drafter", targets=["Target-t"])
@@ -22,22 +25,94 @@ def loads(count: int, **given: float) -> list[ReplicaLoad]:
     return [ReplicaLoad(**{"rows": 0, "waiting": 0, "slots": 16, **given}) for _ in range(count)]
 
 
+def targets(current: int, told: list[ReplicaLoad]) -> int:
+    """What is wanted where all are up."""
+    return count_targets(TARGET, current, told, running=current)
+
+
 @pytest.mark.parametrize(
     ("replicas", "rows", "waiting", "wanted"),
     [(1, 0, 0, 1), (1, 12, 0, 1), (1, 13, 0, 2), (1, 16, 32, 4), (2, 16, 0, 3), (4, 0, 0, 1)],
 )
 def test_targets_follow_demand(replicas: int, rows: int, waiting: int, wanted: int) -> None:
-    assert count_targets(TARGET, replicas, loads(replicas, rows=rows, waiting=waiting)) == wanted
+    assert targets(replicas, loads(replicas, rows=rows, waiting=waiting)) == wanted
 
 
 def test_targets_stay_where_fewer_would_be_nearly_full() -> None:
-    assert count_targets(TARGET, 2, loads(2, rows=5.5)) == 2  # 11 of 16 would be 0.69
-    assert count_targets(TARGET, 2, loads(2, rows=4.5)) == 1  # 9 of 16 are 0.56
+    assert targets(2, loads(2, rows=5.5)) == 2  # 11 of 16 would be 0.69
+    assert targets(2, loads(2, rows=4.5)) == 1  # 9 of 16 are 0.56
+
+
+def test_what_coordinators_hold_back_is_demand_and_counts_once() -> None:
+    assert targets(1, loads(1, slots=32, rows=32, waiting=2, queued=166)) == 9  # 200 on 24 of 32 slots
+    assert targets(4, loads(4, slots=32, rows=32, waiting=2, queued=64)) == 9
+    assert targets(8, loads(4, slots=32, rows=25, queued=0)) == 9  # four have not reported yet
+
+
+@dataclass
+class Fleet:
+    """Targets as Serve scales them: by means over `look_back_s`, after its delays. A replica is up 15 s after that."""
+
+    clients: int = 0  # each with one request at a time
+    now_s: int = 0
+    wanted: int = 1
+    history: list[tuple[int, list[ReplicaLoad]]] = field(default_factory=lambda: [(0, [])])  # of each: since when
+    since_s: dict[bool, int] = field(default_factory=dict)  # more (or fewer) have been needed
+    path: list[int] = field(default_factory=lambda: [1])
+
+    def run(self, seconds: int, *, most: int) -> None:
+        for _ in range(seconds):
+            self.now_s += 1
+            self._observe()
+            windows = [seen[-20:] for since_s, seen in self.history if since_s <= self.now_s]
+            means = [
+                ReplicaLoad(**{name: _mean(window, name) for name in ("rows", "waiting", "slots", "queued")})
+                for window in windows
+            ]
+            self._follow(min(count_targets(TARGET, self.wanted, means, running=len(means)), most))
+
+    def _observe(self) -> None:
+        up = [seen for since_s, seen in self.history if since_s <= self.now_s]
+        let_through = min(self.clients, 32 * len(up) + 2)  # as admission does
+        rows = min(let_through, 32 * len(up)) / len(up)
+        waiting = let_through / len(up) - rows
+        for seen in up:
+            seen.append(ReplicaLoad(rows, waiting, 32, queued=self.clients - let_through))
+
+    def _follow(self, count: int) -> None:
+        more = count > self.wanted
+        self.since_s = {} if count == self.wanted else {more: self.since_s.get(more, self.now_s)}
+        if self.since_s and self.now_s - self.since_s[more] >= (10 if more else 120):
+            new = [(self.now_s + 15, list[ReplicaLoad]()) for _ in range(count - self.wanted)]
+            self.history = (self.history + new)[:count]
+            self.wanted, self.since_s = count, {}
+            self.path.append(count)
+
+
+def _mean(loads: list[ReplicaLoad], name: str) -> float:
+    return sum(getattr(load, name) for load in loads) / len(loads)
+
+
+def test_a_long_queue_is_answered_at_once_and_nothing_flaps() -> None:
+    fleet = Fleet(clients=200)
+    fleet.run(600, most=12)
+    assert fleet.path == [1, 9]
+    fleet.clients = 30
+    fleet.run(900, most=12)
+    assert fleet.path == [1, 9, 2]
+    fleet.clients = 200
+    fleet.run(600, most=8)
+    assert fleet.path == [1, 9, 2, 6, 8]  # the mean over 20 s knew half of it after 10
 
 
 def test_what_is_not_heard_of_is_like_the_others() -> None:
-    assert count_targets(TARGET, 3, []) == 3
-    assert count_targets(TARGET, 4, loads(2, rows=11)) == 4
+    assert targets(3, []) == 3
+    assert targets(4, loads(2, rows=11)) == 4
+
+
+def test_replicas_that_start_are_not_taken_to_be_loaded() -> None:
+    """Otherwise ever more are started while the first ones load."""
+    assert count_targets(TARGET, 4, loads(1, rows=16, waiting=32), running=1) == 4
 
 
 @dataclass
@@ -127,6 +202,7 @@ def deployment(name: str, rules: ScalingRules | None, replicas: list[ReplicaLoad
     return SimpleNamespace(
         deployment_name=name,
         target_num_replicas=len(replicas),
+        current_num_replicas=len(replicas),
         policy_state=state,
         current_time=5000.0,
         config=SimpleNamespace(policy=SimpleNamespace(policy_kwargs=options)),
@@ -152,11 +228,47 @@ def test_the_policy_as_serve_calls_it() -> None:
     assert policy(deployments)[0]["d"] == 1  # the second gained nothing
 
 
+def test_the_queues_of_two_coordinators_reach_the_policy_and_count_once() -> None:
+    """Each has 100 requests and lets 34 through to two replicas, which hear of both."""
+
+    async def run() -> list[ReplicaLoad]:
+        meters = [LoadMeter(), LoadMeter()]
+        for name in ("one", "two"):
+            admission = Admission(Backend(), Limits(running={"target": 34}))
+            for number in range(100):
+                admission.submit(request(number), lambda delta: None)
+            for meter in meters:
+                meter.hear(name, admission.held_back("target"))
+        return [meter.measure(Report(32, 2, 32, []), LoopTimes()) for meter in meters]
+
+    told = asyncio.run(run())
+    assert [load.queued for load in told] == [132, 132]
+    assert scale({"t": deployment("Target-t", TARGET, told, {})})[0] == {"t": 9}  # 200 on 24 of 32 slots
+
+
 def test_drafters_stay_where_nothing_is_known_of_their_targets() -> None:
     """A target that was scaled by hand is none of the policy's deployments."""
     counts, _ = scale({"d": deployment("Drafter-d", DRAFTER, loads(2), {})})
     assert counts == {"d": 2}
     assert scale({"d": deployment("Drafter-d", DRAFTER, [], {})})[0] == {"d": 1}
+
+
+def test_a_replica_sums_what_live_coordinators_hold_back() -> None:
+    now_s = [0.0]
+    meter = LoadMeter(clock=lambda: now_s[0])
+
+    def queued() -> float:
+        return meter.measure(Report(3, 2, 16, []), LoopTimes()).queued
+
+    assert queued() == 0
+    meter.hear("one", 40)
+    meter.hear("two", 60)
+    assert queued() == 100
+    now_s[0] = 3.0
+    meter.hear("one", 10)
+    assert queued() == 70
+    now_s[0] = 6.0  # "two" is gone
+    assert queued() == 10
 
 
 def test_a_replica_tells_its_load() -> None:

@@ -96,9 +96,26 @@ def test_a_model_that_is_starting_holds_up_no_other() -> None:
     assert asyncio.run(first_found()) == [A]
 
 
-def broadcasting(fetch: Callable[[], Awaitable[list[Any]]]) -> Any:
-    """A handle of a deployment whose replicas are asked that way."""
-    return SimpleNamespace(broadcast=lambda method: SimpleNamespace(_fetch_replica_results_async=fetch))
+def broadcasting(fetch: Callable[[], Awaitable[list[Any]]], asked: list[Any] | None = None) -> Any:
+    """A handle of a deployment whose replicas are asked that way. asked: what they were."""
+
+    def broadcast(*call: Any) -> Any:
+        if asked is not None:
+            asked.append(call)
+        return SimpleNamespace(_fetch_replica_results_async=fetch)
+
+    return SimpleNamespace(broadcast=broadcast)
+
+
+def test_replicas_hear_what_waits_at_the_coordinator() -> None:
+    """Serve's autoscaler asks replicas only, and what waits at coordinators is demand, too."""
+    asked: list[Any] = []
+
+    async def fetch() -> list[Any]:
+        return []
+
+    asyncio.run(app._addresses(broadcasting(fetch, asked), "coordinator-0", lambda: 166))
+    assert asked == [("address", "coordinator-0", 166)]
 
 
 def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +135,7 @@ def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         async def fetch() -> list[Any]:
             return [SimpleNamespace(get_async=replica) for replica in replicas]
 
-        return await app._addresses(broadcasting(fetch))
+        return await app._addresses(broadcasting(fetch), "coordinator-0", lambda: 0)
 
     assert asyncio.run(ask(frozen, sound)) == Answers([A], complete=False)
     assert asyncio.run(ask(stuck, sound)) == Answers([A])
@@ -129,4 +146,4 @@ def test_a_deployment_without_replicas_is_unavailable() -> None:
         raise DeploymentUnavailableError(DeploymentID("Target-large", "consort"))
 
     with pytest.raises(UnavailableError, match="Target-large"):
-        asyncio.run(app._addresses(broadcasting(fetch)))
+        asyncio.run(app._addresses(broadcasting(fetch), "coordinator-0", lambda: 0))
