@@ -5,6 +5,7 @@ process that builds the application starts at once.
 """
 
 import asyncio
+import gc
 import os
 import secrets
 import sys
@@ -138,6 +139,8 @@ class CoordinatorIngress:
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
         ask = {model: partial(_addresses, handle) for model, handle in handles.items()}
+        gc.collect()
+        gc.freeze()  # what stays for good: a full collection of it would hold up the event loop
         self._discovering = asyncio.create_task(Discovery(ask, coordinator.set_replicas).run())
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -1,7 +1,7 @@
 """Prompts as token ids: texts, conversations in the model's chat template, and words to be avoided."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -10,10 +10,14 @@ from transformers import PreTrainedTokenizerBase
 from decoding.errors import InvalidRequestError
 from deployments.answers.tool_format import tool_format
 from deployments.requests.fields import Prompt
+from deployments.requests.json_body import have_more_values
 from deployments.requests.message import Message
 from deployments.requests.token_requests import TokenizeRequest
 from deployments.requests.tool_fields import Tool
 
+_MOST_ARGUMENT_VALUES = 100_000  # in all calls of a conversation: they are JSON, which templates get parsed
+_PREFIX_CHARACTERS = 8  # for each token of the context: more than most texts take
+_PREFIX_MARGIN = 64  # tokens by which a text may get shorter where it goes on
 _TEMPLATE_OPTIONS = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
 
@@ -70,6 +74,7 @@ class Encoder:
             raise InvalidRequestError(
                 f"tools: the chat template of {self._model!r} has no place for them.", field="tools"
             )
+        _check_arguments(messages)
         turns = [message.turn for message in messages]
         options: dict[str, Any] = {
             **variables,
@@ -79,17 +84,27 @@ class Encoder:
         }
         try:
             text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, **options))
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             reason = f"messages: the model's chat template refuses them: {error}"
             raise InvalidRequestError(reason, field="messages") from error
         return self.text(text, "messages", add_special_tokens=False)
 
     def text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         """A text's ids; raises InvalidRequestError naming the field if they can't fit into the context."""
-        if len(text) > self._most_characters:  # before it takes long to find out
+        if len(text) > self._most_characters or self._begins_too_long(text):  # before it takes long to find out
             reason = f"{field}: {len(text)} characters are more than {self._context_length} tokens can hold."
             raise InvalidRequestError(reason, field=field)
-        return list(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+        return self._ids(text, add_special_tokens=add_special_tokens)
+
+    def _begins_too_long(self, text: str) -> bool:
+        """Whether the first part of a very long text has more tokens than the context already."""
+        most = self._context_length * _PREFIX_CHARACTERS
+        if len(text) <= most:
+            return False
+        return len(self._ids(text[:most], add_special_tokens=False)) > self._context_length + _PREFIX_MARGIN
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False).input_ids)
 
     def words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """How each word is spelt at a text's beginning and, where that differs by its first token only, after a space.
@@ -132,7 +147,7 @@ class Encoder:
             tools=body.tools or (),
         )
 
-    def check_tokens(self, named: Sequence[tuple[str, int]]) -> None:
+    def check_tokens(self, named: Iterable[tuple[str, int]]) -> None:
         """named: fields and the ids in them. Raises InvalidRequestError for one that is not the model's."""
         for field, token in named:
             if not 0 <= token < self._vocab_size:
@@ -140,3 +155,10 @@ class Encoder:
 
     def _no_token(self, field: str, token: int) -> str:
         return f"{field}: {token} is no token id; the model's are 0 to {self._vocab_size - 1}."
+
+
+def _check_arguments(messages: Sequence[Message]) -> None:
+    arguments = [call.function.arguments.encode() for turn in messages for call in turn.tool_calls or ()]
+    if have_more_values(arguments, _MOST_ARGUMENT_VALUES):
+        reason = f"messages: the arguments of their tool_calls have more than {_MOST_ARGUMENT_VALUES} values."
+        raise InvalidRequestError(reason, field="messages")

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
 from decoding.detokenizer import Detokenizer
 from deployments.answers.tool_format import tool_format
@@ -21,10 +21,18 @@ class Vocabulary:
         self.size = size
         self._tokenizer = copy.deepcopy(tokenizer)
         self._special = set(tokenizer.all_special_ids)
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
+        self._texts: dict[int, str] = {}
         self.tool_format = tool_format(tokenizer.chat_template)  # how texts have calls of tools
 
     def bytes_of(self, token: int) -> bytes:
         """What the token stands for; of a special token its name."""
+        data = self._bytes.get(token)
+        if data is None:
+            data = self._bytes[token] = self._read_bytes(token)
+        return data
+
+    def _read_bytes(self, token: int) -> bytes:
         piece = self._tokenizer.convert_ids_to_tokens(token)
         if not isinstance(piece, str):  # the model has more rows than the tokenizer has tokens
             return b""
@@ -38,18 +46,19 @@ class Vocabulary:
 
     def text_of(self, token: int) -> str:
         """The same as text; `bytes:\\xe2\\x82` where it is not whole characters, as OpenAI has it."""
-        data = self.bytes_of(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = _spelled(self.bytes_of(token))
+        return text
 
     def decode(self, tokens: list[int]) -> str:
         """The tokens as text, special ones left out."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def spell(self, tokens: list[int]) -> str:
-        """The tokens as text, special ones by their names."""
+        """The tokens as text, special ones by their names. Other threads run meanwhile, however long it takes."""
+        if uses_backend(self._tokenizer):
+            return str(self._tokenizer.backend_tokenizer.decode_batch([tokens], skip_special_tokens=False)[0])
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def pieces(self, prompt: Sequence[int]) -> Detokenizer:
@@ -60,6 +69,20 @@ class Vocabulary:
     def _is_byte_level(self) -> bool:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         return backend is not None and _mentions_byte_level(json.loads(backend.to_str()).get("decoder"))
+
+
+def uses_backend(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer decodes as the tokenizers library does, and adds nothing of its own."""
+    usual = PreTrainedTokenizerBase.decode, TokenizersBackend._decode
+    is_usual = (type(tokenizer).decode, getattr(type(tokenizer), "_decode", None)) == usual
+    return is_usual and not tokenizer.clean_up_tokenization_spaces
+
+
+def _spelled(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _mentions_byte_level(decoder: dict[str, object] | None) -> bool:

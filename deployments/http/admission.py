@@ -8,7 +8,8 @@ import asyncio
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Protocol
@@ -100,6 +101,7 @@ class Admission:
         self._queues: dict[str, dict[ApiKey, list[tuple[int, int, Ticket]]]] = {}  # by target
         self._served: dict[ApiKey, float] = {}  # tokens by weight: virtual time
         self._running: dict[str, int] = {}
+        self._held = Counter[ApiKey]()
         self._order = count()
         self._load = Load()
 
@@ -113,12 +115,23 @@ class Admission:
     def check_room(self, key: ApiKey = ANYBODY) -> None:
         """Raises OverloadedError if the server, or the key, has as many requests as it may have."""
         own = sum(ticket.key == key for ticket in self._tickets.values()) if key.max_requests is not None else 0
+        own += self._held[key]
         for taken, most, whose in (
-            (len(self._tickets), self._limits.max_requests, "in progress"),
+            (len(self._tickets) + self._held.total(), self._limits.max_requests, "in progress"),
             (own, key.max_requests, "of this API key in progress"),
         ):
             if most is not None and taken >= most:
                 self._refuse(f"{most} requests are {whose} already.")
+
+    @contextmanager
+    def hold(self, key: ApiKey) -> Iterator[None]:
+        """Counts as a request in progress while work is done for one that needs no model; raises as `check_room`."""
+        self.check_room(key)
+        self._held[key] += 1
+        try:
+            yield
+        finally:
+            self._held[key] -= 1
 
     def submit(self, request: Request, sink: Sink, *, key: ApiKey = ANYBODY, priority: int = 0) -> None:
         """Begin a request now or later. `sink` gets its deltas, from any thread, and must not block.
