@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import jinja2
@@ -112,8 +113,7 @@ class Encoder:
         This is vLLM's definition of `bad_words`.
         """
         spellings = []
-        for word in words:
-            bare, spaced = self._spellings(word, "bad_words")
+        for bare, spaced in self._spellings(words, "bad_words"):
             spellings.append(bare)
             if len(spaced) == len(bare) and spaced[0] != bare[0]:
                 spellings.append(spaced)
@@ -121,18 +121,19 @@ class Encoder:
 
     def force_words(self, words: Sequence[Sequence[str]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """For each word, of which there may be alternatives, how these are spelt with and without a space before."""
-        return tuple(
-            tuple(dict.fromkeys(spelling for word in each for spelling in self._spellings(word, "force_words")))
-            for each in words
-        )
+        return tuple(tuple(dict.fromkeys(chain.from_iterable(self._spellings(each, "force_words")))) for each in words)
 
-    def _spellings(self, word: str, field: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """At a text's beginning, and after a space."""
-        bare = self.text(word.lstrip(" "), field, add_special_tokens=False)
-        spaced = self.text(" " + word.lstrip(" "), field, add_special_tokens=False)
-        if not bare:
-            raise InvalidRequestError(f"{field}: {word!r} has no tokens.", field=field)
-        return tuple(bare), tuple(spaced)
+    def _spellings(self, words: Sequence[str], field: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Of each word, at a text's beginning and after a space. All at once: each call takes long, however short."""
+        if not words:
+            return []
+        texts = [space + word.lstrip(" ") for space in ("", " ") for word in words]
+        ids = [tuple(spelling) for spelling in self.tokenizer(texts, add_special_tokens=False, verbose=False).input_ids]
+        spellings = list(zip(ids[: len(words)], ids[len(words) :], strict=True))
+        empty = next((word for word, (bare, _) in zip(words, spellings, strict=True) if not bare), None)
+        if empty is not None:
+            raise InvalidRequestError(f"{field}: {empty!r} has no tokens.", field=field)
+        return spellings
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         """What /tokenize answers; raises as `text` and `conversation` do."""

@@ -47,7 +47,7 @@ def test_texts_may_be_as_long_as_slices_and_longer() -> None:
     [
         ('{"x":[' + "0," * 200 + "0]}", None, "more than 100 values"),
         ('{"x":' + "9" * 401 + "}", None, "a number has 401 digits"),
-        ('{"x":' + '{"a":' * 100 + "1" + "}" * 101, "x", "more than 100 levels"),
+        ('{"x":' + '{"a":' * 101 + "1" + "}" * 102, "x", "more than 100 levels"),
         ("{", None, "is not valid JSON"),
         ("[1]", None, "The body: "),
         ("", None, "The body: "),
@@ -61,5 +61,5 @@ def test_what_costs_too_much_is_refused_by_name(text: str, field: str | None, pr
 
 def test_what_is_usual_is_taken() -> None:
     assert read('{"x":' + "9" * 300 + "}") == int("9" * 300)
-    assert read('{"x":' + "[" * 99 + "]" * 99 + "}", 300) is not None
+    assert read('{"x":' + "[" * 100 + "]" * 100 + "}", 300) is not None
     assert read(json.dumps({"x": "a, [b], {c}" * 1000})) == "a, [b], {c}" * 1000
