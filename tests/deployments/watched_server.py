@@ -63,6 +63,7 @@ class Watch:
 
     async def read(self) -> dict[str, float]:
         """The longest gap and the most memory since the last call."""
+        await asyncio.sleep(5 * _TICK_S)  # so that a gap that has just ended is measured
         told = {"stall_s": self.stall_s, "bytes": self.most_bytes}
         self.stall_s, self.most_bytes = 0.0, 0
         return told
