@@ -41,6 +41,11 @@ class Endpoint:
     inside: bool = False  # the drafter is inside the target's replicas, and has none of its own
 
 
+def new_request_id() -> int:
+    """A number that no other request has."""
+    return secrets.randbits(63)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a client asked for, with the prompt as token ids."""
@@ -55,7 +60,7 @@ class Request:
     timeout_s: float | None = None  # from submission on; after that it fails
     beams: BeamOptions | None = None  # search, instead of writing token by token
     journal: Journal | None = None  # is written if it is there
-    request_id: int = field(default_factory=lambda: secrets.randbits(63))
+    request_id: int = field(default_factory=new_request_id)
 
     @property
     def ensemble_options(self) -> EnsembleOptions:

@@ -5,6 +5,7 @@ process that builds the application starts at once.
 """
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -151,6 +152,8 @@ class CoordinatorIngress:
         }
         discovery = Discovery(ask, coordinator.set_replicas)
         await discovery.look_at_all()  # Serve sends requests as soon as this returns
+        gc.collect()
+        gc.freeze()  # what stays for good: a full collection of it would hold up the event loop
         self._discovering = asyncio.create_task(discovery.run())
 
     def __serve_build_asgi_app__(self) -> FastAPI:

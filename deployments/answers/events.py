@@ -1,7 +1,8 @@
 """Server-sent events as text."""
 
-import json
 from typing import Any
+
+import msgspec
 
 
 def event(data: str, *, name: str | None = None) -> str:
@@ -11,4 +12,4 @@ def event(data: str, *, name: str | None = None) -> str:
 
 def typed_event(data: dict[str, Any]) -> str:
     """An event whose name is its document's `type`, as in OpenAI's API of responses."""
-    return event(json.dumps(data, ensure_ascii=False), name=data["type"])
+    return event(msgspec.json.encode(data).decode(), name=data["type"])

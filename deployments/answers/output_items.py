@@ -52,6 +52,7 @@ class MessageItem(OutputItem):
         self._place["content_index"] = 0
         self._tell = tell
         self._parts: list[Part] = []
+        self._ended: dict[str, Any] | None = None  # the whole content
 
     def begin(self) -> Sequence[Event]:
         added = self._whole("added")
@@ -62,12 +63,12 @@ class MessageItem(OutputItem):
         """More text, or tokens that add none."""
         self._parts.append(part)
         told = self._tell(part)
-        if not (part.text or told.get("token_details")):
+        if not (part.text or (part.sources and "token_details" in told)):
             return []
         return [("response.output_text.delta", {**self._place, "delta": part.text, **told})]
 
     def end(self, status: Status) -> Sequence[Event]:
-        content = self._content()
+        content = self._ended = self._content()
         done = {"text": content["text"], "logprobs": content["logprobs"]}
         return [
             ("response.output_text.done", {**self._place, **done}),
@@ -80,6 +81,8 @@ class MessageItem(OutputItem):
         return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
 
     def _content(self) -> dict[str, Any]:
+        if self._ended is not None:
+            return self._ended
         whole = Part.joined(self._parts)
         return {"type": "output_text", "text": whole.text, "annotations": [], **self._tell(whole)}
 

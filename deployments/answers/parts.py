@@ -8,6 +8,7 @@ from actors.request import Delta, Request, Statistics, TokenSource
 from decoding.logprobs import TokenLogprobs
 from decoding.params import SamplingParams
 from decoding.stopping import FinishReason
+from deployments.answers.echo import Echo, begins
 from deployments.endpoints.vocabulary import Vocabulary
 
 
@@ -51,16 +52,16 @@ class Choice:
     """One answer."""
 
     def __init__(
-        self, request: Request, vocabulary: Vocabulary, *, by_token: bool, echo: str | None = None, prompt_only: bool
+        self, request: Request, vocabulary: Vocabulary, *, by_token: bool, echo: Echo | None = None, prompt_only: bool
     ) -> None:
         """
         by_token: whether texts and offsets of single tokens are wanted.
-        echo: the prompt's text, which begins the answer; None: it does not.
+        echo: of the prompt, which begins the answer; None: it does not.
         prompt_only: leave out what the model answers.
         """
-        self._params, self._vocabulary = request.params, vocabulary
+        self._params = request.params
         self._splitter = _Splitter(vocabulary, request.prompt, request.params) if by_token else None
-        self._echo, self._prompt, self._prompt_only = echo, request.prompt, prompt_only
+        self._echo, self._prompt_only = echo, prompt_only
         self._length = 0  # of the text, as far as tokens made it
         self._parts: list[Part] = []
         self._logprobs: list[float] = []
@@ -108,18 +109,16 @@ class Choice:
             delta.score,
         )
 
-    def _echoed(self, text: str, first: Delta) -> Part:
+    def _echoed(self, echo: Echo, first: Delta) -> Part:
         logprobs = () if first.prompt_logprobs is None else (None, *first.prompt_logprobs)
         if self._splitter is None:
-            return Part(text, self._prompt, logprobs=logprobs)
-        splitter = self._vocabulary.pieces(())
-        pieces = [splitter.add([token]) for token in self._prompt]
-        return Part(text, self._prompt, pieces, _begins(pieces), logprobs=logprobs)
+            return Part(echo.text, echo.tokens, logprobs=logprobs)
+        return Part(echo.text, echo.tokens, echo.pieces, echo.offsets, logprobs=logprobs)
 
     def _offsets(self, pieces: Sequence[str]) -> list[int]:
-        offset = self._length + len(self._echo or "")
+        offset = self._length + (0 if self._echo is None else len(self._echo.text))
         self._length += sum(map(len, pieces))
-        return [offset + begin for begin in _begins(pieces)]
+        return [offset + begin for begin in begins(pieces)]
 
 
 class _Splitter:
@@ -134,14 +133,6 @@ class _Splitter:
         if delta.finish is not None and pieces:
             pieces[-1] += self._detokenizer.flush()
         return pieces
-
-
-def _begins(pieces: Sequence[str]) -> list[int]:
-    begins, at = [], 0
-    for piece in pieces:
-        begins.append(at)
-        at += len(piece)
-    return begins
 
 
 def _without_answer(delta: Delta) -> Delta:

@@ -1,9 +1,10 @@
 """What clients get: OpenAI's completions and chat completions, whole or in chunks, with `speculation` and `seed`."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel
+import msgspec
+from pydantic import BaseModel, SkipValidation
 
 from actors.request import Statistics
 from decoding.stopping import FinishReason
@@ -49,7 +50,7 @@ class AnyChoice(BaseModel):
     finish_reason: FinishReason | Literal["tool_calls"] | None
     stop_reason: str | int | None = None
     score: float | None = None  # of a beam search
-    token_details: list[TokenDetail] | None = None
+    token_details: SkipValidation[list[TokenDetail] | None] = None
     ensemble: EnsembleDetail | None = None
 
 
@@ -57,8 +58,8 @@ class CompletionChoice(AnyChoice):
     """A text, or the next piece of it."""
 
     text: str
-    logprobs: CompletionLogprobs | None
-    prompt_logprobs: PromptLogprobs | None = None
+    logprobs: SkipValidation[CompletionLogprobs | None]
+    prompt_logprobs: SkipValidation[PromptLogprobs | None] = None
 
 
 class FunctionCall(BaseModel):
@@ -112,14 +113,14 @@ class ChatChoice(AnyChoice):
     """A whole answer."""
 
     message: ChatMessage
-    logprobs: ChatLogprobs | None
+    logprobs: SkipValidation[ChatLogprobs | None]
 
 
 class ChatChunkChoice(AnyChoice):
     """A piece of an answer."""
 
     delta: ChatPiece
-    logprobs: ChatLogprobs | None
+    logprobs: SkipValidation[ChatLogprobs | None]
 
 
 AnswerChoice = CompletionChoice | ChatChoice | ChatChunkChoice
@@ -133,11 +134,15 @@ class Answer(BaseModel):
     created: int  # seconds since 1970
     model: str
     choices: Sequence[AnswerChoice]
-    prompt_logprobs: PromptLogprobs | None = None  # of a chat
+    prompt_logprobs: SkipValidation[PromptLogprobs | None] = None  # of a chat
     usage: Usage | None = None
     speculation: Speculation | None = None
     seed: int | None = None
     progress: ProgressDetail | None = None  # of a stream, before the answer to a choice is there
 
+    def document(self) -> dict[str, Any]:
+        """What is set, for msgspec: what is told of tokens is JSON already."""
+        return self.model_dump(exclude_unset=True, warnings=False)
+
     def json_text(self) -> str:
-        return self.model_dump_json(exclude_unset=True)
+        return msgspec.json.encode(self.document()).decode()

@@ -12,7 +12,7 @@ from deployments.answers.events import typed_event
 from deployments.answers.output_items import CallItem, Event, MessageItem, Status
 from deployments.answers.parts import Choice, Part
 from deployments.answers.responses import speculation_of
-from deployments.answers.token_shapes import chat_logprobs, token_details
+from deployments.answers.token_shapes import content_logprobs, token_details
 from deployments.answers.tool_caller import tool_parser
 from deployments.answers.tool_format import Arguments, CallStart
 from deployments.answers.writer import Writer
@@ -153,11 +153,10 @@ class ResponsesWriter(Writer):
     def _token_fields(self, part: Part) -> dict[str, Any]:
         """What clients asked to be told of a part's tokens."""
         count = self._body.logprob_count
-        logprobs = [] if count is None else chat_logprobs(part, count, self._vocabulary).model_dump()["content"]
+        logprobs = [] if count is None else content_logprobs(part, count, self._vocabulary)
         if not self._body.return_token_details:
             return {"logprobs": logprobs}
-        details = [detail.model_dump(exclude_unset=True) for detail in token_details(part)]
-        return {"logprobs": logprobs, "token_details": details}
+        return {"logprobs": logprobs, "token_details": token_details(part)}
 
 
 def _status(answer: Part | Choice) -> Status:

@@ -1,7 +1,13 @@
-"""How answers tell about single tokens: OpenAI's log-probabilities of both kinds, vLLM's of prompts, and sources."""
+"""How answers tell about single tokens: OpenAI's log-probabilities of both kinds, vLLM's of prompts, and sources.
 
-from collections.abc import Sequence
+There may be very many, so the models here only say what they look like, and functions write their JSON.
+"""
 
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+import msgspec
 from pydantic import BaseModel
 
 from actors.messages import MemberView
@@ -12,6 +18,9 @@ from deployments.endpoints.vocabulary import Vocabulary
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 _DIGITS = 4  # of what members thought
+_encoder = msgspec.json.Encoder()
+
+Json = Any  # what msgspec writes as JSON, with parts that are written already
 
 
 class CompletionLogprobs(BaseModel):
@@ -73,63 +82,75 @@ class TokenDetail(BaseModel):
     members: list[TokenMember] | None = None
 
 
-def completion_logprobs(part: Part, count: int, vocabulary: Vocabulary) -> CompletionLogprobs:
-    """count: how many of the most probable tokens to tell in each place, beside the token itself."""
+def completion_logprobs(part: Part, count: int, vocabulary: Vocabulary) -> Json:
+    """CompletionLogprobs. count: how many most probable tokens to tell in each place, beside the token itself."""
 
     def tops(told: TokenLogprobs) -> dict[str, float]:
         pairs = [(told.token, told.logprob), *told.top[:count]]
         return {vocabulary.text_of(token): _finite(logprob) for token, logprob in pairs}
 
-    return CompletionLogprobs(
-        tokens=[vocabulary.text_of(token) for token in part.tokens],
-        token_logprobs=[None if told is None else _finite(told.logprob) for told in part.logprobs],
-        top_logprobs=[None if told is None else tops(told) for told in part.logprobs],
-        text_offset=list(part.offsets),
-    )
+    return {
+        "tokens": [vocabulary.text_of(token) for token in part.tokens],
+        "token_logprobs": [None if told is None else _finite(told.logprob) for told in part.logprobs],
+        "top_logprobs": _written(None if told is None else tops(told) for told in part.logprobs),
+        "text_offset": list(part.offsets),
+    }
 
 
-def chat_logprobs(part: Part, count: int, vocabulary: Vocabulary) -> ChatLogprobs:
-    """count: how many of the most probable tokens to tell in each place."""
+def chat_logprobs(part: Part, count: int, vocabulary: Vocabulary) -> Json:
+    """ChatLogprobs. count: how many of the most probable tokens to tell in each place."""
+    return {"content": content_logprobs(part, count, vocabulary), "refusal": None}
 
-    def fields(token: int, logprob: float) -> TopLogprob:
+
+def content_logprobs(part: Part, count: int, vocabulary: Vocabulary) -> Json:
+    """A list of ChatLogprob."""
+
+    def fields(token: int, logprob: float) -> dict[str, Any]:
         data = list(vocabulary.bytes_of(token))
-        return TopLogprob(token=vocabulary.text_of(token), logprob=_finite(logprob), bytes=data)
+        return {"token": vocabulary.text_of(token), "logprob": _finite(logprob), "bytes": data}
 
-    def entry(told: TokenLogprobs) -> ChatLogprob:
+    def entry(told: TokenLogprobs) -> dict[str, Any]:
         top = [fields(token, logprob) for token, logprob in told.top[:count]]
-        return ChatLogprob(**fields(told.token, told.logprob).model_dump(), top_logprobs=top)
+        return {**fields(told.token, told.logprob), "top_logprobs": top}
 
-    return ChatLogprobs(content=[entry(told) for told in part.logprobs if told is not None])
+    return _written(entry(told) for told in part.logprobs if told is not None)
 
 
-def prompt_logprobs(told: Sequence[TokenLogprobs], count: int, vocabulary: Vocabulary) -> PromptLogprobs:
-    """By token id in each place of the prompt: its own token, and the `count` most probable ones."""
+def prompt_logprobs(told: Sequence[TokenLogprobs], count: int, vocabulary: Vocabulary) -> Json:
+    """PromptLogprobs, by token id in each place of the prompt: its own token, and the `count` most probable ones."""
 
-    def place(one: TokenLogprobs) -> dict[int, PromptLogprob]:
-        ranked = [(one.token, one.logprob, one.rank)]
-        ranked += [(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top[:count], 1)]
+    def entry(position: TokenLogprobs) -> dict[int, Any]:
+        ranked = [(position.token, position.logprob, position.rank)]
+        ranked += [(token, logprob, rank) for rank, (token, logprob) in enumerate(position.top[:count], 1)]
         return {
-            token: PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=vocabulary.text_of(token))
+            token: {"logprob": _finite(logprob), "rank": rank, "decoded_token": vocabulary.text_of(token)}
             for token, logprob, rank in ranked
         }
 
-    return [None, *map(place, told)]
+    return _written(chain([None], map(entry, told)))
 
 
-def token_details(part: Part) -> list[TokenDetail]:
-    """Of a part without an echoed prompt's tokens, whose source is the client."""
+def token_details(part: Part) -> Json:
+    """A list of TokenDetail. Of a part without an echoed prompt's tokens, whose source is the client."""
     count = len(part.sources)
     answered = zip(part.tokens[-count:], part.pieces[-count:], part.sources, strict=True) if count else ()
-    details = [TokenDetail(id=token, text=text, source=source) for token, text, source in answered]
-    for detail, views in zip(details, part.views, strict=False):  # of ensembles alone
-        detail.members = [_member(view) for view in views]
-    return details
+    details = ({"id": token, "text": text, "source": source} for token, text, source in answered)
+    views = chain(part.views, repeat(None))  # of ensembles alone
+    return _written(
+        detail if members is None else {**detail, "members": [_member(view) for view in members]}
+        for detail, members in zip(details, views, strict=False)
+    )
 
 
-def _member(view: MemberView) -> TokenMember:
+def _member(view: MemberView) -> dict[str, Any]:
     logprob, share = (round(value, _DIGITS) for value in (_finite(view.logprob), view.share))
-    return TokenMember(model=view.model, logprob=logprob, agreed=view.agreed, share=share)
+    return {"model": view.model, "logprob": logprob, "agreed": view.agreed, "share": share}
 
 
 def _finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
+
+
+def _written(items: Iterable[Any]) -> msgspec.Raw:
+    """A list, as JSON. Item by item: all at once would hold up the other threads, and take far more memory."""
+    return msgspec.Raw(b"[" + b",".join(map(_encoder.encode, items)) + b"]")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.request import Delta, Request, Statistics
+from deployments.answers.echo import Echo
 from deployments.answers.ensemble_shapes import of_progress
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import event as sse
@@ -24,8 +25,7 @@ from deployments.answers.responses import (
     speculation_of,
 )
 from deployments.answers.token_shapes import (
-    ChatLogprobs,
-    PromptLogprobs,
+    Json,
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
@@ -55,7 +55,9 @@ class AnswerWriter(Writer):
         self._created = int(time.time())
         self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
         self._prompt_tokens = sum(len(request.prompt) for request in requests[:: body.choices])
-        self._choices = [self._begin(index, request) for index, request in enumerate(requests)]
+        self._prompts_told: dict[int, Json] = {}
+        echoes = [self._echo(index, request.prompt) for index, request in enumerate(requests[:: body.choices])]
+        self._choices = [self._begin(request, echoes[index // body.choices]) for index, request in enumerate(requests)]
 
     def begin(self) -> str:
         return ""
@@ -68,7 +70,7 @@ class AnswerWriter(Writer):
             return ""
         choices = self._chunk_choices(index, part, first=first)
         chunks = [self._answer(self.chunk_object, [choice]) for choice in choices]
-        self._tell_of_prompt(chunks[-1], part)
+        self._tell_of_prompt(chunks[-1], index, part)
         if all(choice.finish for choice in self._choices):
             chunks[-1].speculation, chunks[-1].seed = speculation_of(self._total()), self._seed
         return "".join(sse(chunk.json_text()) for chunk in chunks)
@@ -98,9 +100,9 @@ class AnswerWriter(Writer):
     def whole(self) -> dict[str, Any]:
         parts = [choice.whole() for choice in self._returned()]
         answer = self._answer(self.object, [self._choice(index, part) for index, part in enumerate(parts)])
-        self._tell_of_prompt(answer, parts[0])
+        self._tell_of_prompt(answer, 0, parts[0])
         answer.usage, answer.speculation, answer.seed = self._usage(), speculation_of(self._total()), self._seed
-        return answer.model_dump(exclude_unset=True)
+        return answer.document()
 
     @abstractmethod
     def _choice(self, index: int, part: Part) -> AnswerChoice:
@@ -110,24 +112,24 @@ class AnswerWriter(Writer):
     def _chunk_choices(self, index: int, part: Part, *, first: bool) -> Sequence[AnswerChoice]:
         """Of one chunk or several, a choice each; first: no chunk of this index came before."""
 
-    def _echo(self, prompt_index: int, prompt: Sequence[int]) -> str | None:
-        """The text that begins the answers to a prompt, if one should."""
+    def _echo(self, prompt_index: int, prompt: Sequence[int]) -> Echo | None:
+        """What begins the answers to a prompt, if something should."""
         return None
 
     @abstractmethod
-    def _tell_of_prompt(self, answer: Answer, part: Part) -> None:
+    def _tell_of_prompt(self, answer: Answer, index: int, part: Part) -> None:
         """Where the answer itself, not its choices, tells of the prompt's tokens."""
 
     @property
     def _by_token(self) -> bool:
         return self._body.logprob_count is not None or bool(self._body.return_token_details)
 
-    def _begin(self, index: int, request: Request) -> Choice:
+    def _begin(self, request: Request, echo: Echo | None) -> Choice:
         return Choice(
             request,
             self._vocabulary,
             by_token=self._by_token,
-            echo=self._echo(index // self._body.choices, request.prompt),
+            echo=echo,
             prompt_only=self._body.prompt_only,
         )
 
@@ -160,12 +162,14 @@ class AnswerWriter(Writer):
             fields["token_details"] = token_details(part)
         return fields
 
-    def _prompt_logprobs(self, part: Part) -> PromptLogprobs | None:
-        """If they were asked for and the part has them."""
-        count = self._body.prompt_logprobs
+    def _prompt_logprobs(self, index: int, part: Part) -> Json:
+        """If they were asked for and the part has them. All choices of a prompt have the same."""
+        count, prompt = self._body.prompt_logprobs, index // (self._body.n or 1)
         if count is None or part.prompt_logprobs is None:
             return None
-        return prompt_logprobs(part.prompt_logprobs, count, self._vocabulary)
+        if prompt not in self._prompts_told:
+            self._prompts_told[prompt] = prompt_logprobs(part.prompt_logprobs, count, self._vocabulary)
+        return self._prompts_told[prompt]
 
     def _usage(self) -> Usage:
         committed = self._total().committed
@@ -185,17 +189,17 @@ class CompletionWriter(AnswerWriter):
     id_prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
     _body: CompletionRequest
 
-    def _echo(self, prompt_index: int, prompt: Sequence[int]) -> str | None:
+    def _echo(self, prompt_index: int, prompt: Sequence[int]) -> Echo | None:
         if not self._body.echo:
             return None
         given = self._body.prompt[prompt_index]
-        return given if isinstance(given, str) else self._vocabulary.decode(given)
+        return Echo(given if isinstance(given, str) else self._vocabulary.decode(given), prompt, self._vocabulary)
 
     def _choice(self, index: int, part: Part) -> CompletionChoice:
         count = self._body.logprob_count
         logprobs = None if count is None else completion_logprobs(part, count, self._vocabulary)
         choice = CompletionChoice(text=part.text, logprobs=logprobs, **self._common(index, part))
-        told = self._prompt_logprobs(part)
+        told = self._prompt_logprobs(index, part)
         if told is not None:
             choice.prompt_logprobs = told
         return choice
@@ -203,7 +207,7 @@ class CompletionWriter(AnswerWriter):
     def _chunk_choices(self, index: int, part: Part, *, first: bool) -> Sequence[CompletionChoice]:
         return [self._choice(index, part)]
 
-    def _tell_of_prompt(self, answer: Answer, part: Part) -> None:
+    def _tell_of_prompt(self, answer: Answer, index: int, part: Part) -> None:
         """Its choices do."""
 
 
@@ -237,12 +241,12 @@ class ChatWriter(AnswerWriter):
             ChatChunkChoice(delta=deltas[-1], logprobs=self._logprobs(part), **common),
         ]
 
-    def _logprobs(self, part: Part) -> ChatLogprobs | None:
+    def _logprobs(self, part: Part) -> Json:
         count = self._body.logprob_count
         return None if count is None else chat_logprobs(part, count, self._vocabulary)
 
-    def _tell_of_prompt(self, answer: Answer, part: Part) -> None:
-        told = self._prompt_logprobs(part)
+    def _tell_of_prompt(self, answer: Answer, index: int, part: Part) -> None:
+        told = self._prompt_logprobs(index, part)
         if told is not None:
             answer.prompt_logprobs = told
 

@@ -7,14 +7,17 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
 
 from decoding.errors import ConfigError
-from decoding.params import Verification
+from decoding.params import MAX_LOGPROBS, Verification
 from deployments.configuration.ensembles import EnsembleConfig
 from deployments.configuration.keys import ApiKeyConfig, environment_key
+from deployments.configuration.names import check_names
 from deployments.configuration.roles import check_roles, roles_in
 from deployments.configuration.scaling import ScalingConfig
 from deployments.configuration.strict import StrictModel, problem_of
 from deployments.configuration.tracing import TracingConfig
 from deployments.http.keys import KeyRing
+from deployments.requests.fields import MIN_TIMEOUT_S
+from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.requests.sampling_fields import SamplingFields
 
 if TYPE_CHECKING:
@@ -151,8 +154,8 @@ class EndpointConfig(EnsembleConfig):
         default_factory=list,
         description="Functions, as `module:name`, that end an answer: given its token ids and text, return true.",
     )
-    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Seconds until a request fails, where it does not say; null: any."
+    timeout_s: Annotated[float, Field(ge=MIN_TIMEOUT_S)] | None = Field(
+        None, description="Seconds until a request fails, where it does not say, 0.001 or more; null: any."
     )
 
     @property
@@ -183,7 +186,18 @@ class HttpConfig(StrictModel):
         0,
         description="Keep answers of so many tokens, prompts included, for greedy and seeded requests that come again.",
     )
-    max_body_bytes: Count = Field(16 * 2**20, description="The largest body of a request; larger ones get 413.")
+    max_body_bytes: Count = Field(
+        MAX_BODY_BYTES,
+        description="The largest body of a request; larger ones get 413. It may have a number, a text or another JSON "
+        "value for every 32 of these bytes.",
+    )
+    max_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = Field(
+        20, description="Of how many most probable tokens a request may ask the log-probabilities; up to 100."
+    )
+    max_logprobs_per_request: Count = Field(
+        500_000,
+        description="The most log-probabilities that all answers to a request, and its prompts, may have together.",
+    )
     access_log: bool = Field(False, description="Log a line of JSON for every request, without its content.")
     tracing: TracingConfig | None = Field(
         None, description="Traces through OpenTelemetry; null: only if its environment variables ask for them."
@@ -238,6 +252,7 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     except ValidationError as error:
         path, problem = problem_of(error)
         raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
+    check_names(config.endpoints)
     check_roles(config)
     _check_devices(config)
     _read_keys(config.http, folder)

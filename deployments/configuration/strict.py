@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 _SHOWN_CHARACTERS = 60  # of a wrong value
 _SHOWN_NAMES = 12
+_LONGEST_NAME = 200  # for which a similar one is looked for
 _SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) (?=should )")
 _WITHOUT_VALUE = {"field", "missing", "json_invalid", "too_short", "too_long", "string_too_short", "string_too_long"}
 
@@ -26,7 +27,8 @@ class StrictModel(BaseModel):
             known = {field.alias or name for name, field in cls.model_fields.items()}
             for key in data:
                 if key not in known:
-                    raise wrong_field(printable(str(key)), f"is not known; {nearest(str(key), known)}")
+                    name = printable(str(key)[:_LONGEST_NAME])
+                    raise wrong_field(name, f"is not known; {nearest(str(key), known)}")
         return data
 
 
@@ -48,7 +50,7 @@ def printable(text: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """What to append to a message about an unknown name: a suggestion, or the known names."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, names, n=1) if len(name) <= _LONGEST_NAME else []
     if close:
         return f"did you mean {close[0]!r}?"
     more = ", …" if len(names) > _SHOWN_NAMES else ""

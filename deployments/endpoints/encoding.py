@@ -11,10 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from decoding.errors import InvalidRequestError
 from deployments.answers.tool_format import tool_format
 from deployments.requests.fields import Prompt
+from deployments.requests.json_body import have_more_values
 from deployments.requests.message import Message
 from deployments.requests.token_requests import TokenizeRequest
 from deployments.requests.tool_fields import Tool
 
+_MOST_ARGUMENT_VALUES = 100_000  # in all calls of a conversation: they are JSON, which templates get parsed
+_PREFIX_CHARACTERS = 8  # for each token of the context: more than most texts take
+_PREFIX_MARGIN = 64  # tokens by which a text may get shorter where it goes on
 _TEMPLATE_OPTIONS = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
 
@@ -69,6 +73,7 @@ class Encoder:
             raise InvalidRequestError(
                 f"tools: the chat template of {self._model!r} has no place for them.", field="tools"
             )
+        _check_arguments(messages)
         turns = [message.turn for message in messages]
         options: dict[str, Any] = {
             **variables,
@@ -78,7 +83,7 @@ class Encoder:
         }
         try:
             text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, **options))
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             reason = f"messages: the model's chat template refuses them: {error}"
             raise InvalidRequestError(reason, field="messages") from error
         return self.text(text, "messages", add_special_tokens=False)
@@ -86,12 +91,22 @@ class Encoder:
     def text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         """A text's ids; raises InvalidRequestError naming the field if they can't fit into the context."""
         self._check_length(text, field)
-        return list(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+        return self._ids(text, add_special_tokens=add_special_tokens)
 
     def _check_length(self, text: str, field: str) -> None:
-        if len(text) > self._most_characters:  # before it takes long to find out
+        if len(text) > self._most_characters or self._begins_too_long(text):  # before it takes long to find out
             reason = f"{field}: {len(text)} characters are more than {self._context_length} tokens can hold."
             raise InvalidRequestError(reason, field=field)
+
+    def _begins_too_long(self, text: str) -> bool:
+        """Whether the first part of a very long text has more tokens than the context already."""
+        most = self._context_length * _PREFIX_CHARACTERS
+        if len(text) <= most:
+            return False
+        return len(self._ids(text[:most], add_special_tokens=False)) > self._context_length + _PREFIX_MARGIN
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False).input_ids)
 
     def words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """How each word is spelt at a text's beginning and, where that differs by its first token only, after a space.
@@ -110,17 +125,17 @@ class Encoder:
         return tuple(tuple(dict.fromkeys(chain(*self._spellings(each, "force_words")))) for each in words)
 
     def _spellings(self, words: Sequence[str], field: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Of each word, at a text's beginning and after a space."""
+        """Return each word's ids at a text's beginning and after a space. One call for all: each takes long."""
         if not words:
             return []
         texts = [space + word.lstrip(" ") for word in words for space in ("", " ")]
         self._check_length(max(texts, key=len), field)
-        found = [tuple(ids) for ids in self.tokenizer(texts, add_special_tokens=False).input_ids]  # in one call
-        pairs = list(zip(found[::2], found[1::2], strict=True))
-        wordless = next((word for word, (bare, _) in zip(words, pairs, strict=True) if not bare), None)
-        if wordless is not None:
-            raise InvalidRequestError(f"{field}: {wordless!r} has no tokens.", field=field)
-        return pairs
+        ids = [tuple(spelling) for spelling in self.tokenizer(texts, add_special_tokens=False, verbose=False).input_ids]
+        spellings = list(zip(ids[::2], ids[1::2], strict=True))
+        empty = next((word for word, (bare, _) in zip(words, spellings, strict=True) if not bare), None)
+        if empty is not None:
+            raise InvalidRequestError(f"{field}: {empty!r} has no tokens.", field=field)
+        return spellings
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         """What /tokenize answers; raises as `text` and `conversation` do."""
@@ -144,3 +159,10 @@ class Encoder:
 
     def _no_token(self, field: str, token: int) -> str:
         return f"{field}: {token} is no token id; the model's are 0 to {self._vocab_size - 1}."
+
+
+def _check_arguments(messages: Sequence[Message]) -> None:
+    arguments = [call.function.arguments.encode() for turn in messages for call in turn.tool_calls or ()]
+    if have_more_values(arguments, _MOST_ARGUMENT_VALUES):
+        reason = f"messages: the arguments of their tool_calls have more than {_MOST_ARGUMENT_VALUES} values."
+        raise InvalidRequestError(reason, field="messages")

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase, TokenizersBackend
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from actors.loading import load_sampling_defaults, load_tokenizer
-from actors.request import Endpoint, Request
+from actors.request import Endpoint, Request, new_request_id
 from actors.vocabularies import vocabulary_of
 from decoding.alignment import Compatibility
 from decoding.beam_options import BeamOptions
@@ -25,11 +25,13 @@ from deployments.endpoints.drafting import check_drafter
 from deployments.endpoints.encoding import Encoder
 from deployments.endpoints.feasibility import check_feasible
 from deployments.endpoints.joining import check_members
+from deployments.endpoints.logprob_budget import LogprobBudget
 from deployments.endpoints.structures import StructureChecker
-from deployments.endpoints.vocabulary import Vocabulary
+from deployments.endpoints.vocabulary import Vocabulary, uses_backend
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.strategies.loading import load_strategy
 from deployments.strategies.options import StrategyOptions
 
@@ -48,6 +50,7 @@ class ServedEndpoint:
     structures: StructureChecker
     strategy: StrategyOptions | None = None  # choose among whole answers of the members; None: one answer is made
     through_text: Mapping[str, Compatibility] = field(default_factory=dict)  # models that have other tokens, by name
+    budget: LogprobBudget = field(default_factory=LogprobBudget)
 
     @property
     def requests_per_answer(self) -> int:
@@ -93,21 +96,26 @@ class ServedEndpoint:
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
         bad_words_ids = self.encoder.words(body.over(self.defaults).bad_words or ())
-        sampling = cache(
-            lambda max_tokens: self._sampling(body, bad_words_ids, max_tokens, seed)
-        )  # may name many tokens
-        asked = [(prompt, sampling(self._max_tokens(prompt, body))) for prompt in prompts]
+        most = self.budget.answer_tokens(body, prompts)
+        sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # parameters may name many tokens
+        requests = [self._request(prompt, body, sampling(self._max_tokens(prompt, body, most))) for prompt in prompts]
         if body.searches:
-            found = [self._request(prompt, body, params) for prompt, params in asked]
-            return [request for request in found for _ in range(body.choices)]
-        return [
-            self._request(prompt, body, params.with_seed(choice_seed(seed, index)))
-            for prompt, params in asked
-            for index in range(body.choices)
-        ]
+            return [request for request in requests for _ in range(body.choices)]
+        return [_choice(request, index) for request in requests for index in range(body.choices)]
+
+    def tokenize(self, body: TokenizeRequest) -> Tokenization:
+        """Raises InvalidRequestError if the text or conversation can't be tokenized."""
+        tokens = self.encoder.tokenize(body)
+        texts = [self.vocabulary.text_of(token) for token in tokens] if body.return_token_strs else None
+        return Tokenization(count=len(tokens), max_model_len=self.context_length, tokens=tokens, token_strs=texts)
+
+    def detokenize(self, body: DetokenizeRequest) -> Detokenization:
+        """Raises InvalidRequestError if an id is not the model's."""
+        self.encoder.check_tokens([("tokens", body.tokens)])
+        return Detokenization(prompt=self.vocabulary.spell(body.tokens))
 
     def _sampling(
-        self, body: GenerationRequest, bad_words_ids: list[tuple[int, ...]], max_tokens: int, seed: int
+        self, body: GenerationRequest, bad_words_ids: list[tuple[int, ...]], seed: int, max_tokens: int
     ) -> SamplingParams:
         """What all choices have in common, checked."""
         params = body.sampling(
@@ -153,8 +161,8 @@ class ServedEndpoint:
             raise InvalidRequestError("use_beam_search: ensembles don't search.", field="use_beam_search")
         return options
 
-    def _max_tokens(self, prompt: list[int], body: GenerationRequest) -> int:
-        """What the client wants, or else the default as far as there is room."""
+    def _max_tokens(self, prompt: list[int], body: GenerationRequest, most: int | None) -> int:
+        """What the client wants, or else the default as far as there is room. most: the budget of log-probabilities."""
         field, wanted = body.prompt_field, body.wanted_max_tokens
         room = self.context_length - len(prompt)
         if not prompt or room < 1:
@@ -162,9 +170,9 @@ class ServedEndpoint:
                 f"{field}: has {len(prompt)} tokens, but should have 1 to {self.context_length - 1}.", field=field
             )
         if wanted is None:
-            return min(body.default_max_tokens or room, room)
-        if wanted > room and body.takes_less:
-            return room
+            return min(body.default_max_tokens or room, room, most or room)
+        if body.takes_less:
+            return min(wanted, room, most or room)
         if wanted > room:
             raise InvalidRequestError(
                 f"{field} and max_tokens: {len(prompt)} + {wanted} tokens don't fit into the context of "
@@ -172,6 +180,12 @@ class ServedEndpoint:
                 field="max_tokens",
             )
         return 1 if body.prompt_only else wanted  # a prompt's log-probabilities come with the first token
+
+
+def _choice(request: Request, index: int) -> Request:
+    """The request for one of a prompt's answers."""
+    params = request.params.with_seed(choice_seed(request.params.seed, index))
+    return replace(request, params=params, request_id=new_request_id())
 
 
 def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
@@ -212,6 +226,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
         None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=f"endpoints.{name}.strategy"),
         through_text,
+        LogprobBudget(config.http.max_logprobs, config.http.max_logprobs_per_request),
     )
 
 
@@ -248,9 +263,7 @@ def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
     """Ids to text, with a tokenizer of its own: texts are encoded and decoded in different threads."""
     own = copy.deepcopy(tokenizer)
-    usual = PreTrainedTokenizerBase.decode, TokenizersBackend._decode
-    is_usual = (type(own).decode, getattr(type(own), "_decode", None)) == usual
-    if is_usual and not own.clean_up_tokenization_spaces:  # then what it decodes with does the same in half the time
+    if uses_backend(own):  # then what it decodes with does the same in half the time
         return partial(own.backend_tokenizer.decode, skip_special_tokens=True)
     return lambda ids: str(own.decode(ids, skip_special_tokens=True))
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from actors.addresses import ReplicaAddress
 from actors.coordinator import Coordinator
@@ -24,6 +24,7 @@ from deployments.requests.token_requests import Detokenization, DetokenizeReques
 if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer
 
+_Result = TypeVar("_Result")
 DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
 
 
@@ -120,24 +121,24 @@ class Service:
             reason = f"{field}: {count} {what} are too many; at most {self._limits.max_requests} are taken at once."
             raise InvalidRequestError(reason, field=field)
         prepare = partial(endpoint.prepare, body, seed=seed)
-        requests = await asyncio.get_running_loop().run_in_executor(self._tokenizing, prepare)
-        if body.structure is not None:
-            await endpoint.structures.check(body.structure, field=body.structure_field)
+        requests = await self._in_thread(prepare)
+        structure = requests[0].params.structure
+        if structure is not None:
+            await endpoint.structures.check(structure, field=body.structure_field)
         return requests
 
-    async def tokenize(self, body: TokenizeRequest) -> Tokenization:
-        """Raises InvalidRequestError if the text or conversation can't be tokenized."""
-        served = self.endpoint(body.model)
-        encode = partial(served.encoder.tokenize, body)
-        tokens = await asyncio.get_running_loop().run_in_executor(self._tokenizing, encode)
-        texts = [served.vocabulary.text_of(token) for token in tokens] if body.return_token_strs else None
-        return Tokenization(count=len(tokens), max_model_len=served.context_length, tokens=tokens, token_strs=texts)
+    async def tokenize(self, body: TokenizeRequest, *, key: ApiKey = ANYBODY) -> Tokenization:
+        """Raises InvalidRequestError if the input can't be tokenized, OverloadedError if there is no room."""
+        with self.admission.hold(key):
+            return await self._in_thread(partial(self.endpoint(body.model).tokenize, body))
 
-    def detokenize(self, body: DetokenizeRequest) -> Detokenization:
-        """Raises InvalidRequestError if an id is not the model's."""
-        served = self.endpoint(body.model)
-        served.encoder.check_tokens([("tokens", body.tokens)])
-        return Detokenization(prompt=served.vocabulary.spell(body.tokens))
+    async def detokenize(self, body: DetokenizeRequest, *, key: ApiKey = ANYBODY) -> Detokenization:
+        """Raises InvalidRequestError if an id is not the model's, OverloadedError if there is no room."""
+        with self.admission.hold(key):
+            return await self._in_thread(partial(self.endpoint(body.model).detokenize, body))
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
     async def run(
         self,

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
 from decoding.detokenizer import Detokenizer
 from deployments.answers.tool_format import tool_format
@@ -23,6 +23,7 @@ class Vocabulary:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._special = set(tokenizer.all_special_ids)
         self._known = lru_cache(_KNOWN)(self._look_up)
+        self._texts = lru_cache(_KNOWN)(self._spell_token)
         self._is_byte_level = _is_byte_level(tokenizer)
         self.tool_format = tool_format(tokenizer.chat_template)  # how texts have calls of tools
 
@@ -44,18 +45,19 @@ class Vocabulary:
 
     def text_of(self, token: int) -> str:
         """The same as text; `bytes:\\xe2\\x82` where it is not whole characters, as OpenAI has it."""
-        data = self.bytes_of(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return self._texts(token)
+
+    def _spell_token(self, token: int) -> str:
+        return _spelled(self.bytes_of(token))
 
     def decode(self, tokens: list[int]) -> str:
         """The tokens as text, special ones left out."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def spell(self, tokens: list[int]) -> str:
-        """The tokens as text, special ones by their names."""
+        """The tokens as text, special ones by their names. Other threads run meanwhile, however long it takes."""
+        if uses_backend(self._tokenizer):
+            return str(self._tokenizer.backend_tokenizer.decode_batch([tokens], skip_special_tokens=False)[0])
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def pieces(self, prompt: Sequence[int]) -> Detokenizer:
@@ -73,6 +75,20 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     except Exception:  # the library raises no narrower one for a decoder written in Python
         return False
     return _mentions_byte_level(json.loads(state))
+
+
+def uses_backend(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer decodes as the tokenizers library does, and adds nothing of its own."""
+    usual = PreTrainedTokenizerBase.decode, TokenizersBackend._decode
+    is_usual = (type(tokenizer).decode, getattr(type(tokenizer), "_decode", None)) == usual
+    return is_usual and not tokenizer.clean_up_tokenization_spaces
+
+
+def _spelled(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _mentions_byte_level(decoder: dict[str, object] | None) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -81,6 +82,7 @@ class Admission:
         self._tickets: dict[int, Ticket] = {}
         self._queue = FairQueue()
         self._running: Counter[str] = Counter()  # by target
+        self._held = Counter[ApiKey]()  # requests that need no model
         self._loads = defaultdict[str, Load](Load)  # by target
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
@@ -121,6 +123,22 @@ class Admission:
             error = self._refusal(len(requests), tokens, target, key, priority)
             if error is not None:
                 self._refuse(target, error, len(requests))
+
+    @contextmanager
+    def hold(self, key: ApiKey) -> Iterator[None]:
+        """Count a request that needs no model among those in progress, while work is done for it.
+
+        Raises:
+            OverloadedError: the server, or the key, has as many requests as it may have.
+        """
+        reached = self._bound_reached(1, 0, key)
+        if reached is not None:
+            raise _overloaded(*reached, 0.0)
+        self._held[key] += 1
+        try:
+            yield
+        finally:
+            self._held[key] -= 1
 
     def submit(self, request: Request, sink: Sink, *, key: ApiKey = ANYBODY, priority: int = 0) -> None:
         """Begin a request now or later. `sink` gets its deltas, from any thread, and must not block.
@@ -183,14 +201,14 @@ class Admission:
     def _bound_reached(self, requests: int, tokens: int, key: ApiKey) -> tuple[Bound, str] | None:
         """Which hard bound would be exceeded by that many more, and in words."""
         every, limits = list(self._tickets.values()), self._limits
-        if len(every) + requests > limits.max_requests:
+        if len(every) + self._held.total() + requests > limits.max_requests:
             return "max_requests", f"{limits.max_requests} requests are in progress already."
         if limits.max_tokens is not None and _sum(every) + tokens > limits.max_tokens:
             return "max_tokens", f"with {tokens} more, the tokens in progress would exceed {limits.max_tokens}."
         if key.max_requests is None and key.max_tokens is None:
             return None
         own = [ticket for ticket in every if ticket.key == key]
-        if key.max_requests is not None and len(own) + requests > key.max_requests:
+        if key.max_requests is not None and len(own) + self._held[key] + requests > key.max_requests:
             return "key_max_requests", f"{key.max_requests} requests are of this API key in progress already."
         if key.max_tokens is not None and _sum(own) + tokens > key.max_tokens:
             reason = f"with {tokens} more, the tokens of this API key in progress would exceed {key.max_tokens}."

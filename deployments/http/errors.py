@@ -20,6 +20,7 @@ from decoding.errors import (
 from deployments.configuration.strict import first_problem, printable
 
 _LOADING_RETRY_S = 5
+_LONGEST_MESSAGE = 2000  # characters; what clients sent may be repeated in one
 _logger = logging.getLogger(__name__)
 
 
@@ -127,4 +128,7 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _body(message: str, kind: str, field: str | None = None, code: str | None = None) -> ErrorBody:
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + "…"
+    field = field and printable(field[:_LONGEST_MESSAGE])
     return ErrorBody(error=ErrorDetail(message=printable(message), type=kind, param=field, code=code))

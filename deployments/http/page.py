@@ -50,14 +50,18 @@ class _File:
         return Response(self.body, headers=self.headers)
 
 
+_FILES = sorted(path for path in _FOLDER.iterdir() if path.suffix in _TYPES)
+_PATHS = {"/", *(_PREFIX + path.name for path in _FILES)}
+
+
 def is_page(path: str) -> bool:
-    """Whether the path is the page's, which anybody may have."""
-    return path == "/" or path.startswith(_PREFIX)
+    """Whether the path is one of the page's files, which anybody may have."""
+    return path in _PATHS
 
 
 def add_page(api: FastAPI) -> None:
     """Add GET / and the files that it needs."""
-    files = {path.name: _read(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
+    files = {path.name: _read(path) for path in _FILES}
 
     async def index(request: Request) -> Response:
         return files["index.html"].answer(request)

@@ -1,36 +1,42 @@
 """The HTTP application, over a `Service`, with its routes that make text or tokens. Knows nothing of Ray."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
 
 from actors import request as actors_request
-from actors.request import Delta
 from decoding.errors import ConsortError
 from deployments.answers.responses import Answer
 from deployments.answers.responses_writer import ResponsesWriter
 from deployments.answers.writer import Writer
 from deployments.answers.writers import ChatWriter, CompletionWriter
 from deployments.endpoints.answering import EventBatch, answers
+from deployments.endpoints.logprob_budget import tokens_told
 from deployments.endpoints.service import Service
 from deployments.endpoints.vocabulary import Vocabulary
 from deployments.http.base_urls import BaseUrls, base_names, named_model
+from deployments.http.bodies import SmallBodyRoute, large_body_route
 from deployments.http.errors import ErrorBody, install_error_handlers
 from deployments.http.gate import Gate
 from deployments.http.keys import KeyRing
 from deployments.http.page import add_page
+from deployments.http.rendering import Renderer
 from deployments.http.status_routes import add_status_routes
 from deployments.http.turnstile import Turnstile
+from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
-from deployments.strategies.progress import Outcome, Progress
 
-MAX_BODY_BYTES = 16 * 2**20
+_MANY_TOKENS_TOLD = 2000  # beyond, an answer is written in a thread
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 503)
@@ -65,8 +71,12 @@ def make_api(
         tell_id: answers have their `X-Request-Id`; false where somebody further out sees to that.
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
+    api.router.route_class = SmallBodyRoute
+    large = APIRouter(route_class=large_body_route(max_body_bytes))
+    rendering = ThreadPoolExecutor(1, thread_name_prefix="rendering")
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
-    api.add_middleware(Turnstile, check=service.check_room)  # what is added last comes first
+    # What is added last comes first.
+    api.add_middleware(Turnstile, check=service.check_room, max_body_bytes=max_body_bytes)
     if service.tracer is not None:
         from deployments.http.traced import Traced
 
@@ -77,80 +87,78 @@ def make_api(
     add_status_routes(api, service)
     add_page(api)
 
-    @api.post("/v1/completions", responses=_ANSWERS)
+    @large.post("/v1/completions", responses=_ANSWERS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text."""
-        return await _answer(service, request, body, CompletionWriter)
+        return await _answer(service, request, body, CompletionWriter, rendering)
 
-    @api.post("/v1/chat/completions", responses=_ANSWERS)
+    @large.post("/v1/chat/completions", responses=_ANSWERS)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer in a conversation."""
-        return await _answer(service, request, body, ChatWriter)
+        return await _answer(service, request, body, ChatWriter, rendering)
 
-    @api.post("/v1/responses", responses=_RESPONSES)
+    @large.post("/v1/responses", responses=_RESPONSES)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer in a conversation, by OpenAI's newer API."""
-        return await _answer(service, request, body, ResponsesWriter)
+        return await _answer(service, request, body, ResponsesWriter, rendering)
 
-    @api.post("/tokenize", responses=_ERRORS)
-    async def tokenize(body: TokenizeRequest) -> Tokenization:
+    @large.post("/tokenize", responses=_ERRORS, response_model=Tokenization)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """A text's or a conversation's token ids."""
-        return await service.tokenize(body)
+        return _json(await service.tokenize(body, key=request.state.key))
 
-    @api.post("/detokenize", responses=_ERRORS)
-    async def detokenize(body: DetokenizeRequest) -> Detokenization:
+    @large.post("/detokenize", responses=_ERRORS, response_model=Detokenization)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids."""
-        return service.detokenize(body)
+        return _json(await service.detokenize(body, key=request.state.key))
 
+    api.include_router(large)
     return api
 
 
-async def _answer(service: Service, request: Request, body: _Body, make_writer: _MakeWriter[_Body]) -> Response:
+def _json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+async def _answer(
+    service: Service, request: Request, body: _Body, make_writer: _MakeWriter[_Body], rendering: ThreadPoolExecutor
+) -> Response:
     """The whole answer, or a stream once its first delta is there: until then errors still have their status."""
     body.model = named_model(body.model, request)
     served, seed = service.endpoint(body.model), body.seed_or_new()
     requests = await service.prepare(body, seed=seed)
-    writer = make_writer(body, requests, served.vocabulary, seed=seed)
+    make = partial(make_writer, body, requests, served.vocabulary, seed=seed)
+    if request.state.large or tokens_told(body, requests) > _MANY_TOKENS_TOLD:
+        writer = await asyncio.get_running_loop().run_in_executor(rendering, make)
+        renderer = Renderer(writer, rendering)
+    else:
+        renderer = Renderer(make(), None)
     headers = service.cache_headers(requests)
     state = request.state
     batches = answers(service, served, requests, key=state.key, priority=body.priority or 0, arrived_s=state.arrived_s)
     if not body.stream:
         async with aclosing(batches):
             async for batch in batches:
-                _add(batch, writer)
-        return JSONResponse(writer.whole(), headers=headers)
+                await renderer.add(batch)
+        return Response(await renderer.whole(), media_type="application/json", headers=headers)
     first = await anext(batches)
     return StreamingResponse(
-        _events(first, batches, writer), media_type="text/event-stream", headers=_SSE_HEADERS | headers
+        _events(first, batches, renderer), media_type="text/event-stream", headers=_SSE_HEADERS | headers
     )
 
 
 async def _events(
-    first: EventBatch, rest: AsyncGenerator[EventBatch, None], writer: Writer
+    first: EventBatch, rest: AsyncGenerator[EventBatch, None], renderer: Renderer
 ) -> AsyncGenerator[str, None]:
     """Server-sent events. An error in mid-stream is one more event, after which the stream ends."""
     async with aclosing(rest):
         try:
-            yield writer.begin() + _add(first, writer)
+            yield await renderer.begin() + await renderer.add(first)
             async for batch in rest:
-                yield _add(batch, writer)
+                yield await renderer.add(batch)
         except Exception as error:
             if not isinstance(error, ConsortError):
                 _logger.exception("a stream failed")
-            yield writer.fail(error)
+            yield await renderer.fail(error)
             return
-        yield writer.end()
-
-
-def _add(batch: EventBatch, writer: Writer) -> str:
-    return "".join(_write(index, event, writer) for index, event in batch)
-
-
-def _write(index: int, event: Delta | Progress | Outcome, writer: Writer) -> str:
-    match event:
-        case Outcome():
-            return writer.tell(index, event) + writer.add(index, event.delta)
-        case Progress():
-            return writer.tell(index, event)
-        case _:
-            return writer.add(index, event)
+        yield await renderer.end()

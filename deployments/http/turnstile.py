@@ -2,30 +2,56 @@
 
 from collections.abc import Callable
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decoding.errors import OverloadedError
+from deployments.http.bodies import SMALL_BYTES
 from deployments.http.errors import error_answer
 from deployments.http.keys import ApiKey
 
 GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
+_WORKING_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
+_BODIES_AT_ONCE = 8  # of the largest size: what is made of a body takes several times its bytes
 
 
 class Turnstile:
     """ASGI middleware, behind those that find the key and the path."""
 
-    def __init__(self, app: ASGIApp, *, check: Callable[[ApiKey, str | None], None]) -> None:
+    def __init__(self, app: ASGIApp, *, check: Callable[[ApiKey, str | None], None], max_body_bytes: int) -> None:
         """
         check: raises OverloadedError where a request with that key would be refused, whatever it says. It is told the
             endpoint, too, if the URL names it.
+        max_body_bytes: of one request; those in progress may have a few times as many together.
         """
         self._app, self._check = app, check
+        self._max_body_bytes, self._held_bytes = max_body_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in GENERATING_PATHS:
-            try:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _WORKING_PATHS:
+            await self._app(scope, receive, send)
+            return
+        size = self._body_bytes(Headers(scope=scope))
+        try:
+            if scope["path"] in GENERATING_PATHS:
                 self._check(scope["state"]["key"], scope["state"].get("endpoint"))
-            except OverloadedError as error:
-                await error_answer(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+            self._check_bytes(size)
+        except OverloadedError as error:
+            await error_answer(error)(scope, receive, send)
+            return
+        self._held_bytes += size
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._held_bytes -= size
+
+    def _body_bytes(self, headers: Headers) -> int:
+        """What the request's body may take; small ones count for nothing."""
+        length = headers.get("Content-Length", "")
+        size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else self._max_body_bytes
+        return 0 if size <= SMALL_BYTES else min(size, self._max_body_bytes)
+
+    def _check_bytes(self, size: int) -> None:
+        most = _BODIES_AT_ONCE * self._max_body_bytes
+        if size and self._held_bytes + size > most:
+            raise OverloadedError(f"with {size} more, the bodies of requests in progress would exceed {most} bytes.")

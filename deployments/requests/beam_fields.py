@@ -7,16 +7,17 @@ from pydantic import BeforeValidator, Field
 
 from decoding.beam_options import MAX_BEAMS, BeamOptions
 from deployments.configuration.strict import StrictModel
-from deployments.requests.fields import Words
+from deployments.requests.fields import Items, Words
 
 _DEFAULT_BEAMS = 4
+_MAX_ALTERNATIVES = 32
 
 
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Alternatives = Annotated[list[Words], Field(min_length=1), BeforeValidator(_as_list)]
+Alternatives = Annotated[Items[Words], Field(min_length=1, max_length=_MAX_ALTERNATIVES), BeforeValidator(_as_list)]
 
 
 class BeamFields(StrictModel):

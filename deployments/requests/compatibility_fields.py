@@ -5,16 +5,17 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from deployments.configuration.strict import StrictModel
-from deployments.requests.fields import only
+from deployments.requests.fields import Items, at_most, only
 
 _NEWER = "send tools and tool_choice"
+_MOST_METADATA = 64  # entries; OpenAI takes 16
 
 
 class CompatibilityFields(StrictModel):
     """Of completions and chat."""
 
     user: str | None = Field(None, description="Accepted for compatibility, and not used.")
-    metadata: dict[str, str] | None = Field(None, description="The same.")
+    metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = Field(None, description="The same.")
     safety_identifier: str | None = Field(None, description="The same.")
     prompt_cache_key: str | None = Field(None, description="The same.")
     service_tier: str | None = Field(None, description="The same.")
@@ -40,7 +41,7 @@ class ChatCompatibilityFields(StrictModel):
         None, description="Only `none`; a model's own switches go into `chat_template_kwargs`."
     )
     verbosity: Annotated[Any, only("medium", why="it is not supported")] = Field(None, description="Only `medium`.")
-    modalities: Annotated[list[str], only(["text"], why="answers are text")] | None = Field(
+    modalities: Annotated[Items[str], only(["text"], why="answers are text")] | None = Field(
         None, description='Only `["text"]`.'
     )
     audio: Annotated[Any, only(why="answers are text")] = Field(None, description="Only null.")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, PlainValidator
 from pydantic.json_schema import JsonSchemaValue
@@ -13,8 +13,12 @@ from deployments.configuration.strict import Text, without_surrogates
 
 Prompt = str | list[int]
 
+MIN_TIMEOUT_S = 0.001
+
 _MAX_STOP_STRINGS = 16
 _MAX_BAD_WORDS = 1000
+_MAX_TOKEN_IDS = 32_768
+_MAX_BIASES = 4096
 _MAX_INT = 2**31 - 1
 _TOKEN_KEY = re.compile(r"\d{1,10}")
 _PROMPT_FORMS = "should be a string, a list of strings, a list of token ids, or a list of such lists"
@@ -40,6 +44,19 @@ def only(*accepted: object, why: str) -> AfterValidator:
         return value
 
     return _Only(check, accepted)
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuses an object of more entries before any of them is looked at."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > count:
+            raise PydanticCustomError(
+                "too_long", "should have at most {most} entries, not {count}", {"most": count, "count": len(value)}
+            )
+        return value
+
+    return BeforeValidator(check, json_schema_input_type=Any)
 
 
 def _as_list(value: object) -> object:
@@ -77,12 +94,16 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+_Item = TypeVar("_Item")
+Items = Annotated[list[_Item], Field(fail_fast=True)]  # one wrong item is enough to know of: there may be very many
+
 Limit = Annotated[int, Field(le=_MAX_INT)]
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
+TokenIds = Annotated[Items[TokenId], Field(max_length=_MAX_TOKEN_IDS)]
 _GivenPrompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
 _GivenPrompts = _GivenPrompt | Annotated[list[_GivenPrompt], Field(min_length=1)]
 Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts, json_schema_input_type=_GivenPrompts)]
 Words = Annotated[Text, Field(min_length=1, max_length=1000)]
 StopStrings = Annotated[list[Words], Field(max_length=_MAX_STOP_STRINGS), BeforeValidator(_as_list)]
-BadWords = Annotated[list[Words], Field(max_length=_MAX_BAD_WORDS)]
-LogitBias = Annotated[dict[TokenId, float], BeforeValidator(_read_token_keys)]
+BadWords = Annotated[Items[Words], Field(max_length=_MAX_BAD_WORDS)]
+LogitBias = Annotated[dict[TokenId, float], BeforeValidator(_read_token_keys), at_most(_MAX_BIASES)]

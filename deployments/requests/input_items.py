@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.configuration.strict import StrictModel, Text, wrong_field
-from deployments.requests.fields import only
+from deployments.requests.fields import Items, only
 from deployments.requests.message import Message
 
 ItemType = Literal["message", "function_call", "function_call_output"]
@@ -36,7 +36,7 @@ class ItemPart(StrictModel):
     logprobs: list[Any] | None = None  # of an earlier output, of no use here
 
 
-Parts = Annotated[list[ItemPart], BeforeValidator(_as_parts)]
+Parts = Annotated[Items[ItemPart], BeforeValidator(_as_parts)]
 
 
 class Item(StrictModel):

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.configuration.strict import StrictModel, Text, wrong_field
+from deployments.requests.fields import Items
 from deployments.requests.tool_fields import PastCall
 
 
@@ -23,11 +24,11 @@ class Message(StrictModel):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart] | None, BeforeValidator(_as_parts)] = Field(
+    content: Annotated[Items[TextPart] | None, BeforeValidator(_as_parts)] = Field(
         None, description="A text, or text parts."
     )
     name: Text | None = Field(None, description="Of the speaker, for chat templates that show it.")
-    tool_calls: list[PastCall] | None = Field(None, description="What the assistant called.")
+    tool_calls: Items[PastCall] | None = Field(None, description="What the assistant called.")
     tool_call_id: Text | None = Field(None, description="Which call the content of a tool answers.")
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from decoding.params import Structure
 from deployments.configuration.strict import StrictModel, Text, wrong_field
-from deployments.requests.fields import Limit, only
+from deployments.requests.fields import Items, Limit, only
 from deployments.requests.input_items import InputItem, conversation
 from deployments.requests.message import Message
 from deployments.requests.schema import GenerationRequest
@@ -55,13 +55,13 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
     prompt_field = "input"
     default_max_tokens = None
 
-    input: Annotated[list[InputItem], Field(min_length=1), BeforeValidator(_as_items)] = Field(
+    input: Annotated[Items[InputItem], Field(min_length=1), BeforeValidator(_as_items)] = Field(
         description="A text, or messages, `function_call`s and `function_call_output`s, oldest first."
     )
     instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
     text: TextOptions | None = Field(None, description="`format`: what `response_format` is in chat.")
-    include: list[Literal["message.output_text.logprobs"]] | None = Field(
+    include: Items[Literal["message.output_text.logprobs"]] | None = Field(
         None, description="`message.output_text.logprobs`: log-probabilities of the output."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from deployments.configuration.strict import StrictModel
-from deployments.requests.fields import BadWords, Limit, LogitBias, StopStrings, TokenId
+from deployments.requests.fields import BadWords, Limit, LogitBias, StopStrings, TokenId, TokenIds
 
 _CONVERTED = {"logit_bias", "max_time", "bad_words", "ignore_eos"}  # the others are SamplingParams' own
 
@@ -30,16 +30,16 @@ class SamplingFields(StrictModel):
     no_repeat_ngram_size: Limit | None = Field(None, description="No n tokens in a row come twice; 0: off.")
     logit_bias: LogitBias | None = Field(None, description="By token id, −100 to 100, what is added to its logit.")
     bad_words: BadWords | None = Field(None, description="Texts that must not come.")
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
         None, description="All other tokens are forbidden."
     )
-    suppress_tokens: list[TokenId] | None = Field(None, description="Forbidden token ids.")
-    begin_suppress_tokens: list[TokenId] | None = Field(None, description="Forbidden as the answer's first token.")
+    suppress_tokens: TokenIds | None = Field(None, description="Forbidden token ids.")
+    begin_suppress_tokens: TokenIds | None = Field(None, description="Forbidden as the answer's first token.")
     forced_bos_token_id: TokenId | None = Field(None, description="The answer's first token.")
     forced_eos_token_id: TokenId | None = Field(None, description="The token at `max_tokens`, if it comes to that.")
     min_tokens: Limit | None = Field(None, description="No end of the answer before so many tokens.")
     stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
-    stop_token_ids: list[TokenId] | None = Field(None, description="The answer ends at any of these tokens too.")
+    stop_token_ids: TokenIds | None = Field(None, description="The answer ends at any of these tokens too.")
     include_stop_str_in_output: bool | None = Field(
         None, description="true: what ended the answer, a stop string or token, is part of it."
     )

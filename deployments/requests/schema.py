@@ -12,7 +12,7 @@ from deployments.configuration.strict import StrictModel, wrong_field
 from deployments.requests.beam_fields import BeamFields
 from deployments.requests.compatibility_fields import ChatCompatibilityFields, CompatibilityFields
 from deployments.requests.ensemble_fields import EnsembleFields
-from deployments.requests.fields import Limit, Prompts, only
+from deployments.requests.fields import MIN_TIMEOUT_S, Items, Limit, Prompts, only
 from deployments.requests.message import Message
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs
@@ -37,6 +37,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     """What completions and chat have in common. A field that is null has its default."""
 
     prompt_field: ClassVar[str]
+    logprobs_field: ClassVar[str] = "top_logprobs"
     default_max_tokens: ClassVar[int | None]  # None: whatever the context has room for
 
     model: str = Field(
@@ -67,8 +68,8 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
         None, description="Among waiting requests of the same API key, lower ones begin first; 0 by default."
     )
-    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Seconds after which the request fails with 408, instead of the endpoint's."
+    timeout_s: Annotated[float, Field(ge=MIN_TIMEOUT_S)] | None = Field(
+        None, description="Seconds after which the request fails with 408, instead of the endpoint's; 0.001 or more."
     )
     return_token_details: bool | None = Field(
         None, description="Every choice has `token_details`: each token's id, text and where it came from."
@@ -124,6 +125,11 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     @property
     def prompt_only(self) -> bool:
         """Whether what the model would answer is of no interest."""
+        return False
+
+    @property
+    def echoes(self) -> bool:
+        """Whether answers begin with their prompt."""
         return False
 
     @property
@@ -200,6 +206,7 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
     prompt_field = "prompt"
+    logprobs_field = "logprobs"
     default_max_tokens = 16
 
     prompt: Prompts = Field(description="A text or a list of token ids, or a list of either: one choice for each.")
@@ -218,8 +225,12 @@ class CompletionRequest(GenerationRequest):
         return len(self.prompt)
 
     @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    @property
     def prompt_only(self) -> bool:
-        return bool(self.echo) and self.max_tokens == 0
+        return self.echoes and self.max_tokens == 0
 
     @property
     def logprob_count(self) -> int | None:
@@ -238,7 +249,7 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
     prompt_field = "messages"
     default_max_tokens = None
 
-    messages: Annotated[list[Message], Field(min_length=1, description="The conversation so far, oldest turn first.")]
+    messages: Annotated[Items[Message], Field(min_length=1, description="The conversation so far, oldest turn first.")]
     max_completion_tokens: Limit | None = Field(
         None, description="OpenAI's newer name for `max_tokens`; no error where the context has less room."
     )

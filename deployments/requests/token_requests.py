@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, model_validator
 
 from deployments.configuration.strict import StrictModel, Text, wrong_field
-from deployments.requests.fields import TokenId
+from deployments.requests.fields import Items, TokenId
 from deployments.requests.message import Message
-from deployments.requests.tool_fields import Tool
+from deployments.requests.tool_fields import MOST_TOOLS, Tool
 
 
 class TokenizeRequest(StrictModel):
@@ -15,13 +15,13 @@ class TokenizeRequest(StrictModel):
 
     model: str = Field(description="An endpoint's name.")
     prompt: Text | None = Field(None, description="A text; this or `messages`.")
-    messages: list[Message] | None = Field(None, description="A conversation; this or `prompt`.")
+    messages: Items[Message] | None = Field(None, description="A conversation; this or `prompt`.")
     add_special_tokens: bool | None = Field(None, description="Of a text: false leaves out what the model begins with.")
     return_token_strs: bool | None = Field(None, description="Also answer with the tokens as texts.")
     add_generation_prompt: bool | None = Field(None, description="Of a conversation: as in chat.")
     continue_final_message: bool | None = Field(None, description="The same.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="The same.")
-    tools: list[Tool] | None = Field(None, description="The same.")
+    tools: Annotated[Items[Tool], Field(max_length=MOST_TOOLS)] | None = Field(None, description="The same.")
 
     @model_validator(mode="after")
     def _one_input(self) -> "TokenizeRequest":
@@ -43,7 +43,7 @@ class DetokenizeRequest(StrictModel):
     """POST /detokenize."""
 
     model: str = Field(description="An endpoint's name.")
-    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)] = Field(description="Token ids.")
+    tokens: Items[TokenId] = Field(description="Token ids.")
 
 
 class Detokenization(BaseModel):

@@ -10,9 +10,10 @@ from pydantic_core import PydanticCustomError
 
 from decoding.params import Structure
 from deployments.configuration.strict import StrictModel, Text
+from deployments.requests.fields import Items
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-_MOST_TOOLS = 128
+MOST_TOOLS = 128
 _OFFERED = "Functions that the model may call; needs a model whose chat template has tools."
 _CHOICE = "`auto`, `none`, `required`, or one function, which must be called then."
 
@@ -45,7 +46,9 @@ class FlatTool(FunctionDefinition):
     @property
     def definition(self) -> FunctionDefinition:
         """Without the type."""
-        return FunctionDefinition.model_validate(self.model_dump(exclude={"type"}))
+        return FunctionDefinition(
+            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
+        )
 
 
 class CalledFunction(StrictModel):
@@ -176,7 +179,7 @@ def _call_schema(function: FunctionDefinition) -> dict[str, Any]:
 class ToolFields(ToolUse):
     """Of chat."""
 
-    tools: Annotated[list[Tool], Field(max_length=_MOST_TOOLS)] | None = Field(None, description=_OFFERED)
+    tools: Annotated[Items[Tool], Field(max_length=MOST_TOOLS)] | None = Field(None, description=_OFFERED)
     tool_choice: Annotated[
         ToolChoice | None, _choice_reader('{"type": "function", "function": {"name": …}}', _nested_name)
     ] = Field(None, description=_CHOICE)
@@ -189,7 +192,7 @@ class ToolFields(ToolUse):
 class FlatToolFields(ToolUse):
     """Of responses."""
 
-    tools: Annotated[list[FlatTool], Field(max_length=_MOST_TOOLS)] | None = Field(None, description=_OFFERED)
+    tools: Annotated[Items[FlatTool], Field(max_length=MOST_TOOLS)] | None = Field(None, description=_OFFERED)
     tool_choice: Annotated[ToolChoice | None, _choice_reader('{"type": "function", "name": …}', _flat_name)] = Field(
         None, description=_CHOICE
     )

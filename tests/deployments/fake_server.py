@@ -1,5 +1,6 @@
 """A server over the fake coordinator, with every route, for `make fuzz-http`; its argument is the port."""
 
+import gc
 import sys
 from typing import Any
 
@@ -30,6 +31,8 @@ def main(port: int) -> None:
         """Nothing scales here."""
 
     add_scaling_route(api, config.roles(), set_replicas)
+    gc.collect()
+    gc.freeze()  # as the application does
     uvicorn.run(api, port=port, log_level="warning")
 
 

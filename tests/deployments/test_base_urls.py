@@ -45,6 +45,7 @@ def test_the_endpoint_follows_from_the_url(client: TestClient, path: str, expect
         ("/nobody/v1/which", 404),
         ("/a/which", 404),
         ("//v1/which", 404),
+        ("/page" + "/v1/" * 8000 + "%0a", 404),  # 7 s of backtracking, once
     ],
 )
 def test_what_has_no_endpoint_is_refused(client: TestClient, path: str, status: int) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
 from decoding.errors import ConfigError
@@ -19,6 +20,7 @@ from deployments.configuration.config import (
     locate,
     parse_config,
 )
+from deployments.configuration.names import RESERVED
 
 VALID: dict[str, Any] = {
     "models": {"large": {"path": "org/large"}, "small": {"path": "org/small"}},
@@ -174,3 +176,15 @@ def test_serve_yaml_builds_the_default() -> None:
     }
     assert BuildArgs().load() == load_config()
     assert BuildArgs(config=VALID).load() == parse_config(VALID, folder=Path.cwd())
+
+
+@pytest.mark.parametrize("name", ["page", "page/x", "v1", "health", "docs"])
+def test_an_endpoint_is_not_called_like_a_route(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"endpoints.{name}: /{name.split('/')[0]} is a route"):
+        parse_config({**VALID, "endpoints": {name: VALID["endpoints"]["both"]}}, folder=ROOT)
+
+
+def test_the_names_of_all_routes_are_reserved(fake: TestClient) -> None:
+    api: Any = fake.app
+    paths = {getattr(route, "path", "/") for route in api.routes} | set(fake.get("/openapi.json").json()["paths"])
+    assert {path.split("/")[1] for path in paths} - {""} <= RESERVED

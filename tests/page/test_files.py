@@ -74,9 +74,9 @@ def test_the_routes_stay_out_of_the_openapi_document(client: TestClient) -> None
 
 
 def test_which_paths_are_the_pages() -> None:
-    assert [is_page(path) for path in ("/", "/page/main.js", "/page", "/v1/models", "/metrics")] == [
-        True, True, False, False, False,
-    ]  # fmt: skip
+    assert all(is_page(path) for path in ("/", "/page/main.js", "/page/index.html"))
+    others = ("/page", "/page/", "/page/v1/models", "/page/x/v1/completions", "/page/none.js", "/v1/models", "/metrics")
+    assert not any(is_page(path) for path in others)
 
 
 def test_every_file_that_is_asked_for_is_there(client: TestClient, markup: Markup) -> None:

@@ -1,0 +1,30 @@
+"""Which names endpoints may have: a name begins the endpoint's own base URL, so it must not be a route's."""
+
+from collections.abc import Iterable
+
+from decoding.errors import ConfigError
+
+# The first segments of all routes, FastAPI's own included.
+RESERVED = {
+    "detokenize",
+    "docs",
+    "health",
+    "metrics",
+    "openapi.json",
+    "page",
+    "ready",
+    "redoc",
+    "scale",
+    "tokenize",
+    "v1",
+    "version",
+}
+
+
+def check_names(endpoints: Iterable[str]) -> None:
+    """Raises ConfigError where an endpoint's base URL would begin as a route does."""
+    for name in endpoints:
+        first = name.split("/")[0]
+        if first in RESERVED:
+            reason = f"/{first} is a route of the server, and /{name}/v1 would be the endpoint's; take another name"
+            raise ConfigError(f"endpoints.{name}: {reason}")

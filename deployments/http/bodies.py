@@ -1,0 +1,76 @@
+"""How routes get their bodies: read and checked off the event loop where that takes long. Knows no fields."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import HTTPException
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from decoding.errors import InvalidRequestError
+from deployments.requests.json_body import most_values, read_json
+
+SMALL_BYTES = 2**15  # what is read at once, without a thread
+
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_NO_JSON = "The body: should be JSON; send the header Content-Type: application/json"
+
+
+class SmallBodyRoute(APIRoute):
+    """FastAPI's own, which reads in the event loop, and so takes small bodies only."""
+
+    def get_route_handler(self) -> _Handler:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def bounded(request: Request) -> Response:
+            if len(await request.body()) > SMALL_BYTES:
+                raise HTTPException(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {SMALL_BYTES} bytes."
+                )
+            return await handle(request)
+
+        return bounded
+
+
+def large_body_route(max_body_bytes: int) -> type[APIRoute]:
+    """The class of routes whose endpoints take `body`, a pydantic model, and `request`, and return a response."""
+    reading = ThreadPoolExecutor(1, thread_name_prefix="reading")
+    max_values = most_values(max_body_bytes)
+
+    class LargeBodyRoute(APIRoute):
+        """Reads bodies itself. `request.state.large` tells whether there was much to read."""
+
+        def get_route_handler(self) -> _Handler:
+            assert self.body_field is not None
+            model = self.body_field.field_info.annotation
+            assert isinstance(model, type)
+
+            async def handle(request: Request) -> Response:
+                content = await request.body()
+                if content and not _is_json(request.headers.get("Content-Type", "")):
+                    raise InvalidRequestError(_NO_JSON)
+                read = partial(read_json, content, model, max_values=max_values)
+                request.state.large = len(content) > SMALL_BYTES
+                loop = asyncio.get_running_loop()
+                body = await loop.run_in_executor(reading, read) if request.state.large else read()
+                response: Response = await self.endpoint(body=body, request=request)
+                return response
+
+            return handle
+
+    return LargeBodyRoute
+
+
+def _is_json(content_type: str) -> bool:
+    header = Message()
+    header["Content-Type"] = content_type[:200]
+    kind = header.get_content_subtype()
+    return header.get_content_maintype() == "application" and (kind == "json" or kind.endswith("+json"))

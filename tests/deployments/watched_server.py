@@ -1,0 +1,98 @@
+"""A server over the fake coordinator that tells how long its event loop was held up; its argument is the port."""
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import uvicorn
+from fastapi import FastAPI
+
+from actors.request import Delta, Request
+from deployments.app import _SWITCH_INTERVAL_S
+from deployments.configuration.config import load_config
+from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.service import Service
+from deployments.http.admission import Limits
+from deployments.http.routes import make_api
+from tests.deployments.fake_coordinator import FakeCoordinator
+from tests.deployments.scripted import TEMPLATE
+
+CONTEXT = 40_000  # tokens
+_TICK_S = 0.002
+
+
+class ThreadedCoordinator(FakeCoordinator):
+    """Answers from a thread of its own, as the real one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = ThreadPoolExecutor(1)
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        self._thread.submit(self._answer, request, sink)
+
+    def _answer(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        super().submit(request, sink)
+        self.requests.clear()
+
+
+class Watch:
+    """Measures how long the event loop could not run anything.
+
+    A gap counts for no more than the processor time that this process had in it, so other processes don't matter.
+    """
+
+    def __init__(self) -> None:
+        self.stall_s, self.most_bytes = 0.0, 0
+        self._process = psutil.Process()
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            before = time.perf_counter(), time.process_time()
+            await asyncio.sleep(_TICK_S)
+            gaps = time.perf_counter() - before[0], time.process_time() - before[1]
+            self.stall_s = max(self.stall_s, min(gaps) - _TICK_S)
+            self.most_bytes = max(self.most_bytes, self._process.memory_info().rss)
+
+    async def read(self) -> dict[str, float]:
+        """The longest gap and the most memory since the last call."""
+        await asyncio.sleep(5 * _TICK_S)  # so that a gap that has just ended is measured
+        told = {"stall_s": self.stall_s, "bytes": self.most_bytes}
+        self.stall_s, self.most_bytes = 0.0, 0
+        return told
+
+
+def main(port: int) -> None:
+    """Serve until ended."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    config, coordinator, watch = load_config(), ThreadedCoordinator(), Watch()
+    for model in config.models.values():
+        model.max_length = CONTEXT
+    endpoints, fake = load_endpoints(config), coordinator
+    endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
+    endpoints["consort"].vocabulary.tool_format = "hermes"
+    service: Any = Service(endpoints, fake, limits=Limits(max_requests=256))  # type: ignore[arg-type]
+    api = make_api(service)
+
+    @asynccontextmanager
+    async def watched(_: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(watch.run())
+        yield
+        task.cancel()
+
+    api.router.lifespan_context = watched
+    api.add_api_route("/watch", watch.read)
+    gc.collect()
+    gc.freeze()  # as the application does
+    uvicorn.run(api, port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
