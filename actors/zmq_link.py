@@ -26,6 +26,7 @@ _POLLIN = int(zmq.POLLIN)  # as a plain number: arithmetic on ZeroMQ's own takes
 _HEARTBEAT_PERIOD_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
 _CONNECT_TIMEOUT_MS = 2000
+_LINGER_MS = 1000  # how long what was sent may still leave, in ZeroMQ's thread, once a connection is closed
 _TAKEN_OVER = b"\0"  # begins what ZeroMQ calls a connection once a newer one has its name
 _log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
@@ -114,7 +115,7 @@ class _Sockets:
     def close(self) -> None:
         for socket in list(self._by_fd.values()):
             self.discard(socket)
-            socket.close(0)
+            socket.close(_LINGER_MS)
         self._epoll.close()
 
 
@@ -148,7 +149,7 @@ class ConnectingZmqLink:
         if socket is not None:
             del self._peers[socket]
             self._sockets.discard(socket)
-            socket.close(0)
+            socket.close(_LINGER_MS)
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
         socket = self._connected.get(peer)

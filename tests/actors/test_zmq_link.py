@@ -88,6 +88,22 @@ def test_a_message_to_an_unknown_replica_is_dropped(replica: ReplicaZmqLink) -> 
         assert receive(replica, 1) == [("c1", Cancel(3))]
 
 
+def test_what_was_sent_before_a_connection_is_closed_arrives(replica: ReplicaZmqLink) -> None:
+    """A Cancel is often the last that a replica is told, and an answer's end the last that one says."""
+    leaving = ReplicaZmqLink("r2", "model", "127.0.0.1")
+    with connected(replica) as coordinator:
+        coordinator.connect(leaving.address)
+        coordinator.send("r2", [Cancel(0)])
+        receive(leaving, 1)
+        for offer in offers(300):
+            coordinator.send("r1", [offer])
+            leaving.send("c1", [offer])
+        coordinator.disconnect("r1")
+        leaving.close()
+        assert receive(replica, 300) == [("c1", offer) for offer in offers(300)]
+        assert receive(coordinator, 300) == [("r2", offer) for offer in offers(300)]
+
+
 def test_the_same_coordinator_may_come_back(replica: ReplicaZmqLink) -> None:
     """The new connection takes over the name at once, even while the old one is still open."""
     with connected(replica) as old:
