@@ -22,7 +22,7 @@ from actors.request import Delta, Endpoint, Request
 from actors.runner import Runner
 from actors.structure_tokenizer import structure_tokenizer
 from actors.target import Target
-from decoding.errors import ConsortError
+from decoding.errors import ConsortError, InvalidRequestError
 from decoding.grammar import Grammar
 from decoding.params import SamplingParams, Structure, StructureKind
 from decoding.structure import StructureState
@@ -263,6 +263,8 @@ def test_a_fault_of_the_engine_fails_the_requests_that_it_meets_and_no_others(en
     plain = Request(endpoint, TOKENIZER("def ").input_ids, SamplingParams(max_tokens=30, temperature=0))
     name = {"masks": "_computed", "prune": "_pruned"}[method]
     with mock.patch.object(StructureState, name, side_effect=RuntimeError("out of order")):
-        structured, other = engine.generate([Request(endpoint, plain.prompt, params(0, max_tokens=30)), plain])
-    assert "out of order" in str(structured[-1].error)
-    assert other[-1].finish == "length"
+        other = engine.stream(plain)
+        first = next(other)
+        with pytest.raises(InvalidRequestError, match="out of order"):
+            engine.generate([Request(endpoint, plain.prompt, params(0, max_tokens=30))])
+        assert [first, *other][-1].finish == "length"
