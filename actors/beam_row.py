@@ -87,7 +87,7 @@ class BeamRow(Row):
         answers = self.search.best()
         wanted = self.params.logprobs is not None
         logprobs = [self._logprobs[tuple(one.tokens)] for one in answers] if wanted else None
-        return Beams(self.key[1], answers, self.steps, logprobs)
+        return Beams(self.key[1], answers, self.steps, logprobs, self.admission)
 
     def _process(self, log_probs: Tensor, answers: Sequence[Sequence[int]]) -> Tensor:
         """[B, V] −∞ for all that may follow a beam that its structure can't go on from."""

@@ -7,7 +7,8 @@ so any of them can be replaced at any time. It computes nothing on tensors and k
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from actors.addresses import ReplicaAddress
 from actors.assignment import Assignment
@@ -129,20 +130,25 @@ class Coordinator:
                     self._commit(active, message)
                 else:
                     self._outbox.put(peer, Cancel(request_id))  # it was placed elsewhere, or has ended
-            case Beams(request_id):
+            case Beams(request_id) | Failed(request_id):
                 active = self._active.get(request_id)
-                if active is not None and active.target == peer:
-                    self._end_with(active, self._found(active, message))
-            case Failed(request_id, error, field):
-                active = self._active.get(request_id)
-                if active is not None and active.target == peer:
-                    self._give_back(active, error, field)
-                elif active is not None and active.drafter == peer:
-                    self._lose_drafter(active)
+                if active is not None and active.admission == message.admission:  # else from before it was moved
+                    self._take(active, peer, message)
             case Report():
                 self._reconcile(peer, message)
             case _:
                 _log.warning("%s sent a %s, which is not for coordinators", peer, type(message).__name__)
+
+    def _take(self, active: ActiveRequest, peer: str, message: Beams | Failed) -> None:
+        """The replica `peer` has ended its work on the request, be it with an answer or without."""
+        match message:
+            case Beams() if active.target == peer:
+                with self._reading(active):
+                    self._end_with(active, active.found(message))
+            case Failed(_, error, field) if active.target == peer:
+                self._give_back(active, error, field)
+            case Failed() if active.drafter == peer:
+                self._lose_drafter(active)
 
     def _give_back(self, active: ActiveRequest, error: str, field: str | None) -> None:
         """A target can't go on with the request: another may, if a member of an ensemble was to blame."""
@@ -161,30 +167,28 @@ class Coordinator:
             self._assignment.unplace(active, self._clock())
             self._assignment.place(active)
             return
-        try:
+        with self._reading(active):
             delta = active.commit(message)
-        except Exception as error:  # a fault of a tokenizer or of a user's rule must not end the other requests
-            _log.exception("request %d has tokens that can't be read", message.request_id)
-            self._fail(active, UnavailableError(f"the answer's tokens can't be read: {error}"))
-            return
-        if delta.finish is None and active.is_out_of_time(self._clock()):
+            if delta.finish is None and active.is_out_of_time(self._clock()):
+                self._tell(active, delta)
+                delta = active.end_here()
+            if delta.finish is not None:
+                self._end(message.request_id)
             self._tell(active, delta)
-            self._end_with(active, active.end_here())
-            return
-        if delta.finish is not None:
-            self._end(message.request_id)
-        self._tell(active, delta)
 
-    def _found(self, active: ActiveRequest, message: Beams) -> Delta:
-        """What a search found, or why it found too little."""
+    @contextmanager
+    def _reading(self, active: ActiveRequest) -> Iterator[None]:
+        """End the request if its tokens can't be read.
+
+        A fault of a tokenizer or of a user's rule must not end the other requests.
+        """
         try:
-            return active.found(message)
-        except InvalidRequestError as error:
-            return Delta("", (), active.statistics, error=error)
-        except Exception as error:  # as of other answers
-            _log.exception("request %d has tokens that can't be read", message.request_id)
-            reason = f"the answer's tokens can't be read: {error}"
-            return Delta("", (), active.statistics, error=UnavailableError(reason))
+            yield
+        except ConsortError as error:
+            self._fail(active, error)
+        except Exception as error:
+            _log.exception("request %d has tokens that can't be read", active.request.request_id)
+            self._fail(active, UnavailableError(f"the request's tokens can't be read: {error!r}"))
 
     def _tell(self, active: ActiveRequest, delta: Delta) -> None:
         try:
@@ -225,6 +229,8 @@ class Coordinator:
             return
         self._active[request.request_id] = active
         self._assignment.place(active)
+        with self._reading(active):
+            active.read_prompt()
 
     def _end(self, request_id: int) -> None:
         active = self._active.pop(request_id, None)
@@ -250,15 +256,16 @@ class Coordinator:
         self._place_waiting(now_s)
 
     def _drop_left(self) -> None:
-        """Hang up on replicas that are leaving, once nothing of ours is there."""
+        """Hang up on replicas that are leaving, once they have said that nothing of ours is there."""
         for name in self._placement.left():
             if not any(active.has_member(name) for active in self._active.values()):
                 self._lose(name)
 
     def _lose(self, name: str) -> None:
         """A replica is gone. Rows go on without a drafter; requests without a target are placed anew."""
-        self._link.disconnect(name)
         self._assignment.lose(name, self._placement.remove(name), self._clock())
+        self._outbox.flush()  # it may hear yet what it is to forget
+        self._link.disconnect(name)
 
     def _look_after_replicas(self, now_s: float) -> None:
         """Give up those that are silent for too long, take work off those that seem to hang, and share it evenly."""
@@ -280,7 +287,8 @@ class Coordinator:
                 reason = f"timeout_s: the request took longer than {active.request.timeout_s:g} s"
                 self._fail(active, DeadlineError(reason))
             elif active.is_out_of_time(now_s):
-                self._end_with(active, active.end_here())
+                with self._reading(active):
+                    self._end_with(active, active.end_here())
 
     def _place_waiting(self, now_s: float) -> None:
         """Place what has no target, attach drafters where one is missing, and fail what has waited too long."""

@@ -22,7 +22,7 @@ from actors.draft_tree import DraftNode
 from actors.drafter_row import WIDTH, DrafterRow, DrafterStep
 from actors.link import ConnectingLink
 from actors.loop import LoopTimes
-from actors.messages import Admit, Advance, Failed, Message, Missed, Offer, Report
+from actors.messages import Admit, Advance, Message, Missed, Offer, Report
 from actors.reception import REPORT_PERIOD_S, Reception
 from actors.rows import PREPARING_S, RowKey, RowTable, choose_prefill
 from actors.runner import Runner
@@ -31,6 +31,7 @@ from actors.structures import LoadTokenizer, Structures
 from actors.translating_row import TranslatingRow
 from actors.translator import Translator
 from decoding.calibration import RankCalibration
+from decoding.errors import UnavailableError
 from decoding.transfer import tensor_on
 
 _log = logging.getLogger(__name__)
@@ -130,8 +131,8 @@ class Drafter:
         return [row for row in self._rows if row.ready and row.wants_step(alternatives)], alternatives
 
     def _give_back(self, row: DrafterRow, error: BaseException) -> None:
-        self._rows.remove(row.key)
-        self._reception.put(row.key[0], Failed(row.key[1], str(error)))
+        if self._rows.get(row.key) is row:
+            self._reception.give_back(row.key, row.admission, error)
 
     def _run(self, steps: list[tuple[DrafterRow, DrafterStep]]) -> float:
         """One batched forward; every node that was run gets children, which are offered. Returns seconds."""
@@ -185,7 +186,10 @@ class Drafter:
             case Advance():
                 self._advance(peer, message)
             case Admit():
-                self._admit(peer, message)
+                try:
+                    self._admit(peer, message)
+                except Exception as error:  # a fault of a tokenizer, among others, must not end the other requests
+                    self._reception.give_back((peer, message.request_id), message.admission, error)
             case Report():
                 pass  # of a target
             case _:
@@ -201,9 +205,7 @@ class Drafter:
         else:
             row = None
         if row is None:
-            error = "the drafter has no room for the text, or not its tokens"
-            self._reception.put(peer, Failed(message.request_id, error))
-            return
+            raise UnavailableError("the drafter has no room for the text, or not its tokens")
         if message.target is not None:
             self._reach(message.target)
         self._structures.begin(row)
@@ -227,9 +229,18 @@ class Drafter:
         row = self._rows.get((message.coordinator, message.request_id))
         if row is None or row.target != peer or message.admission < row.admission:
             return
+        try:
+            self._go_on(row, message)
+        except (
+            Exception
+        ) as error:  # as with an admission; should that have been lost, the coordinator knows the new one
+            self._reception.give_back(row.key, message.admission, error)
+
+    def _go_on(self, row: DrafterRow, message: Advance) -> None:
+        """Raises UnavailableError if that is impossible."""
         if message.admission > row.admission or not row.can_read(message.tokens):
-            self._give_back(row, ValueError("an admission was lost, or the text has tokens beyond the drafter's"))
-        elif message.base > row.known:  # something was lost on the way, or told before it was connected
+            raise UnavailableError("an admission was lost, or the text has tokens beyond the drafter's")
+        if message.base > row.known:  # something was lost on the way, or told before it was connected
             self._reception.put(row.target, Missed(message.request_id, message.coordinator, row.known))
         elif message.base + len(message.tokens) > row.known:
             row.look_ahead(message.draft_length)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from actors.link import ConnectingLink
-from actors.messages import Answer, Ask, Cancel, Ensemble, Failed, Join, Joined, Lost, Message
+from actors.messages import Answer, Ask, Cancel, Ensemble, Failed, Join, Joined, Lost, Message, Report
 from actors.packed_logits import LogitsTransport, unpack
 from actors.row_ensemble import RowEnsemble
 from actors.runner import Runner
@@ -55,6 +55,7 @@ class Ensembles:
                     row.prompt_length,
                     best_count=ensemble.options.best_count,
                     shared=shared,
+                    admission=row.admission,
                 )
                 self._put((row.key[1], replica), join)
 
@@ -83,13 +84,22 @@ class Ensembles:
             tokens=draft.tokens,
             parents=draft.parents,
             transport=LogitsTransport(ensemble.options.member_dtype, ensemble.options.member_top_k),
+            admission=row.admission,
         )
         ensemble.told = len(row.tokens)
         for replica in ensemble.others:
             self._put((row.key[1], replica), ask)
 
-    def ask_again(self, replica: str) -> None:
-        """A member has reported, which it does after it has answered. What it never answers was lost on the way."""
+    def reconcile(self, replica: str, report: Report) -> None:
+        """Make what a member works on for this leader what it should: whatever was lost on the way comes right here."""
+        for request_id in report.request_ids:
+            row = self._rows.get(request_id)
+            if row is None or row.ensemble is None or replica not in row.ensemble.others:
+                self._send(replica, Cancel(request_id))
+        self._ask_again(replica)
+
+    def _ask_again(self, replica: str) -> None:
+        """A member reports after it has answered. What it has not answered by then was lost on the way."""
         for place, (message, reports) in list(self._unanswered.items()):
             if place[1] == replica:
                 self._unanswered[place] = message, reports + 1
@@ -99,29 +109,53 @@ class Ensembles:
     def take(
         self, replica: str, message: Joined | Answer | Lost | Failed, now_s: float
     ) -> tuple[TargetRow, ConsortError] | None:
-        """What a member says. Returns the row that must fail because of it, and why."""
+        """Take what is said by a member, or about one. Returns the row that must fail because of it, and why."""
         row = self._rows.get(message.request_id)
         if row is None or row.ensemble is None:
             return None
-        place = row.key[1], replica
         try:
-            match message:
-                case Joined():
-                    row.ensemble.join(replica)
-                    self._answered(place, step=0)
-                case Answer(_, step, logits, best):
-                    found = unpack(logits, self._runner.device, self._shared.get(place))
-                    row.ensemble.take(replica, step, found, best, now_s)
-                    self._answered(place, step)
-                case Lost(_, lost):
-                    row.ensemble.lose(lost, "is gone")
-                case Failed(_, error):
-                    row.ensemble.lose(replica, f"failed: {error}")
+            if isinstance(message, Lost):
+                self._drop(row, row.ensemble, message.replica, "is gone")
+            elif message.admission == row.admission and replica in row.ensemble.others:
+                self._take(row, row.ensemble, replica, message, now_s)
         except ConsortError as error:
             return row, error
         except ValueError as error:
             return row, UnavailableError(f"a member's answer makes no sense: {error}")
         return None
+
+    def _take(
+        self, row: TargetRow, ensemble: RowEnsemble, replica: str, message: Joined | Answer | Failed, now_s: float
+    ) -> None:
+        place = row.key[1], replica
+        match message:
+            case Joined():
+                ensemble.join(replica)
+                self._answered(place, step=0)
+            case Answer(_, step, logits, best):
+                unpacked = unpack(logits, self._runner.device, self._shared.get(place))
+                ensemble.take(replica, step, unpacked, best, now_s)
+                self._answered(place, step)
+            case Failed(_, error):
+                self._drop(row, ensemble, replica, f"failed: {error}")
+
+    def _drop(self, row: TargetRow, ensemble: RowEnsemble, replica: str, reason: str) -> None:
+        """Go on without a member, which may forget the request.
+
+        Raises:
+            UnavailableError: the ensemble can't go on without it.
+        """
+        if replica in ensemble.others:
+            self._release(row.key[1], replica)
+            ensemble.lose(replica, reason)
+
+    def _release(self, request_id: int, replica: str) -> None:
+        """Let a member forget a request, and forget what was asked of it."""
+        self._send(replica, Cancel(request_id))
+        self._unanswered.pop((request_id, replica), None)
+        shared = self._shared.pop((request_id, replica), None)
+        if shared is not None:
+            shared.withdraw()
 
     def give_up_late(self, now_s: float) -> list[tuple[TargetRow, ConsortError]]:
         """Go on without members that took too long. Returns the rows that can't, and why."""
@@ -130,7 +164,7 @@ class Ensembles:
             assert row.ensemble is not None
             for replica in row.ensemble.overdue(now_s):
                 try:
-                    row.ensemble.lose(replica, "took too long")
+                    self._drop(row, row.ensemble, replica, "took too long")
                 except UnavailableError as error:
                     failed.append((row, error))
         self._hang_up(now_s)
@@ -138,26 +172,22 @@ class Ensembles:
 
     def _hang_up(self, now_s: float) -> None:
         """Close the connections that have been idle for long: to dead members, among others."""
+        ensembles = [row.ensemble for row in self._rows.values() if row.ensemble is not None]
+        used = {replica for ensemble in ensembles for replica in ensemble.others}
         for replica, used_at_s in list(self._used_at_s.items()):
-            if now_s - used_at_s > _IDLE_S:
-                if any(row.ensemble is not None and replica in row.ensemble.others for row in self._rows.values()):
-                    self._used_at_s[replica] = now_s
-                else:
-                    self._link.disconnect(replica)
-                    del self._used_at_s[replica]
+            if replica in used:
+                self._used_at_s[replica] = now_s
+            elif now_s - used_at_s > _IDLE_S:  # so what was sent when it was last used has long been heard
+                self._link.disconnect(replica)
+                del self._used_at_s[replica]
 
     def leave(self, row: TargetRow) -> None:
-        """The row is gone; so are its members' rows."""
-        self._rows.pop(row.key[1], None)
+        """The row is gone; so are its members' rows, those of members that were dropped included."""
+        if self._rows.get(row.key[1]) is row:
+            del self._rows[row.key[1]]
         if row.ensemble is not None:
-            for replica in row.ensemble.others:
-                self._send(replica, Cancel(row.key[1]))
-            for replica in row.ensemble.replicas:
-                place = row.key[1], replica
-                self._unanswered.pop(place, None)
-                shared = self._shared.pop(place, None)
-                if shared is not None:
-                    shared.withdraw()
+            for replica in filter(None, row.ensemble.replicas):
+                self._release(row.key[1], replica)
 
     def _answered(self, place: _Place, step: int) -> None:
         """The member need not be asked again. step: of the round; 0: it has joined."""

@@ -17,7 +17,10 @@ class MemberRow(Row):
 
     def __init__(self, peer: str, join: Join, runner: Runner) -> None:
         params = SamplingParams(max_tokens=1)  # a member samples nothing
-        super().__init__(peer, Admit(join.request_id, join.tokens, len(join.tokens), params, 0, drafter=False))
+        admit = Admit(
+            join.request_id, join.tokens, len(join.tokens), params, 0, drafter=False, admission=join.admission
+        )
+        super().__init__(peer, admit)
         self.join = join
         self.memory = None if join.shared is None else accept(join.shared)  # for its answers
         self._runner = runner
@@ -73,7 +76,7 @@ class MemberRow(Row):
         """What was asked is answered. logits: [K + 1, V of the leader]; best: [K + 1] its most probable tokens."""
         assert self.ask is not None
         ask, self.ask = self.ask, None
-        return Answer(self.key[1], ask.step, pack(logits, ask.transport, self.memory), best)
+        return Answer(self.key[1], ask.step, pack(logits, ask.transport, self.memory), best, self.admission)
 
     def next_input(self, limit: int) -> RowInput:
         """The last token is run with the draft."""

@@ -64,8 +64,8 @@ class MemberView(msgspec.Struct, frozen=True):
 class Admit(msgspec.Struct, frozen=True, tag=True):
     """Take up a request. `tokens` are its prompt and all committed tokens, so fail-over is one more Admit.
 
-    `admission` counts a request's admissions. What a target says comes with the number that it was admitted with, so
-    that a request which has left a replica and come back is not taken for what it was there before.
+    `admission` counts a request's admissions. What replicas say about it comes with the number that it was admitted
+    with, so that a request which has left a replica and come back is not taken for what it was there before.
     """
 
     request_id: int
@@ -161,6 +161,7 @@ class Beams(msgspec.Struct, frozen=True, tag=True):
     answers: list[Hypothesis]  # best first; fewer than asked for where no more have the words that must appear
     steps: int  # of the target, the prefill's last included
     logprobs: list[list[TokenLogprobs]] | None = None  # of each answer's tokens, if asked for
+    admission: int = 0  # as in Admit
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
@@ -179,12 +180,14 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     prompt_length: int  # of the text: what was not chosen by the members
     best_count: int = 0  # how many of its most probable tokens to tell with each answer
     shared: SharedOffer | None = None  # memory for the answers, where the member can see it
+    admission: int = 0  # as in Admit, of the leader
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
     """The member is ready to be asked."""
 
     request_id: int
+    admission: int = 0  # as in Join
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -197,6 +200,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     tokens: list[int]  # [K]
     parents: list[int]  # [K] as in Offer
     transport: LogitsTransport
+    admission: int = 0  # as in Join
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
@@ -206,6 +210,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     step: int
     logits: PackedLogits  # in the leader's tokens; −∞ throughout where the member has nothing to say
     best: list[list[int]]  # [K + 1] the leader's tokens that it finds most probable, as many as `Join` says
+    admission: int = 0  # as in Join
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -214,6 +219,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     request_id: int
     error: str
     field: str | None = None  # of the request, if that is at fault
+    admission: int = 0  # as in Admit or Join
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):

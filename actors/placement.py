@@ -41,6 +41,11 @@ class _Replica:
     def sound(self) -> bool:
         return not (self.leaving or self.suspected)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it has reported since its requests last changed, and named none of ours."""
+        return not self.settling and self.reported is not None and not self.reported.request_ids
+
     def add(self, request_id: int) -> None:
         self.request_ids.add(request_id)
         self.settling = _SETTLING
@@ -149,8 +154,12 @@ class Placement:
         ]
 
     def left(self) -> list[str]:
-        """Replicas that are leaving and work on nothing of ours."""
-        return [name for name, replica in self._replicas.items() if replica.leaving and not replica.request_ids]
+        """Replicas that are leaving and work on nothing of ours, as they have said themselves."""
+        return [
+            name
+            for name, replica in self._replicas.items()
+            if replica.leaving and not replica.request_ids and replica.is_free
+        ]
 
     # Requests that belong elsewhere
 

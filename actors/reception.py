@@ -1,17 +1,20 @@
 """What every model loop does with its messages: wait, account for the wait, answer for its rows, report."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Generic
 
 from actors.link import Envelope, Link, Outbox
 from actors.loop import LoopTimes
-from actors.messages import Alive, Cancel, Message
-from actors.rows import R, RowTable
+from actors.messages import Alive, Cancel, Failed, Message
+from actors.rows import R, RowKey, RowTable
+from decoding.errors import ConsortError, InvalidRequestError
 
 REPORT_PERIOD_S = 1.0
 _MAX_SILENCE_S = 30.0
 _ABSENT_S = 10.0  # between two turns: one took so long, or the process was stopped
+_log = logging.getLogger(__name__)
 
 
 class Reception(Generic[R]):
@@ -39,6 +42,16 @@ class Reception(Generic[R]):
     def put(self, peer: str, message: Message) -> None:
         """Send a message at the end of this turn."""
         self._outbox.put(peer, message)
+
+    def give_back(self, key: RowKey, admission: int, error: BaseException) -> None:
+        """Forget a request that can't go on here, and tell its peer why."""
+        self._rows.remove(key)
+        peer, request_id = key
+        reason, field = str(error), error.field if isinstance(error, InvalidRequestError) else None
+        if not isinstance(error, ConsortError):
+            _log.error("request %d can't go on", request_id, exc_info=error)
+            reason = f"{type(error).__name__}: {error}"
+        self.put(peer, Failed(request_id, reason, field, admission))
 
     def flush(self) -> None:
         """Send at once what was put."""

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from actors.addresses import ReplicaAddress
@@ -144,7 +145,15 @@ class ActiveRequest:
         self.targets_lost = self.drafters_lost = 0
         self.admission = 0  # how often it has left its target
         self.began_s = self.unplaced_since_s = now_s
-        self._answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
+
+    @cached_property
+    def _answer(self) -> Answer:
+        request = self.request
+        return Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
+
+    def read_prompt(self) -> None:
+        """Decode what of the prompt the answer's text depends on; raises what the tokenizer does."""
+        _ = self._answer
 
     @property
     def target(self) -> str | None:

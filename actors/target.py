@@ -311,7 +311,7 @@ class Target:
             self._inbox.fail(leading, reason)
         for member in self._rows.joining:
             member.joined = True
-            self._reception.put(member.key[0], Joined(member.key[1]))
+            self._reception.put(member.key[0], Joined(member.key[1], member.admission))
 
     def _plan(self, committed: list[TargetRow]) -> None:
         """Decide what the rows that just committed wait for."""

@@ -17,7 +17,7 @@ from actors.structures import Structures
 from actors.target_row import TargetRow
 from actors.translating_member_row import TranslatingMemberRow
 from decoding.beam_options import BeamOptions
-from decoding.errors import InvalidRequestError
+from decoding.errors import InvalidRequestError, UnavailableError
 from decoding.ngram import NgramProposers
 
 _log = logging.getLogger(__name__)
@@ -56,9 +56,8 @@ class TargetInbox:
 
     def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back."""
-        self._rows.remove(row.key)
-        field = error.field if isinstance(error, InvalidRequestError) else None
-        self._reception.put(row.key[0], Failed(row.key[1], str(error), field))
+        if self._rows.get(row.key) is row:
+            self._reception.give_back(row.key, row.admission, error)
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
@@ -68,8 +67,8 @@ class TargetInbox:
                     fits = row.offer(message)
                     if fits or row.params.rejects:  # what is drawn by chance never fits when it is late
                         self._planner.note_offer(row, time.perf_counter())
-            case Admit():
-                self._admit(peer, message)
+            case Admit() | Join() | Ask():
+                self._take_up(peer, message)
             case Missed(request_id, coordinator, known):
                 row = self._rows.get((coordinator, request_id))
                 if isinstance(row, TargetRow) and row.follower == peer:
@@ -79,56 +78,60 @@ class TargetInbox:
                 row = self._rows.get((peer, request_id))
                 if isinstance(row, TargetRow):
                     row.draft_with(drafter)
-            case Join():
-                self._join(peer, message)
-            case Ask(request_id):
-                row = self._rows.get((peer, request_id))
-                error = row.follow(message) if isinstance(row, MemberRow) else "the request is not here"
-                if error is not None:
-                    self._rows.remove((peer, request_id))
-                    self._reception.put(peer, Failed(request_id, error))
             case Joined() | Answer() | Lost() | Failed():
                 failed = self._ensembles.take(peer, message, time.perf_counter())
                 if failed is not None:
                     self.fail(*failed)
             case Report():
-                self._ensembles.ask_again(peer)  # if it is a member
+                self._ensembles.reconcile(peer, message)  # if it is a member
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 
+    def _take_up(self, peer: str, message: Admit | Join | Ask) -> None:
+        """Begin a request, or go on with it; give it back where that is impossible."""
+        try:
+            match message:
+                case Admit():
+                    self._admit(peer, message)
+                case Join():
+                    self._join(peer, message)
+                case Ask():
+                    self._follow(peer, message)
+        except Exception as error:  # a fault of a tokenizer, among others, must not end the other requests
+            self._reception.give_back((peer, message.request_id), message.admission, error)
+
     def _admit(self, peer: str, message: Admit) -> None:
+        """Raises UnavailableError or InvalidRequestError if it can't be served here."""
         needed = message.prompt_length + message.params.max_tokens
         if needed > self._runner.max_length:
-            error = f"the request needs {needed} positions, but the target has {self._runner.max_length}"
-        elif not self._runner.knows(message.tokens):
-            error = f"the prompt is empty, or has tokens outside the target's vocabulary of {self._runner.vocab_size}"
-        elif message.beams is not None:
+            limit = self._runner.max_length
+            raise UnavailableError(f"the request needs {needed} positions, but the target has {limit}")
+        if not self._runner.knows(message.tokens):
+            size = self._runner.vocab_size
+            raise UnavailableError(f"the prompt is empty, or has tokens outside the target's vocabulary of {size}")
+        if message.beams is not None:
             self._search(peer, message, message.beams)
             return
-        else:
-            options = message.ngram
-            proposer = (
-                None
-                if options is None
-                else self._ngrams.make(options, message.draft_length, rejects=message.params.rejects)
-            )
-            row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
-            self._structures.begin(row)
-            if message.ensemble is not None:
-                self._ensembles.begin(row, message.ensemble, time.perf_counter())
-            self._rows.add(row)
-            return
-        self._reception.put(peer, Failed(message.request_id, error))
+        options = message.ngram
+        proposer = (
+            None
+            if options is None
+            else self._ngrams.make(options, message.draft_length, rejects=message.params.rejects)
+        )
+        row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
+        self._structures.begin(row)
+        self._rows.add(row)  # first: a row of the same request goes, and its members with it
+        if message.ensemble is not None:
+            self._ensembles.begin(row, message.ensemble, time.perf_counter())
 
     def _search(self, peer: str, message: Admit, options: BeamOptions) -> None:
         slots = self._runner.cache.slots
         if options.num_beams > slots:
-            error = f"num_beams is {options.num_beams}, but the target has {slots} slots"
-            self._reception.put(peer, Failed(message.request_id, error, "num_beams"))
-        else:
-            row = BeamRow(peer, message, options, self._runner.cache)
-            self._structures.begin(row)
-            self._rows.add(row)
+            reason = f"num_beams is {options.num_beams}, but the target has {slots} slots"
+            raise InvalidRequestError(reason, field="num_beams")
+        row = BeamRow(peer, message, options, self._runner.cache)
+        self._structures.begin(row)
+        self._rows.add(row)
 
     def _join(self, peer: str, message: Join) -> None:
         known = self._rows.get((peer, message.request_id))
@@ -141,9 +144,12 @@ class TargetInbox:
             row = TranslatingMemberRow.make(peer, message, self._runner, interpreter)
         elif self._runner.knows(message.tokens):
             row = MemberRow(peer, message, self._runner)
-        if row is not None:
-            self._rows.add(row)
-        else:
-            self._reception.put(
-                peer, Failed(message.request_id, "a member has no room for the text, or not its tokens")
-            )
+        if row is None:
+            raise UnavailableError("a member has no room for the text, or not its tokens")
+        self._rows.add(row)
+
+    def _follow(self, peer: str, message: Ask) -> None:
+        row = self._rows.get((peer, message.request_id))
+        error = row.follow(message) if isinstance(row, MemberRow) else "the request is not here"
+        if error is not None:
+            raise UnavailableError(error)

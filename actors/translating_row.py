@@ -4,6 +4,7 @@ The drafter's tree of drafts is in its own tokens. What the target is offered is
 them; where that depends on how a word goes on, it is offered with a lower chance.
 """
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
@@ -24,6 +25,7 @@ _FORGETTING = 0.98  # what an observation still counts, one observation later
 _MIN_CHANCE = 0.002  # a token that is less probable is not worth a place in a message
 _NOTHING_NEW = 0.01  # what a chance changes by without being told anew
 _MAX_RATIO = 4.0  # of the drafter's tokens of a text to the target's; beyond, the lookahead is not stretched
+_log = logging.getLogger(__name__)
 
 
 class TranslatingRow(DrafterRow):
@@ -207,8 +209,16 @@ class TranslatingRow(DrafterRow):
             if draft and self._ahead:
                 spelled = self.translator.drafter.vocabulary.spelled(draft[:1])
                 draft[:1] = self.translator.drafter.spell_bytes(spelled[len(self._ahead) :]) or []
-            found = self._translations[node] = self._aligner.translate(draft)
+            found = self._translations[node] = self._written(draft)
         return found
+
+    def _written(self, draft: list[int]) -> Translation:
+        """The draft in the target's tokens; none where its tokenizer can't write it: drafts are hints."""
+        try:
+            return self._aligner.translate(draft)
+        except Exception:
+            _log.warning("request %d has a draft that can't be written", self.key[1], exc_info=True)
+            return Translation([], 0)
 
     def _still_right(self, committed: list[int]) -> Iterator[tuple[DraftNode, Translation]]:
         """What is left of the translations that the text, which went on with these tokens, has followed."""

@@ -35,7 +35,7 @@ _POLLIN = int(zmq.POLLIN)  # as a plain number: arithmetic on ZeroMQ's own takes
 _HEARTBEAT_PERIOD_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
 _CONNECT_TIMEOUT_MS = 2000
-_LINGER_MS = 1000  # for what was said before a disconnection to get through
+_LINGER_MS = 1000  # how long what was sent may still leave, in ZeroMQ's thread, once a connection is closed
 _TAKEN_OVER = b"\0"  # begins what ZeroMQ calls a connection once a newer one has its name
 _log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
@@ -144,7 +144,7 @@ class _Sockets:
     def close(self) -> None:
         for socket in list(self._by_fd.values()):
             self.discard(socket)
-            socket.close(0)
+            socket.close(_LINGER_MS)
         self._epoll.close()
 
 

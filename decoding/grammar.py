@@ -44,9 +44,12 @@ class Grammar:
         self.tokenizer = tokenizer
         self.worn = False  # a matcher has failed, and with it perhaps what they share: compile it again
         notation = _notation(structure)
-        self._matcher = _on_deep_stack(lambda: LLMatcher(tokenizer, notation, log_level=0, limits=_LIMITS))
-        if not self._matcher.is_error():
-            self._matcher.compute_bitmask()  # slow the first time
+        try:
+            self._matcher = _on_deep_stack(lambda: LLMatcher(tokenizer, notation, log_level=0, limits=_LIMITS))
+            if not self._matcher.is_error():
+                self._matcher.compute_bitmask()  # slow the first time
+        except Exception as error:
+            raise structure_error(structure, f"it can't be compiled: {error!r}") from error
         if self._matcher.is_error():
             raise self.error(self._matcher)
 
@@ -134,7 +137,16 @@ def _choice_notation(structure: Structure) -> str:
 def _on_deep_stack(work: Callable[[], T]) -> T:
     """Run in a thread that may recurse deeply, and wait for it."""
     future: Future[T] = Future()
-    thread = Thread(target=lambda: future.set_result(work()), name="grammar")
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        except BaseException as error:  # as a panic of the engine is
+            future.set_exception(RuntimeError(repr(error)))
+
+    thread = Thread(target=run, name="grammar")
     with _stack_size:
         usual = stack_size(_STACK_BYTES)
         try:

@@ -71,6 +71,9 @@ class StructureState:
 
     def prune(self, draft: Draft) -> Draft:
         """The draft without the tokens that break the grammar, and without what follows these or an end token."""
+        return self._guard(lambda: self._pruned(draft), lambda: Draft([], []))
+
+    def _pruned(self, draft: Draft) -> Draft:
         self._catch_up()
         fits = [False] * len(draft.tokens)
         for place, follows in self._walk(draft):
@@ -100,6 +103,21 @@ class StructureState:
 
     def _masks(self, draft: Draft, wanted: Collection[int]) -> Tensor:
         """As `masks`; only those after the wanted places are right."""
+        ends_only = self._end_mask[: self._width]
+        return self._guard(lambda: self._computed(draft, wanted), lambda: ends_only.repeat(len(draft.tokens) + 1, 1))
+
+    def _guard(self, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """Compute unless the text has left the grammar. A fault of the engine counts as that: it ends one request."""
+        if self._left is None:
+            try:
+                return compute()
+            except InvalidRequestError as error:
+                self._left = error
+            except Exception as error:
+                self._left = structure_error(self._grammar.structure, f"it can't be followed: {error!r}")
+        return otherwise()
+
+    def _computed(self, draft: Draft, wanted: Collection[int]) -> Tensor:
         self._catch_up()
         self._errors = {}
         masks = torch.zeros(len(draft.tokens) + 1, len(self._end_mask), dtype=torch.int32)

@@ -125,6 +125,51 @@ def test_a_message_that_is_not_for_coordinators_is_dropped(stage: Stage) -> None
     assert tokens_of(deltas) == [20]
 
 
+@pytest.mark.parametrize("with_a_commit", [True, False])
+def test_an_end_that_cannot_be_read_fails_only_its_request(stage: Stage, with_a_commit: bool) -> None:
+    """What is held back is decoded when the time is over."""
+    good_calls = [100]
+
+    def decode_a_few_times(tokens: list[int]) -> str:
+        good_calls[0] -= 1
+        if good_calls[0] < 0:
+            raise ValueError("no such token")
+        return "\ufffd"  # never whole, so it is held back
+
+    stage.set_replicas("t1")
+    endpoint = replace(ENDPOINT, drafter=None, decode=decode_a_few_times)
+    deltas: list[Delta] = []
+    params = SamplingParams(max_tokens=50, max_time_s=1)
+    stage.coordinator.submit(Request(endpoint, PROMPT, params, request_id=2), deltas.append)
+    others = stage.submit(1)
+    stage.say("t1", commit(3, 20, request_id=2))
+    good_calls[0] = 1 if with_a_commit else 0
+    if with_a_commit:
+        stage.now_s += 2
+        stage.say("t1", commit(4, 21, request_id=2))
+    else:
+        stage.turn(later_s=2)
+    assert isinstance(deltas[-1].error, UnavailableError)
+    stage.say("t1", commit(3, 20))
+    assert tokens_of(others) == [20]
+
+
+def test_a_prompt_that_cannot_be_read_fails_only_its_request(stage: Stage) -> None:
+    def broken(tokens: list[int]) -> str:
+        raise IndexError("piece id is out of range")
+
+    stage.set_replicas("t1", "d1")
+    deltas: list[Delta] = []
+    request = Request(replace(ENDPOINT, decode=broken), PROMPT, SamplingParams(max_tokens=50), request_id=2)
+    stage.coordinator.submit(request, deltas.append)
+    others = stage.submit(1)
+    assert isinstance(deltas[-1].error, UnavailableError)
+    assert "piece id is out of range" in str(deltas[-1].error)
+    assert Cancel(2) in stage.received("t1")
+    stage.say("t1", commit(3, 20))
+    assert tokens_of(others) == [20]
+
+
 def test_tokens_that_cannot_be_read_fail_only_their_request(stage: Stage) -> None:
     def decode_few(tokens: list[int]) -> str:
         if 66 in tokens:

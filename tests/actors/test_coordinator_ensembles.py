@@ -57,8 +57,8 @@ def test_an_ensemble_goes_on_without_a_member_where_that_is_allowed(stage: Stage
 def test_an_ensemble_whose_member_took_too_long_is_tried_again(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = submit_ensemble(stage)
-    for _ in range(3):
-        stage.say("t1", Failed(1, "member 'small' took too long"))
+    for admission in range(3):
+        stage.say("t1", Failed(1, "member 'small' took too long", admission=admission))
         assert deltas == []
-    stage.say("t1", Failed(1, "member 'small' took too long"))
+    stage.say("t1", Failed(1, "member 'small' took too long", admission=3))
     assert "took too long" in str(deltas[-1].error)

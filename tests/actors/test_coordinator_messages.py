@@ -1,8 +1,9 @@
 """What a coordinator does about messages that are lost, late, or there twice."""
 
 import pytest
+from msgspec import structs
 
-from actors.messages import Admit, Cancel, Drafting, Failed
+from actors.messages import Admit, Beams, Cancel, Drafting, Failed
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, reports, tokens_of
 
 
@@ -64,6 +65,31 @@ def test_a_verdict_from_a_target_that_the_request_has_left_and_come_back_to_coun
     assert stage.received("t1") == []  # least of all a Cancel, which would end what it works on now
     stage.say("t1", commit(4, 5, 9, admission=2))
     assert tokens_of(deltas) == [4, 5, 9]
+
+
+@pytest.mark.parametrize("stale", [Failed(1, "no room"), Beams(1, [], 3)], ids=["a failure", "an answer"])
+def test_nor_does_an_end_of_its_work_there(stage: Stage, stale: Failed | Beams) -> None:
+    stage.set_replicas("t1")
+    deltas = stage.submit()
+    stage.set_replicas("t2")
+    stage.set_replicas("t1")
+    stage.received("t1")
+    stage.say("t1", stale)
+    assert deltas == []
+    assert stage.received("t1") == []
+    stage.say("t1", structs.replace(stale, admission=2))
+    assert len(deltas) == 1
+
+
+def test_what_a_drafter_could_not_do_for_an_earlier_admission_counts_for_nothing(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    stage.submit()
+    stage.set_replicas("t2", "d1")
+    stage.received("d1")
+    stage.say("d1", Failed(1, "no room"))
+    assert stage.received("d1") == []
+    stage.say("d1", Failed(1, "no room", admission=1))
+    assert stage.received("d1") == [Cancel(1)]
 
 
 def test_a_drafter_that_lost_its_way_starts_again(stage: Stage) -> None:

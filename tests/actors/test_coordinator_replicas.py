@@ -3,7 +3,7 @@
 import pytest
 
 from actors.link import Envelope
-from actors.messages import Admit, Alive, Cancel, Drafting, Report
+from actors.messages import Admit, Alive, Cancel, Drafting, Message, Report
 from actors.request import Delta, Request
 from decoding.errors import UnavailableError
 from decoding.params import SamplingParams
@@ -190,6 +190,40 @@ def test_a_replica_that_is_withdrawn_hands_its_requests_over(stage: Stage) -> No
     stage.set_replicas("t2", second)
     assert stage.received("t1") == [Cancel(1)]
     assert admitted(stage.received("t2")) == [PROMPT]
+
+
+def test_a_replica_that_is_withdrawn_is_hung_up_on_once_it_has_nothing_left(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before that, it would never hear what it is to forget."""
+    hung_up: list[str] = []
+    monkeypatch.setattr(stage.link, "disconnect", hung_up.append)
+    stage.set_replicas("t1")
+    stage.submit()
+    stage.set_replicas("t1", "t2")
+    stage.set_replicas("t2")
+    assert Cancel(1) in stage.received("t1")
+    for _ in range(2):  # the first may have crossed the Cancel; should that be lost, another follows
+        stage.say("t1", reports(1))
+        stage.turn(later_s=1)
+        assert Cancel(1) in stage.received("t1")
+    assert hung_up == []
+    stage.say("t1", reports())
+    stage.turn(later_s=1)
+    assert hung_up == ["t1"]
+
+
+def test_a_replica_that_is_given_up_is_told_to_forget_before_the_connection_ends(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[Message]] = []
+    monkeypatch.setattr(stage.link, "disconnect", lambda name: told.append(stage.received(name)))
+    stage.set_replicas("t1")
+    stage.submit()
+    stage.turn(later_s=30)
+    assert told == [
+        [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4, False, target=stage.replicas["t1"].address), Cancel(1)]
+    ]
 
 
 def test_a_replica_that_is_withdrawn_finishes_what_nobody_else_can(stage: Stage) -> None:

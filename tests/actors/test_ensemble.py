@@ -219,6 +219,7 @@ def test_a_member_that_takes_too_long_is_dropped() -> None:
         next(stream)
         with mock.patch.object(engine.loops["second"], "_answer"):
             rest = list(stream)
+        wait_until(partial(_is_idle, engine.loops["second"]), "the member's slot to be free")
     shares = rest[-1].members
     assert shares is not None
     assert shares[1].weight == 0

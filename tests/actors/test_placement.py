@@ -69,6 +69,9 @@ def test_a_replica_that_leaves_gets_nothing_new_and_is_given_up_when_silent() ->
     placement = make_placement("a", "b")
     placement.are_up({"b"}, {"b"}, 1.0)
     assert [placement.assign("m", i) for i in range(3)] == ["b", "b", "b"]
+    assert placement.left() == []  # as long as it has not said that it has nothing left
+    for requests in ([7], [], []):
+        placement.heard("a", 0.0, report(len(requests), request_ids=requests))
     assert placement.left() == ["a"]
     assert placement.silent(3.0, 60.0) == []
     assert placement.silent(5.0, 60.0) == ["a"]

@@ -22,9 +22,10 @@ from actors.request import Delta, Endpoint, Request
 from actors.runner import Runner
 from actors.structure_tokenizer import structure_tokenizer
 from actors.target import Target
-from decoding.errors import ConsortError
+from decoding.errors import ConsortError, InvalidRequestError
 from decoding.grammar import Grammar
 from decoding.params import SamplingParams, Structure, StructureKind
+from decoding.structure import StructureState
 from tests.support import reference
 from tests.support.adversary import AdversarialDrafter
 from tests.support.structures import unpacked
@@ -254,3 +255,16 @@ def test_a_structure_that_asks_for_too_much_fails_alone(engine: Engine) -> None:
         list(streams[1])
     others = answers(engine, [wanted[0], replace(wanted[1], structure=None), wanted[2]])
     assert [tokens([*begun[at], *streams[at]]) for at in (0, 2)] == [tokens(others[at]) for at in (0, 2)]
+
+
+@pytest.mark.parametrize("method", ["masks", "prune"])
+def test_a_fault_of_the_engine_fails_the_requests_that_it_meets_and_no_others(engine: Engine, method: str) -> None:
+    endpoint = Endpoint("e", "target", "drafter", 4, decode=str)
+    plain = Request(endpoint, TOKENIZER("def ").input_ids, SamplingParams(max_tokens=30, temperature=0))
+    name = {"masks": "_computed", "prune": "_pruned"}[method]
+    with mock.patch.object(StructureState, name, side_effect=RuntimeError("out of order")):
+        other = engine.stream(plain)
+        first = next(other)
+        with pytest.raises(InvalidRequestError, match="out of order"):
+            engine.generate([Request(endpoint, plain.prompt, params(0, max_tokens=30))])
+        assert [first, *other][-1].finish == "length"

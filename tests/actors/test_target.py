@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from actors.link import LocalExchange, LocalLink
-from actors.messages import Admit, Advance, Cancel, Commit, Drafting, Failed, Message, Missed, Offer
+from actors.member_row import MemberRow
+from actors.messages import Admit, Advance, Cancel, Commit, Drafting, Failed, Join, Message, Missed, Offer
 from actors.runner import Runner
 from actors.served_rows import ServedRow
 from actors.target import Target
@@ -243,3 +244,18 @@ def test_a_cancelled_request_frees_its_slot_for_the_next() -> None:
     messages = stage.say(Cancel(2), Cancel(3))
     assert committed([m for m in messages if m.request_id == 1]) == stage.text()[4:]  # type: ignore[union-attr]
     assert stage.target.load().active == 0
+
+
+def test_a_fault_while_a_request_is_taken_up_fails_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a tokenizer that reads a leader's text."""
+
+    def broken(*args: object) -> None:
+        raise IndexError("piece id is out of range")
+
+    stage = Stage()
+    monkeypatch.setattr(MemberRow, "__init__", broken)
+    messages = stage.say(Join(2, PROMPT, "leader", 4, admission=3), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False))
+    assert [message for message in messages if isinstance(message, Failed)] == [
+        Failed(2, "IndexError: piece id is out of range", admission=3)
+    ]
+    assert committed(messages) == stage.text()[4:]

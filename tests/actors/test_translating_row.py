@@ -16,6 +16,7 @@ from actors.translator import Translator
 from actors.vocabularies import speller_of
 from decoding.drafts import DraftTrie
 from decoding.params import SamplingParams
+from decoding.text_aligner import TextAligner
 from tests.support import tokenizers
 from tests.support.advance import advance
 from tests.support.byte_level import byte_level_tokenizer
@@ -211,3 +212,25 @@ def test_at_the_end_of_its_slot_it_rests() -> None:
     stage = Stage(byte_level_tokenizer(), [text], max_length=len(PROMPT) + 30)
     right, asked = roll_out(stage, PROMPT, held_out_texts()[0], [3])
     assert 0 < right < asked
+
+
+@pytest.mark.parametrize("method", ["commit", "translate"])
+def test_a_fault_of_a_tokenizer_ends_no_other_request(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the text can't be read the request is given back; where a draft can't be written there is none."""
+
+    def broken(aligner: TextAligner, tokens: Sequence[int]) -> None:
+        raise IndexError("piece id is out of range")
+
+    tokens = TARGET.encode(PROMPT)
+    stage = Stage(sentencepiece_tokenizer(), [PROMPT + " first"])
+    stage.admit(tokens)
+    with monkeypatch.context() as patch:
+        patch.setattr(TextAligner, method, broken)
+        target = ReplicaAddress("t", "target")
+        said = stage.say(
+            Admit(2, tokens, len(tokens), GREEDY, 4, drafter=True, target=target, admission=3),
+            advance(1, len(tokens), TARGET.encode(" first")[:1]),
+        )
+    failed = [(one.request_id, one.admission) for one in said if isinstance(one, Failed)]
+    assert sorted(failed) == ([(1, 0), (2, 3)] if method == "commit" else [])
+    assert any(isinstance(one, Offer) for one in stage.admit(tokens))

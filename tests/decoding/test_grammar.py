@@ -103,6 +103,24 @@ def test_large_ones_compile_in_seconds(kind: StructureKind, definition: str) -> 
     assert time.perf_counter() - began_s < 10
 
 
+class _Panic(BaseException):
+    """As a panic of the engine, which is written in Rust, shows."""
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("fault", [RuntimeError("no memory"), _Panic("index out of bounds")], ids=repr)
+def test_a_fault_of_the_engine_is_an_error_and_no_wait_for_ever(
+    fault: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise fault
+
+    engine = tokenizer()
+    monkeypatch.setattr("decoding.grammar.LLMatcher", broken)
+    with pytest.raises(InvalidRequestError, match=f"structured_outputs.grammar: it can't be compiled: .*{fault}"):
+        Grammar(Structure(kind="grammar", definition='start: "a"'), engine)
+
+
 def test_many_requests_share_one_compilation() -> None:
     compiler = GrammarCompiler(tokenizer(), capacity=2)
     try:

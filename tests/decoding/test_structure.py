@@ -171,6 +171,29 @@ def test_a_text_that_leaves_the_grammar_is_an_error() -> None:
     assert "the answer left it" in str(state.error_after(-1))
 
 
+@pytest.mark.parametrize("begins_with", ["masks", "prune", "follow"])
+def test_a_fault_of_the_engine_is_an_error_of_this_text_alone(begins_with: str) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError("the engine is out of order")
+
+    grammar = compiled("choice", '["yes", "no"]')
+    state, other = follow(grammar, []), follow(grammar, [])
+    state._matcher = Broken()  # type: ignore[assignment]
+    draft = Draft(tokens_of("yes"), list(range(-1, len(tokens_of("yes")) - 1)))
+    if begins_with == "prune":
+        assert state.prune(draft).tokens == []
+    elif begins_with == "follow":
+        _, errors = state.follow([[], draft.tokens])
+        assert all("out of order" in str(error) for error in errors)
+    for _ in range(2):
+        assert [allowed(mask) for mask in state.masks(draft)] == [{END}] * (len(draft.tokens) + 1)
+    error = state.error_after(-1)
+    assert error is not None
+    assert "structured_outputs.choice: it can't be followed" in str(error)
+    assert other.prune(draft).tokens == draft.tokens
+
+
 def test_tokens_that_the_tokenizer_does_not_have() -> None:
     """Models have more rows than their tokenizers tokens; a draft may name them, as often as it likes."""
     text: list[int] = []
