@@ -124,16 +124,16 @@ class Admission:
             if error is not None:
                 self._refuse(target, error, len(requests))
 
-    @contextmanager
-    def hold(self, key: ApiKey) -> Iterator[None]:
-        """Count a request that needs no model among those in progress, while work is done for it.
-
-        Raises:
-            OverloadedError: the server, or the key, has as many requests as it may have.
-        """
+    def check_bounds(self, key: ApiKey) -> None:
+        """Raises OverloadedError if the server, or the key, has as many requests as it may have."""
         reached = self._bound_reached(1, 0, key)
         if reached is not None:
             raise _overloaded(*reached, 0.0)
+
+    @contextmanager
+    def hold(self, key: ApiKey) -> Iterator[None]:
+        """Count a request that needs no model among those in progress; raises as `check_bounds`."""
+        self.check_bounds(key)
         self._held[key] += 1
         try:
             yield

@@ -76,7 +76,8 @@ def make_api(
     rendering = ThreadPoolExecutor(1, thread_name_prefix="rendering")
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
     # What is added last comes first.
-    api.add_middleware(Turnstile, check=service.check_room, max_body_bytes=max_body_bytes)
+    bounds = service.admission.check_bounds
+    api.add_middleware(Turnstile, check=service.check_room, check_bounds=bounds, max_body_bytes=max_body_bytes)
     if service.tracer is not None:
         from deployments.http.traced import Traced
 

@@ -18,13 +18,21 @@ _BODIES_AT_ONCE = 8  # of the largest size: what is made of a body takes several
 class Turnstile:
     """ASGI middleware, behind those that find the key and the path."""
 
-    def __init__(self, app: ASGIApp, *, check: Callable[[ApiKey, str | None], None], max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        check: Callable[[ApiKey, str | None], None],
+        check_bounds: Callable[[ApiKey], None],
+        max_body_bytes: int,
+    ) -> None:
         """
-        check: raises OverloadedError where a request with that key would be refused, whatever it says. It is told the
-            endpoint, too, if the URL names it.
+        check: raises OverloadedError where a generating request with that key would be refused, whatever it says. It
+            gets the endpoint, too, if the URL names it.
+        check_bounds: raises OverloadedError where any request with that key would be refused.
         max_body_bytes: of one request; those in progress may have a few times as many together.
         """
-        self._app, self._check = app, check
+        self._app, self._check, self._check_bounds = app, check, check_bounds
         self._max_body_bytes, self._held_bytes = max_body_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,6 +43,8 @@ class Turnstile:
         try:
             if scope["path"] in GENERATING_PATHS:
                 self._check(scope["state"]["key"], scope["state"].get("endpoint"))
+            else:
+                self._check_bounds(scope["state"]["key"])
             self._check_bytes(size)
         except OverloadedError as error:
             await error_answer(error)(scope, receive, send)

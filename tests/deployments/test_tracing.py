@@ -16,7 +16,7 @@ from actors.engine import Engine
 from actors.journal import Journal
 from actors.request import Delta, Request, Statistics
 from decoding.errors import ConfigError, UnavailableError
-from deployments.configuration.keys import ApiKeyConfig
+from deployments.configuration.keys import key_of
 from deployments.configuration.tracing import TracingConfig
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
@@ -46,7 +46,7 @@ def tracer(exporter: InMemorySpanExporter) -> RequestTracer:
 
 
 def serve(service: Service) -> Iterator[TestClient]:
-    keys = KeyRing([ApiKeyConfig(key=SECRET).api_key("website")])  # type: ignore[arg-type]
+    keys = KeyRing([key_of(SECRET, field="key", admin=False).api_key("website")])
     with TestClient(make_api(service, keys=keys), headers=CLIENT) as client:
         yield client
 
