@@ -28,6 +28,11 @@ class DraftPlanner:
         self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: what to expect of a new one
         self._step_cost_s = measure_step_cost(runner)
         self._round_cost_s = deepcopy(self._step_cost_s)  # of leaders of ensembles: until the last member has answered
+        # While drafters rest: of steps, by whether they are rounds of ensembles, and of chunks of prompts.
+        self._plain_cost_s = {leading: deepcopy(self._step_cost_s) for leading in (False, True)}
+        self._prefill_cost_s = deepcopy(self._step_cost_s)
+        self._prefilled_s, self._prefill_work_s = 0.0, 0.0  # since the step before: as it was, and as it should be
+        self._offered = False  # since the step before
         self._mean_step_s = self._step_cost_s(1)
         self._trial = SpeculationTrial()
         self.rows_in_hand = 1  # those whose prompts are still being processed included: they will run soon
@@ -55,6 +60,11 @@ class DraftPlanner:
     def speculates(self) -> bool:
         """Whether drafts are wanted now."""
         return not self._adaptive or self._trial.speculates(self.rows_in_hand)
+
+    @property
+    def trial(self) -> SpeculationTrial:
+        """Which of speculative and plain decoding is faster."""
+        return self._trial
 
     def plan(self, rows: Sequence[TargetRow], committed: Collection[RowKey], now_s: float) -> None:
         """Decide what draft each row should have; those that just committed wait for it, but never longer than a step.
@@ -86,14 +96,32 @@ class DraftPlanner:
         """Learn from a round of ensembles over so many tokens, from the question to the last answer."""
         self._round_cost_s.note(tokens, seconds)
 
+    def note_prefill(self, tokens: int, seconds: float) -> None:
+        """Learn from a chunk of prompts: what drafters take from the target makes this slower, too."""
+        self._prefilled_s += seconds
+        self._prefill_work_s += self._prefill_cost_s(tokens)
+        if self._trial.rests:
+            self._prefill_cost_s.note(tokens, seconds)
+
     def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float, *, drafted: bool) -> None:
         """Learn from a step and the wait before it, together so many seconds, in which the rows committed tokens.
 
         drafted: whether there were drafts in it.
         """
-        if 2 * len(rows) > self.rows_in_hand and any(row.speculates for row in rows):
-            plain_rate = len(rows) / self._cost_s(rows)(len(rows))
-            self._trial.note(self.rows_in_hand, committed, seconds, plain_rate=plain_rate, drafted=drafted)
+        plain_cost_s = self._plain_cost_s[any(row.ensemble is not None for row in rows)]
+        several = 2 * len(rows) > self.rows_in_hand  # few rows say little about what many take
+        if self._adaptive and several and any(row.speculates for row in rows):
+            self._trial.note(
+                self.rows_in_hand,
+                committed,
+                self._prefilled_s + seconds,
+                work_s=self._prefill_work_s + committed * plain_cost_s(len(rows)) / len(rows),
+                drafted=drafted,
+                offered=self._offered,
+            )
+            if self._trial.rests:
+                plain_cost_s.note(len(rows), seconds)
+        self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
 
     def note_drafting(self, token_s: float) -> None:
         """Learn how long a draft token took to come, of all rows together where drafts are made in turn."""
@@ -101,8 +129,11 @@ class DraftPlanner:
             self._draft_token_s = token_s
         self._draft_token_s += _SMOOTHING * (token_s - self._draft_token_s)
 
-    def note_offer(self, row: TargetRow, now_s: float) -> None:
-        """Learn from an offer that fitted, if it completed what the row was waiting for."""
+    def note_offer(self, row: TargetRow, now_s: float, *, fits: bool = True) -> None:
+        """Learn from an offer: drafters are at work. One that fits may complete what the row was waiting for."""
+        self._offered = True
+        if not fits:
+            return
         row.expects_drafts = row.drafter and row.draft_length > 0
         if row.incomplete_since_s is not None and row.has_wanted_draft():
             self._note_latency(row, now_s)

@@ -23,6 +23,7 @@ class LoopTimes:
     drafted_s: float = 0.0  # in a drafter inside the target
     waited_s: float = 0.0  # for drafts (a target) or verdicts (a drafter), with requests in hand
     idle_s: float = 0.0  # without requests
+    trial_loss_s: float = 0.0  # of a target: by trials of what proved slower, speculative or plain decoding
     out_of_memory: int = 0  # forwards that the device had too little memory for
 
     def note_wait(self, seconds: float, *, with_requests: bool) -> None:

@@ -92,6 +92,8 @@ class RowTable(Generic[R]):
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
         self.drafting = True  # whether drafts for them are wanted
+        self.trying = False  # whether that is so only for a trial, or not so
+        self.speculation_gain = 1.0  # as in Report
 
     def __iter__(self) -> Iterator[R]:
         """The rows that hold a slot."""
@@ -135,8 +137,9 @@ class RowTable(Generic[R]):
             len(self._waiting),
             self._cache.slots,
             [row.key[1] for row in asked],
-            self.drafting,
+            self.drafting and not self.trying,
             followers,
+            self.speculation_gain,
         )
 
     def make_ready(self) -> list[tuple[R, BaseException]]:

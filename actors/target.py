@@ -88,6 +88,9 @@ class Target:
         if len(self._rows):
             self._planner.rows_in_hand = len(self._rows)
             self._rows.drafting = self._planner.speculates() and self._shortage.speculates
+            trial = self._planner.trial
+            self._rows.trying, self._rows.speculation_gain = trial.is_trying, trial.gain
+            self.times.trial_loss_s = trial.lost_s
         self._look_after_rows()
         prefilling = self._rows.prefilling
         if prefilling:
@@ -217,7 +220,9 @@ class Target:
                 self._fork(row, logits[at : at + 1])
         for row, chunk in zip(rows, chunks, strict=True):
             row.cached = chunk.end
-        self.times.prefill_s += time.perf_counter() - began_s
+        spent_s = time.perf_counter() - began_s
+        self.times.prefill_s += spent_s
+        self._planner.note_prefill(sum(len(chunk.tokens) for chunk in chunks), spent_s)
         self._inbox.receive(0.0)
         for (_, row), draft, verdict in zip(done, none, verdicts, strict=True):
             row.cached -= 1  # as in a step, where the cache lacks the last token: _commit counts it

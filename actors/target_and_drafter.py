@@ -130,6 +130,7 @@ def _together(target: Report, drafter: Report) -> Report:
         request_ids=drafter.request_ids + target.request_ids,
         drafting=target.drafting,
         followers=target.followers,
+        speculation_gain=target.speculation_gain,
     )
 
 

@@ -64,9 +64,9 @@ class TargetInbox:
             case Offer(request_id, _, tokens):
                 row = self._rows.get((message.coordinator, request_id))
                 if isinstance(row, TargetRow) and self._runner.knows([*tokens, *message.drawn_from()]):
-                    fits = row.offer(message)
-                    if fits or row.params.rejects:  # what is drawn by chance never fits when it is late
-                        self._planner.note_offer(row, time.perf_counter())
+                    # What is drawn by chance never fits when it is late.
+                    fits = row.offer(message) or row.params.rejects
+                    self._planner.note_offer(row, time.perf_counter(), fits=fits)
             case Admit() | Join() | Ask():
                 self._take_up(peer, message)
             case Missed(request_id, coordinator, known):

@@ -17,6 +17,7 @@ GAUGES = {
     "vllm_num_requests_waiting": "Requests that wait for a slot.",
     "vllm_kv_cache_usage_perc": "Share of the KV slots in use, 1 is all.",
     "consort_drafting": "Of a target: 1 while drafts are wanted, 0 while plain decoding is faster.",
+    "consort_speculation_gain": "Of a target: speed with speculation over that without, by its trials; 1: unknown.",
 }
 COUNTERS = {  # by the names of LoopTimes, and one more
     "malformed": ("consort_malformed_batches_total", "Batches of messages that made no sense, and were dropped."),
@@ -24,6 +25,10 @@ COUNTERS = {  # by the names of LoopTimes, and one more
     "step_s": ("consort_step_seconds_total", "Time in batched steps."),
     "prefill_s": ("consort_prefill_seconds_total", "Time in chunks of prompts."),
     "drafted_s": ("consort_drafting_seconds_total", "Of a target: time in a drafter inside it."),
+    "trial_loss_s": (
+        "consort_trial_loss_seconds_total",
+        "Of a target: time lost by trying whether speculative or plain decoding is faster.",
+    ),
     "waited_s": (
         "consort_wait_seconds_total",
         "Time with requests, but without drafts (target) or verdicts (drafter).",
@@ -55,6 +60,12 @@ class ReplicaMetrics:
         for field, amount in since.items():
             if amount > 0:
                 self._counters[field].inc(amount)
-        values = (report.active, report.waiting, report.active / max(report.slots, 1), report.drafting)
+        values = (
+            report.active,
+            report.waiting,
+            report.active / max(report.slots, 1),
+            report.drafting,
+            report.speculation_gain,
+        )
         for name, value in zip(GAUGES, values, strict=True):
             self._gauges[name].set(float(value))

@@ -109,3 +109,35 @@ def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.Mon
     for row in (alone, leader):
         planner.plan([row], {row.key}, 0.0)
     assert 0 < alone.useful_draft_length < leader.useful_draft_length == 4
+
+
+def speculated_share(planner: DraftPlanner, *, drafted_step_s: float, tokens: float, prompts_s: float = 0.0) -> float:
+    """Steps of eight rows, 30 ms each without drafts, after 64 tokens of prompts that take 0.2 s, and more with drafts.
+
+    Returns the share of the steps after the first minute that were speculated.
+    """
+    rows = [running_row(planner, request_id) for request_id in range(8)]
+    planner.rows_in_hand, seconds, shares = len(rows), 0.0, []
+    while seconds < 180:
+        speculates = planner.speculates()
+        prefill_s = 0.2 + prompts_s * speculates
+        if prompts_s:
+            planner.note_prefill(64, prefill_s)
+        step_s = drafted_step_s if speculates else STEP_S
+        planner.note_step(24 if speculates else 8, step_s)
+        planner.note_round(rows, round(8 * tokens) if speculates else 8, step_s, drafted=speculates)
+        seconds += step_s + prefill_s * (prompts_s > 0)
+        shares += [speculates] * (seconds > 60)
+    return sum(shares) / len(shares)
+
+
+def test_what_drafters_take_from_every_step_is_not_taken_for_the_cost_of_plain_ones(planner: DraftPlanner) -> None:
+    """Drafts make it a third slower, but look faster than plain steps would be by the cost of those with drafts."""
+    assert speculated_share(planner, drafted_step_s=2.8 * STEP_S, tokens=2) < 0.05
+
+
+def test_what_drafters_take_from_prompts_counts(planner: DraftPlanner) -> None:
+    """Steps alone are faster with drafts; with the prompts between them they are not."""
+    assert speculated_share(planner, drafted_step_s=1.5 * STEP_S, tokens=2) > 0.9
+    slowed = DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
+    assert speculated_share(slowed, drafted_step_s=1.5 * STEP_S, tokens=2, prompts_s=0.6) < 0.05

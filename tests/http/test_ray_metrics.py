@@ -14,6 +14,7 @@ NOTHING_YET = {  # Ray tells nothing of a counter before it counts
     "ray_consort_drafting_seconds_total",
     "ray_consort_malformed_batches_total",
     "ray_consort_out_of_memory_total",
+    "ray_consort_trial_loss_seconds_total",
 }
 
 
