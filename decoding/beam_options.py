@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
-from decoding.errors import InvalidRequestError
+from decoding.errors import require
 
 MAX_BEAMS = 128
 
@@ -31,25 +31,23 @@ class BeamOptions:
     force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()  # for each word its alternatives; one must come
 
     def __post_init__(self) -> None:
-        _require(1 <= self.num_beams <= MAX_BEAMS, "num_beams", self.num_beams, f"from 1 to {MAX_BEAMS}")
-        _require(
+        require(1 <= self.num_beams <= MAX_BEAMS, "num_beams", self.num_beams, f"from 1 to {MAX_BEAMS}")
+        require(
             1 <= self.num_return_sequences <= self.num_beams,
             "num_return_sequences",
             self.num_return_sequences,
             f"from 1 to num_beams, {self.num_beams}",
         )
-        _require(isfinite(self.length_penalty), "length_penalty", self.length_penalty, "a finite number")
+        require(isfinite(self.length_penalty), "length_penalty", self.length_penalty, "a finite number")
         groups = self.num_beam_groups
         fits = groups >= 1 and self.num_beams % groups == 0
-        _require(fits, "num_beam_groups", groups, f"a divisor of num_beams, {self.num_beams}")
+        require(fits, "num_beam_groups", groups, f"a divisor of num_beams, {self.num_beams}")
         penalty = self.diversity_penalty
-        _require(isfinite(penalty) and penalty >= 0, "diversity_penalty", penalty, "a number of at least 0")
+        require(isfinite(penalty) and penalty >= 0, "diversity_penalty", penalty, "a number of at least 0")
         needless = groups > 1 and penalty == 0
-        _require(
-            not needless, "diversity_penalty", penalty, "above 0, or num_beam_groups 1: equal groups find the same"
-        )
+        require(not needless, "diversity_penalty", penalty, "above 0, or num_beam_groups 1: equal groups find the same")
         words = self.force_words_ids
-        _require(all(word and all(word) for word in words), "force_words", words, "phrases that are not empty")
+        require(all(word and all(word) for word in words), "force_words", words, "phrases that are not empty")
 
     def check(self, *, max_tokens: int, end_token_ids: tuple[int, ...]) -> None:
         """Whether an answer can have all its words.
@@ -59,15 +57,10 @@ class BeamOptions:
         """
         needed = sum(min(map(len, word)) for word in self.force_words_ids)
         problem = f"{self.force_words_ids!r}, {needed} tokens in all"
-        _require(needed <= max_tokens, "force_words", problem, f"at most max_tokens, {max_tokens}")
+        require(needed <= max_tokens, "force_words", problem, f"at most max_tokens, {max_tokens}")
         ends = sorted(set(end_token_ids).intersection(self.named_tokens()))
-        _require(not ends, "force_words", ends, "without tokens that end the answer")
+        require(not ends, "force_words", ends, "without tokens that end the answer")
 
     def named_tokens(self) -> Iterator[int]:
         """Every token id that the options name, to be checked against a vocabulary."""
         return (token for word in self.force_words_ids for phrase in word for token in phrase)
-
-
-def _require(holds: bool, field: str, given: object, expected: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from decoding.errors import InvalidRequestError, UnavailableError
+from decoding.errors import UnavailableError, require
 
 BlendKind = Literal["single", "mixture", "product", "vote", "gated", "contrastive"]
 ContrastiveForm = Literal["difference", "scaled"]
@@ -33,20 +33,20 @@ class BlendParams:
     amateur_temperature: float = 1.0  # contrastive, difference
 
     def __post_init__(self) -> None:
-        _require(self.kind in get_args(BlendKind), "kind", self.kind, f"one of {', '.join(get_args(BlendKind))}")
+        require(self.kind in get_args(BlendKind), "kind", self.kind, f"one of {', '.join(get_args(BlendKind))}")
         forms = get_args(ContrastiveForm)
-        _require(self.form in forms, "form", self.form, " or ".join(forms))
-        _require(
+        require(self.form in forms, "form", self.form, " or ".join(forms))
+        require(
             all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
             and (not self.weights or 0 < sum(self.weights) < math.inf),
             "weights",
             self.weights,
             "finite numbers of at least 0, not all of them 0",
         )
-        _require(0 <= self.threshold <= 1, "threshold", self.threshold, "a number from 0 to 1")
-        _require(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 (all tokens stay) to 1")
-        _require(0 <= self.beta <= MAX_BETA, "beta", self.beta, f"a number from 0 to {MAX_BETA}")
-        _require(
+        require(0 <= self.threshold <= 1, "threshold", self.threshold, "a number from 0 to 1")
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 (all tokens stay) to 1")
+        require(0 <= self.beta <= MAX_BETA, "beta", self.beta, f"a number from 0 to {MAX_BETA}")
+        require(
             MIN_AMATEUR_TEMPERATURE <= self.amateur_temperature <= MAX_AMATEUR_TEMPERATURE,
             "amateur_temperature",
             self.amateur_temperature,
@@ -60,19 +60,19 @@ class BlendParams:
             InvalidRequestError: these members can't be blended like that; the error names the field.
         """
         weights = self.weights
-        _require(not weights or len(weights) == count, "weights", weights, f"one number for each of {count} members")
+        require(not weights or len(weights) == count, "weights", weights, f"one number for each of {count} members")
         if self.kind == "contrastive":
-            _require(
+            require(
                 count == 2, "kind", self.kind, f"a blend for {count} members; contrastive has an expert, an amateur"
             )
-            _require(
+            require(
                 not weights or (weights[0] > 0 and weights[1] in (0, weights[0])),
                 "weights",
                 weights,
                 "(1, 1), or (1, 0) for the expert alone; beta says how much the amateur counts",
             )
         if self.kind == "single":
-            _require(not any(weights[1:]), "weights", weights, "0 for all but the first member")
+            require(not any(weights[1:]), "weights", weights, "0 for all but the first member")
 
     def require_vocabulary(self, vocabulary: VocabularyKind) -> None:
         """Check the parameters against the tokens on which the members are blended.
@@ -84,7 +84,7 @@ class BlendParams:
             "product": "rule out each token that one of the members lacks",
             "contrastive": "prefer each token that the amateur lacks to all others",
         }
-        _require(
+        require(
             vocabulary != "union" or self.kind not in lone,
             "kind",
             self.kind,
@@ -115,8 +115,3 @@ class BlendParams:
             names = ", ".join(str(i) for i, there in enumerate(present) if there)
             raise UnavailableError(f"A {self.kind} blend with weights {given} needs more than members [{names}].")
         return tuple(weight / total for weight in left)
-
-
-def _require(holds: bool, field: str, given: object, expected: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)

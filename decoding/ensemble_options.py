@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from decoding.blend_params import BlendParams, VocabularyKind
-from decoding.errors import InvalidRequestError
+from decoding.errors import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +28,11 @@ class EnsembleOptions:
     vocabulary_top_k: int = 10  # topk_union: how many of each member's most probable ones
 
     def __post_init__(self) -> None:
-        if self.min_members < 1:
-            raise InvalidRequestError(
-                f"min_members must be a whole number of at least 1, not {self.min_members}.", field="min_members"
-            )
-        if self.member_top_k < 0:
-            raise InvalidRequestError(
-                f"member_top_k must be a whole number from 0 (all), not {self.member_top_k}.", field="member_top_k"
-            )
-        if self.vocabulary_top_k < 1:
-            raise InvalidRequestError(
-                f"vocabulary_top_k must be a whole number of at least 1, not {self.vocabulary_top_k}.",
-                field="vocabulary_top_k",
-            )
-        if not 0 < self.member_timeout_s < math.inf:
-            raise InvalidRequestError(
-                f"member_timeout_ms must be more than 0, not {1e3 * self.member_timeout_s:g}.",
-                field="member_timeout_ms",
-            )
+        require(self.min_members >= 1, "min_members", self.min_members, "a whole number of at least 1")
+        require(self.member_top_k >= 0, "member_top_k", self.member_top_k, "a whole number from 0 (all)")
+        require(self.vocabulary_top_k >= 1, "vocabulary_top_k", self.vocabulary_top_k, "a whole number of at least 1")
+        timeout_ms = 1e3 * self.member_timeout_s
+        require(0 < timeout_ms < math.inf, "member_timeout_ms", timeout_ms, "more than 0")
 
     @property
     def best_count(self) -> int:

@@ -22,6 +22,16 @@ class InvalidRequestError(ConsortError, ValueError):
         self.field = field
 
 
+def require(holds: bool, field: str, given: object, expected: str) -> None:
+    """Check a value of a request.
+
+    Raises:
+        InvalidRequestError: the condition does not hold; the message names the field, and what it must be.
+    """
+    if not holds:
+        raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)
+
+
 class UnknownModelError(InvalidRequestError):
     """The request names an endpoint that is not configured."""
 

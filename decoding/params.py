@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from decoding.errors import InvalidRequestError
+from decoding.errors import require
 
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
@@ -71,20 +71,20 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
 
     def __post_init__(self) -> None:
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "a whole number of at least 1")
-        _require(
+        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "a whole number of at least 1")
+        require(
             self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE,
             "temperature",
             self.temperature,
             f"0 (greedy) or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE}",
         )
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0 and at most 1 (1 turns it off)")
-        _require(0 <= self.top_k <= MAX_TOP_K, "top_k", self.top_k, f"a whole number from 0 (off) to {MAX_TOP_K}")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number from 0 (off) to 1")
-        _require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "a number above 0 and at most 1 (off)")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0 and at most 1 (1 turns it off)")
+        require(0 <= self.top_k <= MAX_TOP_K, "top_k", self.top_k, f"a whole number from 0 (off) to {MAX_TOP_K}")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number from 0 (off) to 1")
+        require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "a number above 0 and at most 1 (off)")
         for field, value in (("epsilon_cutoff", self.epsilon_cutoff), ("eta_cutoff", self.eta_cutoff)):
-            _require(0 <= value < 1, field, value, "a number from 0 (off) to below 1")
-        _require(
+            require(0 <= value < 1, field, value, "a number from 0 (off) to below 1")
+        require(
             0.01 <= self.repetition_penalty <= 100,
             "repetition_penalty",
             self.repetition_penalty,
@@ -94,26 +94,26 @@ class SamplingParams:
             ("presence_penalty", self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty),
         ):
-            _require(-2 <= value <= 2, field, value, "a number from -2 to 2 (0 turns it off)")
-        _require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", self.no_repeat_ngram_size, "at least 0 (off)")
-        _require(
+            require(-2 <= value <= 2, field, value, "a number from -2 to 2 (0 turns it off)")
+        require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", self.no_repeat_ngram_size, "at least 0 (off)")
+        require(
             0 <= self.min_tokens <= self.max_tokens,
             "min_tokens",
             self.min_tokens,
             f"a whole number from 0 to max_tokens, {self.max_tokens}",
         )
-        _require(all(self.bad_words_ids), "bad_words", self.bad_words_ids, "non-empty")
-        _require(
+        require(all(self.bad_words_ids), "bad_words", self.bad_words_ids, "non-empty")
+        require(
             all(-100 <= bias <= 100 for _, bias in self.logit_bias),
             "logit_bias",
             dict(self.logit_bias),
             "numbers from -100 to 100 by token id",
         )
-        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"a whole number from 0 to {MAX_SEED}")
-        _require(all(self.stop), "stop", self.stop, "non-empty strings")
-        _require(self.max_time_s is None or self.max_time_s > 0, "max_time", self.max_time_s, "seconds, more than 0")
+        require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"a whole number from 0 to {MAX_SEED}")
+        require(all(self.stop), "stop", self.stop, "non-empty strings")
+        require(self.max_time_s is None or self.max_time_s > 0, "max_time", self.max_time_s, "seconds, more than 0")
         for field, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            _require(
+            require(
                 count is None or 0 <= count <= MAX_LOGPROBS, field, count, f"a whole number from 0 to {MAX_LOGPROBS}"
             )
 
@@ -140,8 +140,3 @@ class SamplingParams:
         for field in ("forced_bos_token_id", "forced_eos_token_id"):
             if getattr(self, field) is not None:
                 yield field, getattr(self, field)
-
-
-def _require(holds: bool, field: str, given: object, expected: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)
