@@ -53,6 +53,13 @@ class Draft:
         """Its first `count` tokens."""
         return Draft(self.tokens[:count], self.parents[:count], self.chances[:count], self.distributions[:count])
 
+    def children(self) -> list[list[int]]:
+        """[K + 1] indices of the tokens that follow the text, then of those that follow each token."""
+        children: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
+        for index, parent in enumerate(self.parents):
+            children[parent + 1].append(index)
+        return children
+
     def depths(self) -> list[int]:
         """[K] how far below the text each token stands, from 1 on."""
         depths: list[int] = []

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from decoding.drafts import Draft
+from decoding.token_tree import TokenTree
 
 _LONGEST = 16  # matches at least as long count as equally good
 _FORGETTING = 0.998  # what an observation still counts, one observation of its length later
@@ -182,10 +183,10 @@ class NgramProposer:
                 self._store.add(tokens, self._known)
             self._guesses.append(self._recall(tokens, self._store))
         self._known = len(tokens)
-        draft = Draft([], [], [])
+        tree = TokenTree()
         for guess in self._guesses:
-            _plant(draft, guess.tokens, guess.chances())
-        return draft
+            tree.add(guess.tokens, guess.chances())
+        return tree.draft
 
     def _look_up(self, tokens: Sequence[int]) -> _Guess:
         """The text as it went on after the last match; beyond its end, as the draft does."""
@@ -209,17 +210,3 @@ class NgramProposer:
             lengths.append(length)
             context = [*context, *followers][-store.longest :]
         return _Guess(len(tokens), chain, lengths, store.calibration)
-
-
-def _plant(draft: Draft, chain: Sequence[int], chances: Sequence[float]) -> None:
-    """Add a chain to a tree; where it is there already, its better chances."""
-    places = {node: place for place, node in enumerate(zip(draft.parents, draft.tokens, strict=True))}
-    at = -1
-    for token, chance in zip(chain, chances, strict=True):
-        place = places.get((at, token), len(draft.tokens))
-        if place == len(draft.tokens):
-            draft.tokens.append(token)
-            draft.parents.append(at)
-            draft.chances.append(0.0)
-        draft.chances[place] = max(draft.chances[place], chance)
-        at = place

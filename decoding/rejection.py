@@ -130,9 +130,7 @@ class _Tree:
     def __init__(self, draft: Draft, *, block: bool) -> None:
         self._parents = draft.parents
         self._block = block
-        self._below: list[list[int]] = [[] for _ in range(len(draft.tokens) + 1)]  # by place + 1
-        for place, parent in enumerate(draft.parents):
-            self._below[parent + 1].append(place)
+        self._below = draft.children()
         drawn_from = draft.distributions or [None] * len(draft.tokens)
         self.places = [_place(token, origin) for token, origin in zip(draft.tokens, drawn_from, strict=True)]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from decoding.drafts import Draft
 from decoding.errors import InvalidRequestError
 from decoding.grammar import NO_TOKEN, Grammar, structure_error
+from decoding.token_tree import TokenTree
 
 _RENEWALS = 8  # of one request's matcher; each compiles the grammar again
 
@@ -92,11 +93,10 @@ class StructureState:
 
     def follow(self, paths: Sequence[Sequence[int]]) -> tuple[Tensor, list[InvalidRequestError | None]]:
         """What `masks_after` gives, and for each path why nothing can follow it, if so."""
-        draft = Draft([], [])
-        known: dict[tuple[int, int], int] = {}  # places by the one above, and the token
-        places = [_plant(draft, known, path) for path in paths]
-        masks = self._masks(draft, set(places))[[place + 1 for place in places]]
-        return masks, [self.error_after(place) for place in places]
+        tree = TokenTree()
+        nodes = [tree.add(path) for path in paths]
+        masks = self._masks(tree.draft, set(nodes))[[node + 1 for node in nodes]]
+        return masks, [self.error_after(node) for node in nodes]
 
     def _masks(self, draft: Draft, wanted: Collection[int]) -> Tensor:
         """As `masks`; only those after the wanted places are right."""
@@ -200,9 +200,7 @@ class StructureState:
 
 def _depth_first(draft: Draft) -> Iterator[tuple[int, int]]:
     """The place of each token, and how many draft tokens are above it."""
-    below: list[list[int]] = [[] for _ in range(len(draft.tokens) + 1)]
-    for place, parent in enumerate(draft.parents):
-        below[parent + 1].append(place)
+    below = draft.children()
     stack = [(place, 0) for place in reversed(below[0])]
     while stack:
         place, depth = stack.pop()
@@ -220,18 +218,6 @@ def _part(draft: Draft, fits: Sequence[bool]) -> Draft:
         [draft.chances[place] for place in kept] if draft.chances else [],
         [draft.distributions[place] for place in kept] if draft.distributions else [],
     )
-
-
-def _plant(draft: Draft, known: dict[tuple[int, int], int], path: Sequence[int]) -> int:
-    """Add a path from the text on; returns the place of its last token, -1 if it has none."""
-    at = -1
-    for token in path:
-        found = known.setdefault((at, token), len(draft.tokens))
-        if found == len(draft.tokens):
-            draft.tokens.append(token)
-            draft.parents.append(at)
-        at = found
-    return at
 
 
 def _words(vocab_size: int) -> int:
