@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from decoding.history import Position
 from decoding.token_lists import TokenLists
-from decoding.transfer import moved_to, tensor_on
+from decoding.transfer import copy_to, tensor_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class GrammarMasks:
         if not found:
             return None
         rows, words = zip(*found, strict=True)
-        return cls(tensor_on(device, rows, torch.int64), moved_to(device, torch.stack(words)))
+        return cls(tensor_on(device, rows, torch.int64), copy_to(device, torch.stack(words)))
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""

@@ -14,7 +14,7 @@ from torch import Tensor
 from decoding.history import Position
 from decoding.params import SamplingParams
 from decoding.token_lists import Entries, TokenLists
-from decoding.transfer import moved_to
+from decoding.transfer import copy_to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class Penalties:
         penalties = torch.tensor(
             [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params], dtype=torch.float32
         )
-        return cls(lists.entries(vocab_size, device), *moved_to(device, penalties.T.contiguous()))
+        return cls(lists.entries(vocab_size, device), *copy_to(device, penalties.T.contiguous()))
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""

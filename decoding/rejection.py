@@ -21,7 +21,7 @@ from torch import Tensor
 
 from decoding.drafts import Distribution, Draft
 from decoding.noise import ACCEPTANCE, OWN_TOKENS, draft_stream, gumbel, noise_key, uniform
-from decoding.transfer import moved_to, tensor_on
+from decoding.transfer import copy_to, tensor_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def _gather(probs: Tensor, trees: Sequence[_Tree], starts: Sequence[int]) -> Non
     counts = [len(place.tokens) for place in places]
     index = torch.tensor(rows, dtype=torch.int64).repeat_interleave(torch.tensor(counts, dtype=torch.int64))
     tokens = torch.tensor([token for place in places for token in place.tokens], dtype=torch.int64)
-    found = probs[moved_to(probs.device, index), moved_to(probs.device, tokens)].cpu().double()
+    found = probs[copy_to(probs.device, index), copy_to(probs.device, tokens)].cpu().double()
     found.nan_to_num_(0.0)  # where a grammar allows nothing, behind a token that it forbids
     for place, target_probs in zip(places, found.split(counts), strict=True):
         place.target_probs = target_probs
@@ -271,14 +271,14 @@ def _sample_own(
     """[B] a token of each row's own, from what its rejections left. probs: [N, V]."""
     ends = [outcome.path[-1] + 1 if outcome.path else 0 for outcome in outcomes]
     chosen = torch.tensor([start + end for start, end in zip(starts, ends, strict=False)], dtype=torch.int64)
-    target = probs[moved_to(probs.device, chosen)].float()  # [B, V]
+    target = probs[copy_to(probs.device, chosen)].float()  # [B, V]
     index = [(row, token) for row, outcome in enumerate(outcomes) for token in outcome.rest[0]]
     values = tensor_on(probs.device, [value for outcome in outcomes for value in outcome.rest[1]], torch.float32)
     at_rows, tokens = tensor_on(probs.device, index, torch.int64).reshape(-1, 2).unbind(-1)
     rest = target.index_put((at_rows, tokens), values)
     rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, target)  # nothing is left only if rounding rejected
     keys = _keys([(row.seed, row.position + len(o.path), OWN_TOKENS) for row, o in zip(rows, outcomes, strict=True)])
-    own: list[int] = rest.log_().add_(gumbel(moved_to(probs.device, keys), probs.shape[-1])).argmax(dim=-1).tolist()
+    own: list[int] = rest.log_().add_(gumbel(copy_to(probs.device, keys), probs.shape[-1])).argmax(dim=-1).tolist()
     return own
 
 

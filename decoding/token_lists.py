@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.transfer import moved_to
+from decoding.transfer import copy_to
 
 
 class Entries(NamedTuple):
@@ -41,7 +41,7 @@ class TokenLists:
         known = entries.tokens < vocab_size
         if not known.all():
             entries = Entries(*(column[known] if len(column) else column for column in entries))
-        return Entries(*(moved_to(device, column) for column in entries))
+        return Entries(*(copy_to(device, column) for column in entries))
 
 
 def _tensor(values: "array[int] | array[float]", dtype: torch.dtype) -> Tensor:

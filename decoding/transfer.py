@@ -13,10 +13,10 @@ Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[Se
 
 def tensor_on(device: torch.device | str, values: Values, dtype: torch.dtype) -> Tensor:
     """The values as a tensor on a device."""
-    return moved_to(device, torch.tensor(values, dtype=dtype))
+    return copy_to(device, torch.tensor(values, dtype=dtype))
 
 
-def moved_to(device: torch.device | str, tensor: Tensor) -> Tensor:
+def copy_to(device: torch.device | str, tensor: Tensor) -> Tensor:
     """A tensor of the CPU on a device."""
     if torch.device(device).type != "cuda" or not tensor.numel():
         return tensor.to(device)
