@@ -12,12 +12,12 @@ _NEG_INF = float("-inf")
 _FAR = 1e4  # below the worst of the candidates, which no bias makes up for
 
 
-def heard(logits: Tensor, instead: Tensor) -> Tensor:
+def replace_empty(logits: Tensor, instead: Tensor) -> Tensor:
     """The member's logits [N, V], or those in `instead` where it has nothing to say: where all of them are −∞."""
     return torch.where(logits.amax(dim=-1, keepdim=True) == _NEG_INF, instead, logits)
 
 
-def union_of_best(own: Tensor, count: int, others: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+def top_k_union(own: Tensor, count: int, others: Sequence[Sequence[Sequence[int]]]) -> Tensor:
     """[N, V] bool: what is among the `count` most probable tokens of the leader, or of another member.
 
     The candidates of Yao et al., arXiv 2410.03777.
@@ -35,12 +35,12 @@ def union_of_best(own: Tensor, count: int, others: Sequence[Sequence[Sequence[in
     return union
 
 
-def narrowed(logits: Tensor, candidates: Tensor) -> Tensor:
+def keep_candidates(logits: Tensor, candidates: Tensor) -> Tensor:
     """The logits [N, V] with all but the candidates [N, V] ruled out."""
     return logits.masked_fill(~candidates, _NEG_INF)
 
 
-def widened(blended: Tensor, own: Tensor, candidates: Tensor) -> Tensor:
+def rank_others_below(blended: Tensor, own: Tensor, candidates: Tensor) -> Tensor:
     """A blend of candidates with all other tokens far below them, in the leader's order.
 
     So something is left where a request rules all candidates out, as a structure does in which none of them has a
