@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actors.messages import Ensemble, MemberShare, MemberView
-from decoding.attribution import attribute
+from decoding.attribution import attribute_tokens
 from decoding.blend import BlendBatch, blend
 from decoding.drafts import Draft
 from decoding.errors import UnavailableError
@@ -153,7 +153,7 @@ class RowEnsemble:
         own = there[0][1][places].float()
         logits = torch.stack([replace_empty(_fitted(one[places].float(), own.shape[-1]), own) for _, one in there])
         weights = self.options.blend.member_weights(self.present)
-        found = attribute(logits, tokens, [weights[at] for at, _ in there])
+        found = attribute_tokens(logits, tokens, [weights[at] for at, _ in there])
         names = [self.models[at] for at, _ in there]
         return [[MemberView(name, *one) for name, one in zip(names, views, strict=True)] for views in found]
 

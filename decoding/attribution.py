@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-Attribution = tuple[float, bool, float]  # log-probability, whether it was the most probable one, share
+TokenAttribution = tuple[float, bool, float]  # log-probability, whether it was the most probable one, share
 
 
-def attribute(logits: Tensor, tokens: Sequence[int], weights: Sequence[float]) -> list[list[Attribution]]:
+def attribute_tokens(logits: Tensor, tokens: Sequence[int], weights: Sequence[float]) -> list[list[TokenAttribution]]:
     """What each member thought of each token. Shares are weight × probability, of 1 in all: of a mixture, how probable
     it is that the token is the member's. Where all rule the token out, they are 0.
 

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from decoding.attribution import attribute
+from decoding.attribution import attribute_tokens
 
 LOGITS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]).log()  # [M, V]
 
 
 def test_of_a_mixture_shares_are_how_probable_it_is_that_the_token_is_a_members() -> None:
-    found = attribute(LOGITS[:, None].expand(2, 3, 3), [0, 1, 2], [0.75, 0.25])
+    found = attribute_tokens(LOGITS[:, None].expand(2, 3, 3), [0, 1, 2], [0.75, 0.25])
     for token, views in enumerate(found):
         probabilities = [float(LOGITS[member, token].exp()) for member in range(2)]
         total = 0.75 * probabilities[0] + 0.25 * probabilities[1]
@@ -24,5 +24,5 @@ def test_of_a_mixture_shares_are_how_probable_it_is_that_the_token_is_a_members(
 
 def test_members_that_rule_a_token_out_or_do_not_count_have_no_share() -> None:
     logits = torch.tensor([[[0.0, -math.inf]], [[0.0, 0.0]], [[0.0, 0.0]]])
-    assert [share for _, _, share in attribute(logits, [1], [0.5, 0.0, 0.5])[0]] == [0, 0, 1]
-    assert [share for _, _, share in attribute(logits[:1], [1], [1.0])[0]] == [0]
+    assert [share for _, _, share in attribute_tokens(logits, [1], [0.5, 0.0, 0.5])[0]] == [0, 0, 1]
+    assert [share for _, _, share in attribute_tokens(logits[:1], [1], [1.0])[0]] == [0]
