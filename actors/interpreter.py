@@ -66,7 +66,7 @@ class Interpreter:
         These are written as a whole. All others, which the members chose, are appended one by one, as they are when
         drafted: so the member's tokens depend on the text alone, not on how it came about.
         """
-        text: TextAligner | CopiedText = TextAligner.beginning(
+        text: TextAligner | CopiedText = TextAligner.for_text(
             self.leader, self.member, tokens, begins_texts=self.begins_texts
         )
         if self.copies:

@@ -57,7 +57,7 @@ class Translator:
 
     def aligner(self, tokens: Sequence[int]) -> TextAligner:
         """Of a text that begins with these tokens of the target, which are yet to be committed."""
-        return TextAligner.beginning(self.target, self.drafter, tokens, begins_texts=self.begins_texts)
+        return TextAligner.for_text(self.target, self.drafter, tokens, begins_texts=self.begins_texts)
 
     def params(self, given: SamplingParams, max_tokens: int) -> SamplingParams:
         """What of a request's parameters means something to the drafter, in its own tokens.

@@ -36,13 +36,13 @@ class Speller:
         """encode: text to ids, without the special tokens that begin or end a text."""
         self.vocabulary = vocabulary
         self.encode = encode
-        self.adds_space = vocabulary.spelled(encode("a")) == b" a"
+        self.adds_space = vocabulary.decode_bytes(encode("a")) == b" a"
 
     def strip(self, data: bytes) -> bytes:
         """What tokens at the beginning of a text stand for, less the space that the tokenizer puts there itself."""
         return data[1:] if self.adds_space and data.startswith(b" ") else data
 
-    def go_on(self, text: str) -> list[int] | None:
+    def encode_continuation(self, text: str) -> list[int] | None:
         """The tokens of a text that others come before; None if they would not spell it exactly."""
         data = text.encode()
         for context in _CONTEXTS:
@@ -51,10 +51,10 @@ class Speller:
                 return tokens
         return None
 
-    def begin(self, text: str) -> list[int] | None:
+    def encode_start(self, text: str) -> list[int] | None:
         """The tokens of a text that nothing comes before; None if they would not spell it exactly."""
         tokens = self.encode(text)
-        return tokens if self.strip(self.vocabulary.spelled(tokens)) == text.encode() else None
+        return tokens if self.strip(self.vocabulary.decode_bytes(tokens)) == text.encode() else None
 
     def meaning(self, token: int, *, fresh: bool) -> Meaning | None:
         """What a token stands for; fresh: at the beginning of a text."""
@@ -72,8 +72,8 @@ class Speller:
             return ids[data]
         text = _whole_characters(meaning)
         if text.encode() == meaning:
-            written = self.begin(text) if fresh else self.go_on(text)
-            if spelling := [token for token in written or () if self.vocabulary.spelled([token])]:
+            written = self.encode_start(text) if fresh else self.encode_continuation(text)
+            if spelling := [token for token in written or () if self.vocabulary.decode_bytes([token])]:
                 return spelling[0]
         longest = (data[:length] for length in range(len(data) - 1, len(space), -1))
         return next((ids[part] for part in longest if part in ids), -1)
@@ -88,8 +88,8 @@ class Speller:
         at, length = len(tokens), 0
         while length < len(data) and at > 0:
             at -= 1
-            length += len(self.vocabulary.spelled(tokens[at : at + 1]))
-        return tokens[at:] if self.vocabulary.spelled(tokens[at:]) == data else None
+            length += len(self.vocabulary.decode_bytes(tokens[at : at + 1]))
+        return tokens[at:] if self.vocabulary.decode_bytes(tokens[at:]) == data else None
 
 
 class TextAligner:
@@ -107,9 +107,7 @@ class TextAligner:
         self._begin_segment(None)
 
     @classmethod
-    def beginning(
-        cls, target: Speller, drafter: Speller, tokens: Sequence[int], *, begins_texts: bool
-    ) -> "TextAligner":
+    def for_text(cls, target: Speller, drafter: Speller, tokens: Sequence[int], *, begins_texts: bool) -> "TextAligner":
         """Of a text that begins with these tokens of the target, which are yet to be committed.
 
         begins_texts: the drafter expects its "bos" token before a text, should the target have none there.
@@ -191,10 +189,10 @@ class TextAligner:
         if not text:
             return len(self.tokens)
         cut = self._last_word()
-        tail = bytes(self._drafter.vocabulary.spelled(self.tokens[cut:]))
+        tail = bytes(self._drafter.vocabulary.decode_bytes(self.tokens[cut:]))
         written = None
         if cut > self._start and self._text.endswith(tail):
-            written = self._drafter.go_on(tail.decode() + text)
+            written = self._drafter.encode_continuation(tail.decode() + text)
         self._text += text.encode()
         if written is None:
             cut, written = self._start, self._drafter.encode(self._text.decode())
@@ -208,7 +206,7 @@ class TextAligner:
         after = b""
         while at > self._start:
             at -= 1
-            data = self._drafter.vocabulary.spelled(self.tokens[at : at + 1])
+            data = self._drafter.vocabulary.decode_bytes(self.tokens[at : at + 1])
             if after and not data[-1:].isspace():
                 return at + 1
             after = data if data.startswith(b" ") and not data[1:2].isspace() and data[1:] else b""
@@ -227,11 +225,11 @@ class TextAligner:
 
     def _spell(self, text: str) -> list[int] | None:
         """The target's tokens of a text that comes after what is committed."""
-        return self._target.begin(text) if self._fresh else self._target.go_on(text)
+        return self._target.encode_start(text) if self._fresh else self._target.encode_continuation(text)
 
     def _certain(self, text: str, tokens: Sequence[int]) -> int:
         """How many of the target's tokens for the text end with a word that is complete."""
-        spelled = self._target.vocabulary.spelled
+        spelled = self._target.vocabulary.decode_bytes
         sure = text[: _last_boundary(text, words_end_at_signs=self._target.vocabulary.convention == "byte_level")]
         left = len(sure.encode()) + len(spelled(tokens)) - len(text.encode())
         for i in range(len(tokens)):

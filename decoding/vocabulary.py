@@ -86,7 +86,7 @@ class Vocabulary:
         characters = [char.encode("utf-8", "surrogateescape") for char in data.decode("utf-8", "surrogateescape")]
         return all(char in self.ids or all(bytes([byte]) in self.ids for byte in char) for char in characters)
 
-    def spelled(self, tokens: Sequence[int]) -> bytes:
+    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
         """The bytes of the tokens; control tokens have none."""
         return b"".join(meaning for meaning in (self.meanings[token] for token in tokens) if isinstance(meaning, bytes))
 

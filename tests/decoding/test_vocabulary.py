@@ -69,7 +69,7 @@ def test_control_tokens_added_tokens_and_padding() -> None:
     assert found.meanings == (b" a", e_acute, "eos", "<|user|>", None, b"<tool>", e_acute, None)
     assert found.ids[e_acute] == 1
     assert b" b" not in found.ids
-    assert found.spelled([0, 2, 4, 1]) == b" a" + e_acute
+    assert found.decode_bytes([0, 2, 4, 1]) == b" a" + e_acute
     assert Vocabulary.build({}).size == 0
 
 
@@ -93,16 +93,18 @@ def test_what_can_be_spelled() -> None:
 @pytest.mark.parametrize("text", [*HARD_TEXTS, "".join(held_out_texts()[::40])])
 def test_tokens_spell_the_text(text: str) -> None:
     for tokenizer in (bundled_tokenizer(), byte_level_tokenizer()):
-        assert vocabulary_of(tokenizer).spelled(tokenizer.encode(text, add_special_tokens=False).ids) == text.encode()
+        assert (
+            vocabulary_of(tokenizer).decode_bytes(tokenizer.encode(text, add_special_tokens=False).ids) == text.encode()
+        )
     speller = speller_of(sentencepiece_tokenizer())
-    assert speller.vocabulary.spelled(speller.encode(text)) == (" " * (text[0] != " ") + text).encode()
+    assert speller.vocabulary.decode_bytes(speller.encode(text)) == (" " * (text[0] != " ") + text).encode()
 
 
 @repeatable
 @given(st.text())
 def test_any_text_is_spelled(text: str) -> None:
     speller = speller_of(bundled_tokenizer())
-    assert speller.vocabulary.spelled(speller.encode(text)) == text.encode()
+    assert speller.vocabulary.decode_bytes(speller.encode(text)) == text.encode()
     assert speller.vocabulary.can_spell(text.encode())
 
 
