@@ -128,7 +128,7 @@ class RowEnsemble:
             return
         at = self.replicas.index(replica)
         self.present[at] = False
-        if not self.options.suffices(self.present):
+        if not self.options.has_quorum(self.present):
             raise UnavailableError(
                 f"member {self.models[at]!r} of the ensemble {reason}; on_member_failure is "
                 f"{self.options.on_member_failure!r} and min_members {self.options.min_members}"

@@ -39,6 +39,6 @@ class EnsembleOptions:
         """How many of each member's most probable tokens are candidates; 0: all tokens are."""
         return self.vocabulary_top_k if self.vocabulary == "topk_union" else 0
 
-    def suffices(self, present: Sequence[bool]) -> bool:
+    def has_quorum(self, present: Sequence[bool]) -> bool:
         """Whether these of the M members are enough to begin, or to go on."""
         return all(present) or (self.on_member_failure == "drop" and sum(present) >= self.min_members)

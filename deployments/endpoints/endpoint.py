@@ -66,7 +66,7 @@ class ServedEndpoint:
         """Whether those members are up that a request needs. up: models that have a live replica."""
         present = [name in up for name in self.config.models]
         leads = present[0] or self.strategy is not None
-        return leads and self.endpoint.ensemble.suffices(present)
+        return leads and self.endpoint.ensemble.has_quorum(present)
 
     def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
         """For each prompt in the body, one request for each choice; of a beam search, that many times the same.
