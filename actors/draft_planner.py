@@ -120,7 +120,7 @@ class DraftPlanner:
         if not self.speculates():
             return [0] * len(rows)
         rates = [row.acceptance.value for row in rows]
-        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, in_turn=self._in_turn)
+        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=self._in_turn)
 
     def _cost_s(self, rows: Sequence[TargetRow]) -> StepCost:
         """Of the steps of such rows: those of an ensemble last until the slowest member has answered."""

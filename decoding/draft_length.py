@@ -68,7 +68,7 @@ def choose_draft_lengths(
     step_cost_s: Callable[[int], float],
     draft_latency_s: float,
     *,
-    in_turn: bool = False,
+    alternating: bool = False,
 ) -> list[int]:
     """The draft length, common to all rows up to their limits, that maximises expected committed tokens per second.
 
@@ -77,7 +77,7 @@ def choose_draft_lengths(
         limits: [B] the most draft tokens that each row may verify.
         step_cost_s: seconds of a step over so many tokens in all, the rows' own last tokens included.
         draft_latency_s: seconds until a draft is there, per token; 0 for drafts that are there already.
-        in_turn: every draft is waited for, not just those that a verdict surprised.
+        alternating: every draft is waited for, not just those that a verdict surprised.
 
     Returns:
         [B] draft lengths.
@@ -89,7 +89,7 @@ def choose_draft_lengths(
         longer = [rate for rate, limit in zip(acceptance, limits, strict=True) if limit >= length]
         tokens += len(longer)
         expected += sum(rate**length for rate in longer)
-        wait_s = draft_latency_s * length * (1.0 if in_turn else _chance_to_wait(acceptance, limits, length))
+        wait_s = draft_latency_s * length * (1.0 if alternating else _chance_to_wait(acceptance, limits, length))
         goodput = expected / (step_cost_s(tokens) + wait_s)
         if goodput > best_goodput:
             best, best_goodput = length, goodput
