@@ -49,7 +49,7 @@ class DraftPlanner:
             return drafts
         if not self.speculates():
             return [draft.first(0) for draft in drafts]
-        counts = choose_draft_tokens([draft.chances for draft in drafts], self._cost_s(rows))
+        counts = choose_draft_tokens([draft.probabilities for draft in drafts], self._cost_s(rows))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
@@ -74,7 +74,7 @@ class DraftPlanner:
     def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
         """Learn from what became of a row's draft."""
         row.acceptance.note(drafted=drafted, accepted=accepted)
-        row.trie.usual_chance = row.acceptance.value
+        row.trie.default_probability = row.acceptance.value
         self._acceptance.note(drafted=drafted, accepted=accepted)
 
     def note_step(self, tokens: int, seconds: float) -> None:

@@ -36,7 +36,7 @@ class MatchCalibration:
         self._right = [_PRIOR_TOKENS * (1 - 0.7**length) for length in range(_LONGEST + 1)]
         self._seen = [_PRIOR_TOKENS] * (_LONGEST + 1)
 
-    def chance(self, length: int) -> float:
+    def probability(self, length: int) -> float:
         at = min(length, _LONGEST)
         return self._right[at] / self._seen[at]
 
@@ -124,8 +124,8 @@ class _Guess(NamedTuple):
             if came != token:
                 break
 
-    def chances(self) -> list[float]:
-        return [self.calibration.chance(length) for length in self.lengths]
+    def probabilities(self) -> list[float]:
+        return [self.calibration.probability(length) for length in self.lengths]
 
 
 class NgramProposers:
@@ -185,7 +185,7 @@ class NgramProposer:
         self._known = len(tokens)
         tree = TokenTree()
         for guess in self._guesses:
-            tree.add(guess.tokens, guess.chances())
+            tree.add(guess.tokens, guess.probabilities())
         return tree.draft
 
     def _look_up(self, tokens: Sequence[int]) -> _Guess:

@@ -107,7 +107,7 @@ class _Place:
     ratio: float = 0.0  # of its own two
     weight: float = 1.0  # what verification has left of the target above: p of the parent in arXiv 2403.10444
     left: float = 1.0  # what it leaves here: p there
-    chance: float = 1.0  # to be accepted whatever is behind it: h there
+    probability: float = 1.0  # to be accepted whatever is behind it: h there
 
     def rest(self) -> tuple[Sequence[int], Sequence[float]]:
         """What its rejection leaves of the target for the tokens that it might have been."""
@@ -143,15 +143,15 @@ class _Tree:
         for number, place in enumerate(self.places):
             if self._continues(number):
                 place.weight = self.places[self._parents[number]].left
-            place.left = place.chance = min(1.0, place.weight * place.ratio)
+            place.left = place.probability = min(1.0, place.weight * place.ratio)
 
     def judge(self, excess: Sequence[float]) -> None:
-        """The chance of every token that others are verified together with. excess: [K] as `_excess` finds it."""
+        """The probability of every token that others are verified together with. excess: [K] as `_excess` finds it."""
         for number, above_it in enumerate(excess):
             if self._continues(number):
                 above = self.places[self._parents[number]]
                 room = above_it + 1 - above.left
-                above.chance = above_it / room if room > 0 else 1.0
+                above.probability = above_it / room if room > 0 else 1.0
 
     def _continues(self, number: int) -> bool:
         """Whether a token is verified together with its parent."""
@@ -179,7 +179,8 @@ class _Tree:
         while len(self._below[run[-1] + 1]) == 1 and self._continues(self._below[run[-1] + 1][0]):
             run += self._below[run[-1] + 1]
         count = max(
-            (i for i, number in enumerate(run, start=1) if uniforms[number] < self.places[number].chance), default=0
+            (i for i, number in enumerate(run, start=1) if uniforms[number] < self.places[number].probability),
+            default=0,
         )
         if count == len(run):
             return _Outcome(run, False)

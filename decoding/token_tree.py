@@ -19,10 +19,10 @@ class TokenTree:
         """Return the number of nodes that the tree would have with another path."""
         return len(self) + len(tokens) - len(self.find(tokens))
 
-    def add(self, tokens: Sequence[int], chances: Sequence[float] | None = None) -> int:
+    def add(self, tokens: Sequence[int], probabilities: Sequence[float] | None = None) -> int:
         """Insert a path from the root, and return the node of its last token; −1 if it is empty.
 
-        chances: [K] of each token; a node keeps the highest. Give them for all paths of a tree, or for none.
+        probabilities: [K] of each token; a node keeps the highest. Give them for all paths of a tree, or for none.
         """
         parent = -1
         for index, token in enumerate(tokens):
@@ -30,10 +30,10 @@ class TokenTree:
             if node == len(self):
                 self.draft.tokens.append(token)
                 self.draft.parents.append(parent)
-                if chances is not None:
-                    self.draft.chances.append(chances[index])
-            elif chances is not None:
-                self.draft.chances[node] = max(self.draft.chances[node], chances[index])
+                if probabilities is not None:
+                    self.draft.probabilities.append(probabilities[index])
+            elif probabilities is not None:
+                self.draft.probabilities[node] = max(self.draft.probabilities[node], probabilities[index])
             parent = node
         return parent
 

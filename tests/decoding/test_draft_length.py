@@ -23,8 +23,8 @@ def goodput(acceptance: list[float], lengths: tuple[int, ...], fixed_s: float, t
 )
 def test_no_other_lengths_are_better(rows: list[tuple[float, int]], fixed_s: float, token_s: float) -> None:
     acceptance, limits = [rate for rate, _ in rows], [limit for _, limit in rows]
-    chances = [[rate**depth for depth in range(1, limit + 1)] for rate, limit in rows]
-    chosen = choose_draft_tokens(chances, lambda tokens: fixed_s + token_s * tokens)
+    probabilities = [[rate**depth for depth in range(1, limit + 1)] for rate, limit in rows]
+    chosen = choose_draft_tokens(probabilities, lambda tokens: fixed_s + token_s * tokens)
     assert all(0 <= length <= limit for length, limit in zip(chosen, limits, strict=True))
     best = max(
         goodput(acceptance, lengths, fixed_s, token_s)

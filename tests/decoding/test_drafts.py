@@ -93,11 +93,11 @@ def paths(draft: Draft) -> list[list[int]]:
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[list[int], list[int], list[float]]:
-    """Tokens, all different, their parents and chances; of siblings together at most 1."""
+    """Tokens, all different, their parents and probabilities; of siblings together at most 1."""
     count = draw(st.integers(1, 7))
     parents = [draw(st.integers(-1, place - 1)) for place in range(count)]
-    chances = [draw(st.floats(0, 1)) / parents.count(parent) for parent in parents]
-    return list(range(10, 10 + count)), parents, chances
+    probabilities = [draw(st.floats(0, 1)) / parents.count(parent) for parent in parents]
+    return list(range(10, 10 + count)), parents, probabilities
 
 
 @repeatable
@@ -106,13 +106,13 @@ def test_the_best_draft_is_as_good_as_any(
     tree: tuple[list[int], list[int], list[float]], size: int, depth: int
 ) -> None:
     """Compared with all subsets that hold their nodes' parents."""
-    tokens, parents, chances = tree
+    tokens, parents, probabilities = tree
     trie = DraftTrie([1])
-    trie.offer(1, tokens, parents, chances)
+    trie.offer(1, tokens, parents, probabilities)
     whole: list[float] = []
     depths: list[int] = []
-    for parent, chance in zip(parents, chances, strict=True):
-        whole.append(chance * (whole[parent] if parent >= 0 else 1.0))
+    for parent, probability in zip(parents, probabilities, strict=True):
+        whole.append(probability * (whole[parent] if parent >= 0 else 1.0))
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
     places = [place for place in range(len(tokens)) if depths[place] <= depth]
     best = max(
@@ -126,9 +126,9 @@ def test_the_best_draft_is_as_good_as_any(
 
 
 def test_a_chain_is_best_when_the_drafter_is_sure_and_a_tree_when_it_is_not() -> None:
-    for chance, chain in ((0.9, True), (0.45, False)):
+    for probability, chain in ((0.9, True), (0.45, False)):
         trie = DraftTrie([1])
-        trie.offer(1, [5, 6, 7, 8], [-1, 0, 1, -1], [chance, chance, chance, 0.4])
+        trie.offer(1, [5, 6, 7, 8], [-1, 0, 1, -1], [probability, probability, probability, 0.4])
         assert trie.best_draft(3, 8).is_chain == chain
 
 
@@ -216,23 +216,23 @@ def test_an_empty_distribution_is_the_one_that_was_offered_before() -> None:
 
 
 def test_where_tokens_were_drawn_no_others_count() -> None:
-    """Not even the same token, and not what follows it; nor do chances that depend on what was drawn."""
+    """Not even the same token, and not what follows it; nor do probabilities that depend on what was drawn."""
     trie = DraftTrie([1], rejects=True)
-    trie.usual_chance = 0.4
-    trie.offer(1, [5, 9], chances=[0.99, 0.99])
-    trie.offer(1, [8], chances=[0.99])
+    trie.default_probability = 0.4
+    trie.offer(1, [5, 9], probabilities=[0.99, 0.99])
+    trie.offer(1, [8], probabilities=[0.99])
     assert set(trie.best_draft(8, 8).tokens) == {5, 8, 9}
-    trie.offer(1, [5, 6], chances=[0.9, 0.9], distributions=[DRAWN, ([6], [1.0])])
+    trie.offer(1, [5, 6], probabilities=[0.9, 0.9], distributions=[DRAWN, ([6], [1.0])])
     draft = trie.best_draft(8, 8)
     assert draft.tokens == trie.best_path(8) == [5, 6]
-    assert draft.chances == pytest.approx([0.4, 0.16])
+    assert draft.probabilities == pytest.approx([0.4, 0.16])
 
 
-def test_elder_siblings_come_first_whatever_the_chances_were() -> None:
+def test_elder_siblings_come_first_whatever_the_probabilities_were() -> None:
     trie = DraftTrie([1], rejects=True)
-    trie.usual_chance = 0.1
+    trie.default_probability = 0.1
     trie.offer(1, [5], distributions=[DRAWN])
-    trie.usual_chance = 0.9
+    trie.default_probability = 0.9
     trie.offer(1, [7], distributions=[DRAWN])
     assert trie.best_draft(1, 8).tokens == [5]
 
@@ -265,7 +265,7 @@ def test_a_request_that_moves_begins_behind_a_fence() -> None:
 
 def test_shared_noise_needs_no_distributions() -> None:
     trie = DraftTrie([1])
-    assert trie.offer(1, [7, 9], chances=[0.9, 0.8], distributions=[DRAWN, DRAWN])
+    assert trie.offer(1, [7, 9], probabilities=[0.9, 0.8], distributions=[DRAWN, DRAWN])
     draft = trie.best_draft(8, 8)
     assert (draft.tokens, draft.distributions) == ([7, 9], [None, None])
 

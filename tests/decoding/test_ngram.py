@@ -51,7 +51,7 @@ def test_a_draft_goes_on_as_the_text_did(text: list[int], cuts: list[int], longe
             expected.append(expected[at])
         assert draft.tokens == expected[len(state) :]
         assert draft.is_chain
-        assert all(0 < chance < 1 for chance in draft.chances)
+        assert all(0 < probability < 1 for probability in draft.probabilities)
 
 
 @repeatable
@@ -120,27 +120,27 @@ def test_text_and_store_make_a_tree() -> None:
     store.add([1, 2, 5, 7], 2)
     draft = NgramProposer(2, store=store, draft_length=2).propose([1, 2, 5, 6, 1, 2])
     assert (draft.tokens, draft.parents) == ([5, 6, 7], [-1, 0, 0])
-    assert DraftTrie([1, 2, 5, 6, 1, 2]).offer(6, draft.tokens, draft.parents, draft.chances)
+    assert DraftTrie([1, 2, 5, 6, 1, 2]).offer(6, draft.tokens, draft.parents, draft.probabilities)
 
 
-def test_chances_are_learned_by_length_of_the_match() -> None:
+def test_probabilities_are_learned_by_length_of_the_match() -> None:
     calibration = MatchCalibration()
-    assert calibration.chance(1) < calibration.chance(4) < calibration.chance(50) < 1
+    assert calibration.probability(1) < calibration.probability(4) < calibration.probability(50) < 1
     for _ in range(500):
         calibration.note(1, right=False)
         calibration.note(2, right=True)
-    assert calibration.chance(1) < 0.05
-    assert calibration.chance(2) > 0.95
+    assert calibration.probability(1) < 0.05
+    assert calibration.probability(2) > 0.95
 
 
 def test_a_proposer_learns_from_what_came() -> None:
     """Of a draft, the tokens up to the first wrong one are counted."""
     calibration = MatchCalibration()
-    before = [calibration.chance(length) for length in range(1, 5)]
+    before = [calibration.probability(length) for length in range(1, 5)]
     proposer = NgramProposer(1, calibration=calibration, draft_length=4)
     assert proposer.propose([5, 1, 2, 3, 4, 5]).tokens == [1, 2, 3, 4]
     proposer.propose([5, 1, 2, 3, 4, 5, 1, 2, 9])
-    after = [calibration.chance(length) for length in range(1, 5)]
+    after = [calibration.probability(length) for length in range(1, 5)]
     assert after[0] > before[0]
     assert after[1] > before[1]
     assert after[2] < before[2]

@@ -46,11 +46,11 @@ class PlainRow:
         left, count, rest = 1.0, 0, (self.target[0] - self.drawn_from[0]).clamp(min=0)
         for i, token in enumerate(self.draft.tokens, start=1):
             left = min(left * float(self.target[i - 1, token] / self.drawn_from[i - 1][token]), 1.0)
-            chance = left
+            probability = left
             if i < len(self.draft.tokens):
                 excess = (left * self.target[i] - self.drawn_from[i]).clamp(min=0)
-                chance = float(excess.sum() / (excess.sum() + 1 - left)) if excess.sum() > 0 or left < 1 else 1.0
-            if self.u[i - 1] < chance:
+                probability = float(excess.sum() / (excess.sum() + 1 - left)) if excess.sum() > 0 or left < 1 else 1.0
+            if self.u[i - 1] < probability:
                 count, rest = i, self.target[i] if i == len(self.draft.tokens) else excess
         return list(range(count)), self.own(rest, count), count < len(self.draft.tokens)
 

@@ -87,7 +87,7 @@ def simulate() -> list[Row]:
             run_ahead([row for row in active if len(row.ahead) < 6], 2 + turn % 3)
         for row, before in zip(active, known, strict=True):
             row.offer(before)
-            row.trie.offer(len(row.tokens), [LOOK_UP[row.tokens[-1]], 1], chances=[0.9, 0.9])
+            row.trie.offer(len(row.tokens), [LOOK_UP[row.tokens[-1]], 1], probabilities=[0.9, 0.9])
         step(active, 2 + turn % 4)
     return rows
 
