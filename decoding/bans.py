@@ -1,7 +1,6 @@
-"""Tokens that must not come at a position, one by one.
+"""Forbidden tokens of a position, which depend on the text before it, draft tokens included.
 
-A position sees the text before it, draft tokens included. Of all this, `Bans` alone touches logits, [P, V] float32 of
-P positions, which it changes in place.
+Only `Bans` touches logits: [P, V] float32 of P positions, in place.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,9 +15,9 @@ from decoding.token_lists import Entries, TokenLists
 
 
 def repeated_ngrams(position: Position) -> Iterable[int]:
-    """Tokens that would complete n tokens in a row which came before: `no_repeat_ngram_size`, as transformers has it.
+    """Return tokens that would repeat an n-gram of prompt or answer: `no_repeat_ngram_size` of transformers.
 
-    Prompt and answer alike. Paulus et al., arXiv 1705.04304, section 2.5.
+    Paulus et al., arXiv 1705.04304, section 2.5.
     """
     size = position.history.params.no_repeat_ngram_size
     if not size:
@@ -27,15 +26,15 @@ def repeated_ngrams(position: Position) -> Iterable[int]:
     if len(recent) < size - 1:
         return ()
     prefix = recent[len(recent) - size + 1 :]
-    banned = position.history.ngrams.after(tuple(prefix))
+    banned = position.history.ngrams.followers(tuple(prefix))
     in_path = [recent[end] for end in range(size - 1, len(recent)) if recent[end - size + 1 : end] == prefix]
     return [*banned, *in_path]
 
 
 def bad_words(position: Position) -> Iterable[int]:
-    """Last tokens of the forbidden sequences whose other tokens came just before: `bad_words_ids`, as in transformers.
+    """Yield the last token of each forbidden sequence whose other tokens come just before: `bad_words_ids`.
 
-    An end-of-text token alone is no bad word.
+    As in transformers, an end-of-text token alone is not forbidden.
     """
     params = position.history.params
     longest = max(map(len, params.bad_words_ids), default=1)
@@ -46,26 +45,26 @@ def bad_words(position: Position) -> Iterable[int]:
 
 
 def early_ends(position: Position) -> Iterable[int]:
-    """End tokens of every kind, as long as the answer is shorter than `min_tokens`, as vLLM has it."""
+    """Return all end tokens while the answer is shorter than `min_tokens`, as vLLM does."""
     params = position.history.params
-    return params.end_token_ids if position.answered < params.min_tokens else ()
+    return params.end_token_ids if position.answer_length < params.min_tokens else ()
 
 
 def suppressed(position: Position) -> Iterable[int]:
-    """`suppress_tokens`, and `begin_suppress_tokens` at the answer's first token that is not forced.
+    """Return `suppress_tokens`, and `begin_suppress_tokens` at the answer's first token that is not forced.
 
-    As in transformers, with a forced token as `decoding.constraints.forced_token` has it.
+    As in transformers; `decoding.constraints.forced_token` says which tokens are forced.
     """
     params = position.history.params
     first_free = 0 if params.forced_bos_token_id is None else 1
-    if position.answered != first_free:
+    if position.answer_length != first_free:
         return params.suppress_tokens
     return (*params.suppress_tokens, *params.begin_suppress_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bans:
-    """Tokens that get −∞."""
+    """Sets the logits of tokens to −∞."""
 
     entries: Entries
 
@@ -77,13 +76,13 @@ class Bans:
         vocab_size: int,
         device: torch.device | str,
     ) -> "Bans | None":
-        """Of these kinds; None if no position has any."""
+        """Build from these kinds of forbidden tokens; None if no position has any."""
         lists = TokenLists()
-        for place, position in enumerate(positions):
+        for row, position in enumerate(positions):
             for kind in kinds:
-                lists.add(place, kind(position))
+                lists.add(row, kind(position))
         return cls(lists.entries(vocab_size, device)) if lists else None
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""
-        logits[self.entries.places, self.entries.tokens] = -inf
+        logits[self.entries.rows, self.entries.tokens] = -inf
