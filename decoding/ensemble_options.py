@@ -1,4 +1,4 @@
-"""How an ensemble answers: what is blended how, and what happens when a member is gone. Knows nothing of tensors."""
+"""Options of an ensemble: how members are blended, and what happens if one fails. Knows nothing of tensors."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from decoding.errors import require
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleOptions:
-    """Of one request.
+    """Options of one request.
 
     Raises:
         InvalidRequestError: a value is out of range; the error names the field.
@@ -19,13 +19,13 @@ class EnsembleOptions:
 
     blend: BlendParams = field(default_factory=BlendParams)
     on_member_failure: Literal["fail", "drop"] = "fail"
-    min_members: int = 1  # with fewer, the leader included, the request fails in any case
-    member_timeout_s: float = 30.0  # how long a member may take to answer
-    member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # in which the members' logits travel
-    member_top_k: int = 0  # only so many of them; 0: all
-    tell_tokens: bool = False  # whether to tell what each member thought of each token
-    vocabulary: VocabularyKind = "shared"  # on which tokens members are blended
-    vocabulary_top_k: int = 10  # topk_union: how many of each member's most probable ones
+    min_members: int = 1  # leader included; with fewer the request fails in any case
+    member_timeout_s: float = 30.0  # maximum time of a member's answer
+    member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the members' logits in messages
+    member_top_k: int = 0  # number of logits per position in messages; 0: all
+    tell_tokens: bool = False  # whether to report each member's contribution to each token
+    vocabulary: VocabularyKind = "shared"  # tokens on which members are blended
+    vocabulary_top_k: int = 10  # topk_union: candidates of each member
 
     def __post_init__(self) -> None:
         require(self.min_members >= 1, "min_members", self.min_members, "a whole number of at least 1")
@@ -36,9 +36,9 @@ class EnsembleOptions:
 
     @property
     def best_count(self) -> int:
-        """How many of each member's most probable tokens are candidates; 0: all tokens are."""
+        """Number of each member's most probable tokens that are candidates; 0: all tokens are."""
         return self.vocabulary_top_k if self.vocabulary == "topk_union" else 0
 
     def has_quorum(self, present: Sequence[bool]) -> bool:
-        """Whether these of the M members are enough to begin, or to go on."""
+        """Whether the members that are present, [M], are enough to start or to go on."""
         return all(present) or (self.on_member_failure == "drop" and sum(present) >= self.min_members)

@@ -46,7 +46,7 @@ MEMBER = letters(["</s>", "b", "a", "abb", "bb", "c", "<0x61>", "aa"])
 
 def test_by_hand() -> None:
     projection = Projection.build(LEADER, MEMBER)
-    assert projection.places.tolist() == [0, 2, 1, 3, 2, -1, 1, 1]
+    assert projection.targets.tolist() == [0, 2, 1, 3, 2, -1, 1, 1]
     assert projection.exact.tolist() == [0, 2, 1, -1, -1, -1, -1]
     assert projection.stand_ins.tolist() == [-1, -1, -1, -1, -1, -1, -1]
     probs = torch.tensor([[0.05, 0.1, 0.2, 0.15, 0.05, 0.1, 0.05, 0.3]], dtype=torch.float64)
@@ -69,10 +69,10 @@ def test_the_space_before_a_text_is_none() -> None:
     leader, member = letters(["<end>", "a", "b", "▁a"], spaced=True), letters(["</s>", "a", "b", " a", "ab"])
     assert (leader.adds_space, member.adds_space) == (True, False)
     first, later = Projection.build(leader, member, fresh=True), Projection.build(leader, member)
-    assert first.places.tolist() == [0, 3, 2, -1, 3]
-    assert later.places.tolist() == [0, 1, 2, 3, 1]
+    assert first.targets.tolist() == [0, 3, 2, -1, 3]
+    assert later.targets.tolist() == [0, 1, 2, 3, 1]
     back = Projection.build(member, leader, fresh=True)
-    assert back.places.tolist() == [0, 1, 2, 1]
+    assert back.targets.tolist() == [0, 1, 2, 1]
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -80,8 +80,8 @@ def test_the_space_before_a_text_is_none() -> None:
 def test_against_strings(leading: Callable[[], Tokenizer], following: Callable[[], Tokenizer], *, fresh: bool) -> None:
     leader, member = leading(), following()
     projection = Projection.build(speller_of(leader), speller_of(member), fresh=fresh)
-    assert projection.places.tolist() == places(leader, member, fresh=fresh)
-    logits = 3 * torch.randn(3, len(projection.places), generator=torch.Generator().manual_seed(1))
+    assert projection.targets.tolist() == places(leader, member, fresh=fresh)
+    logits = 3 * torch.randn(3, len(projection.targets), generator=torch.Generator().manual_seed(1))
     total = logits.double().logsumexp(dim=-1, keepdim=True)
     expected = torch.zeros(3, len(projection.exact) + 1, dtype=torch.float64)
     for token, place in enumerate(places(leader, member, fresh=fresh)):
