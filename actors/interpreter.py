@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.alignment import compare
+from decoding.alignment import compare_vocabularies
 from decoding.copied_text import CopiedText
 from decoding.errors import ConfigError
 from decoding.projection import Projection
@@ -46,7 +46,7 @@ class Interpreter:
         Raises:
             ConfigError: the two have too little in common.
         """
-        obstacle = compare(leader.vocabulary, member.vocabulary).blending_obstacle
+        obstacle = compare_vocabularies(leader.vocabulary, member.vocabulary).blending_obstacle
         if obstacle:
             raise ConfigError(obstacle)
         strings = [{one for one in speller.vocabulary.ids if isinstance(one, bytes)} for speller in (leader, member)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from decoding.alignment import compare, counterparts
+from decoding.alignment import compare_vocabularies, counterparts
 from decoding.errors import ConfigError
 from decoding.params import SamplingParams
 from decoding.text_aligner import Speller, TextAligner
@@ -33,7 +33,7 @@ class Translator:
         Raises:
             ConfigError: no drafts can come through text.
         """
-        obstacle = compare(target.vocabulary, drafter.vocabulary).drafting_obstacle
+        obstacle = compare_vocabularies(target.vocabulary, drafter.vocabulary).drafting_obstacle
         if obstacle:
             raise ConfigError(obstacle)
         theirs = counterparts(drafter.vocabulary, target.vocabulary)  # [V]

@@ -70,7 +70,7 @@ class Compatibility:
                 return "the target alone" if target else "the other alone"
 
 
-def compare(target: Vocabulary, other: Vocabulary) -> Compatibility:
+def compare_vocabularies(target: Vocabulary, other: Vocabulary) -> Compatibility:
     """Compare the vocabulary of a target with another."""
     shared = target.ids.keys() & other.ids.keys()
     controls = sum(isinstance(meaning, str) for meaning in shared)

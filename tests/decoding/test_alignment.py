@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer
 
-from decoding.alignment import compare, counterparts
+from decoding.alignment import compare_vocabularies, counterparts
 from decoding.vocabulary import Vocabulary
 from tests.support.byte_level import byte_level_tokenizer
 from tests.support.tokenizers import bundled_tokenizer, sentencepiece_tokenizer, unigram_tokenizer, vocabulary_of
@@ -12,7 +12,7 @@ B = Vocabulary.build({"<end>": 0, "▁a": 1, "c": 2, "<0x63>": 3, "d": 4}, contr
 
 
 def test_a_report_by_hand() -> None:
-    found = compare(A, B)
+    found = compare_vocabularies(A, B)
     assert (found.target_size, found.other_size, found.shared, found.same_ids) == (5, 5, 3, 1)
     assert found.spellable == 4  # all but "d"
     assert found.readable == 3  # all but "b" and what begins a text
@@ -37,7 +37,7 @@ def permuted(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def test_the_same_tokens_in_another_order() -> None:
-    found = compare(vocabulary_of(bundled_tokenizer()), permuted(bundled_tokenizer()))
+    found = compare_vocabularies(vocabulary_of(bundled_tokenizer()), permuted(bundled_tokenizer()))
     assert (found.shared, found.same_ids) == (2045, 0)  # without the names of roles, which are text to the other
     assert not found.identical
     assert found.blending_obstacle is None
@@ -46,7 +46,7 @@ def test_the_same_tokens_in_another_order() -> None:
 def test_the_same_tokens_twice() -> None:
     for tokenizer in (bundled_tokenizer(), sentencepiece_tokenizer()):  # the latter has two tokens for some bytes
         vocabulary = vocabulary_of(tokenizer)
-        found = compare(vocabulary, vocabulary)
+        found = compare_vocabularies(vocabulary, vocabulary)
         assert found.identical
         assert str(found) == f"the same {vocabulary.size} tokens"
 
@@ -57,18 +57,21 @@ def test_what_can_work_and_what_cannot() -> None:
         for tokenizer in (bundled_tokenizer(), byte_level_tokenizer(), sentencepiece_tokenizer(), unigram_tokenizer())
     )
     for one, other in ((bundled, piece), (piece, bundled), (bundled, unigram)):
-        assert compare(one, other).drafting_obstacle is None
-        assert compare(one, other).blending_obstacle is None
-    obstacle = compare(unigram, level).drafting_obstacle
+        assert compare_vocabularies(one, other).drafting_obstacle is None
+        assert compare_vocabularies(one, other).blending_obstacle is None
+    obstacle = compare_vocabularies(unigram, level).drafting_obstacle
     assert obstacle is not None
     assert "of the drafter's 320 tokens" in obstacle
-    assert 'role "eos"' in str(compare(bundled, level).blending_obstacle)
+    assert 'role "eos"' in str(compare_vocabularies(bundled, level).blending_obstacle)
 
 
 def test_members_that_hardly_share_a_text_are_refused() -> None:
     digits = Vocabulary.build({"<end>": 0} | {str(digit): 1 + digit for digit in range(10)}, control={"<end>": "eos"})
     bundled = vocabulary_of(bundled_tokenizer())
     count = 1 + sum(isinstance(meaning, bytes) and meaning.isdigit() for meaning in bundled.meanings)
-    here, there = compare(bundled, digits).blending_obstacle, compare(digits, bundled).blending_obstacle
+    here, there = (
+        compare_vocabularies(bundled, digits).blending_obstacle,
+        compare_vocabularies(digits, bundled).blending_obstacle,
+    )
     assert f"it can write only {count} of the leader's 2048 tokens" in str(here)
     assert f"the leader can write only {count} of its 2048 tokens" in str(there)
