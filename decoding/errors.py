@@ -1,4 +1,4 @@
-"""Every error that Consort raises on purpose.
+"""All errors that Consort raises on purpose.
 
 ConsortError
 ├── InvalidRequestError     the caller's request can't be served as it is; names the field (HTTP 400)
@@ -11,7 +11,7 @@ ConsortError
 
 
 class ConsortError(Exception):
-    """Base of all errors below."""
+    """Base of all errors."""
 
 
 class InvalidRequestError(ConsortError, ValueError):
@@ -41,7 +41,7 @@ class ConfigError(ConsortError, ValueError):
 
 
 class OverloadedError(ConsortError):
-    """The queue is full. `retry_after_s` is when it is worth trying again, in seconds."""
+    """The queue is full. Try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)

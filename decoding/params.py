@@ -1,4 +1,4 @@
-"""What a request asks of the sampler and of the stopping rules. Knows nothing of batches or tensors."""
+"""Sampling and stopping parameters of a request. Knows nothing of batches or tensors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ StructureKind = Literal["json", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """What every answer must match. `definition` is a JSON schema, a regular expression, a JSON list of texts, or a
-    grammar in Lark's notation."""
+    """What every answer must match: a JSON schema, a regular expression, a JSON list of texts, or a Lark grammar."""
 
     kind: StructureKind
     definition: str
@@ -32,17 +31,17 @@ class SamplingParams:
         InvalidRequestError: a value is out of range; the error names the field.
     """
 
-    # What the distribution is, in the order in which it is applied. "All tokens" are the prompt's and the answer's.
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    # The distribution, in the order of the processors. "All tokens" are those of prompt and answer.
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, bias
     repetition_penalty: float = 1.0  # of all tokens; 1: off
-    presence_penalty: float = 0.0  # of the answer's tokens, once each; 0: off
-    frequency_penalty: float = 0.0  # of the answer's tokens, for each time; 0: off
-    no_repeat_ngram_size: int = 0  # no n tokens in a row come twice; 0: off
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come
-    min_tokens: int = 0  # no end token before
+    presence_penalty: float = 0.0  # of the answer's tokens; 0: off
+    frequency_penalty: float = 0.0  # of the answer's tokens, per occurrence; 0: off
+    no_repeat_ngram_size: int = 0  # no n-gram occurs twice; 0: off
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # forbidden token sequences
+    min_tokens: int = 0  # no end token before this length
     allowed_token_ids: tuple[int, ...] = ()  # all others are forbidden; empty: off
     forced_bos_token_id: int | None = None  # the answer's first token
-    forced_eos_token_id: int | None = None  # the token at max_tokens, if it comes to that
+    forced_eos_token_id: int | None = None  # the token at max_tokens
     suppress_tokens: tuple[int, ...] = ()  # forbidden
     begin_suppress_tokens: tuple[int, ...] = ()  # forbidden as the answer's first token
     structure: Structure | None = None
@@ -54,21 +53,21 @@ class SamplingParams:
     epsilon_cutoff: float = 0.0  # 0: off
     eta_cutoff: float = 0.0  # 0: off
 
-    # How a token is drawn from it.
+    # Sampling from it.
     seed: int = 0
     verification: Verification = "coupled"
 
-    # When the answer ends.
+    # The end of the answer.
     max_tokens: int
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False  # of a stop token too
-    max_time_s: float | None = None  # from admission on
+    include_stop_str_in_output: bool = False  # also a stop token
+    max_time_s: float | None = None  # from admission
 
-    # What is told about it: log-probabilities of the model's own distribution, before anything above.
-    logprobs: int | None = None  # of each token of the answer, and of so many most probable ones; None: off
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    # Log-probabilities to return, of the model's own distribution.
+    logprobs: int | None = None  # for each answer token, and so many most probable ones; None: off
+    prompt_logprobs: int | None = None  # the same for prompt tokens
 
     def __post_init__(self) -> None:
         require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "a whole number of at least 1")
@@ -119,20 +118,21 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether tokens are chosen by argmax."""
         return self.temperature == 0
 
     @property
     def rejects(self) -> bool:
-        """Whether drafts are verified by rejection sampling. Of greedy requests never: both rules compare tokens."""
+        """Whether drafts are verified by rejection sampling; never for greedy requests, where both rules agree."""
         return self.verification == "rejection" and not self.greedy
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """Tokens after which the answer ends."""
+        """Tokens that end the answer."""
         return self.eos_token_ids + self.stop_token_ids
 
     def named_tokens(self) -> Iterator[tuple[str, int]]:
-        """Every token id that the parameters name, with its field: to be checked against a vocabulary."""
+        """Yield every token id in the parameters with its field, to be checked against a vocabulary."""
         yield from (("logit_bias", token) for token, _ in self.logit_bias)
         yield from (("bad_words", token) for word in self.bad_words_ids for token in word)
         for field in ("allowed_token_ids", "suppress_tokens", "begin_suppress_tokens", "stop_token_ids"):

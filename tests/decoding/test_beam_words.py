@@ -42,9 +42,9 @@ def test_progress(words: Words, text: list[int]) -> None:
     progress = force.start
     for end in range(len(text) + 1):
         read = text[:end]
-        assert force.missing(progress) == sum(min(lacks(read, phrase) for phrase in word) for word in words)
+        assert force.missing_count(progress) == sum(min(lacks(read, phrase) for phrase in word) for word in words)
         for token in range(3):
-            brings_on = any(
+            advances = any(
                 any(
                     0 < lacks([*read, token], phrase) < lacks(read, phrase) or contains([*read, token], phrase)
                     for phrase in word
@@ -52,10 +52,10 @@ def test_progress(words: Words, text: list[int]) -> None:
                 for word in words
                 if not has_all(read, (word,))
             )
-            assert not brings_on or token in force.wanted(progress)
+            assert not advances or token in force.next_tokens(progress)
         if end < len(text):
-            progress = force.after(progress, text[end])
-    assert (force.missing(progress) == 0) == has_all(text, words)
+            progress = force.advance(progress, text[end])
+    assert (force.missing_count(progress) == 0) == has_all(text, words)
 
 
 CASES: list[Words] = [
