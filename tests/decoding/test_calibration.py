@@ -1,4 +1,4 @@
-"""What was seen of a drafter's choices becomes the probability of the next ones."""
+"""Calibration follows the observed ranks of a drafter's choices."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What is derived from a text catches up with it, and equals what a look at the whole text finds."""
+"""Incremental indices of a text equal those computed from the whole text."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def test_followers_are_those_of_the_whole_text(prompt: list[int], steps: list[li
     history = history_of(prompt, no_repeat_ngram_size=size)
     for step in steps:
         text = history.tokens
-        ngrams = {tuple(text[at : at + size]) for at in range(len(text) - size + 1)}
+        ngrams = {tuple(text[start : start + size]) for start in range(len(text) - size + 1)}
         for prefix in {ngram[:-1] for ngram in ngrams} | {(9,) * (size - 1)}:
             expected = {ngram[-1] for ngram in ngrams if ngram[:-1] == prefix}
             assert set(history.ngrams.followers(prefix)) == expected

@@ -1,4 +1,4 @@
-"""The arithmetic of limits."""
+"""Upper bounds of the speed-up."""
 
 import pytest
 import torch

@@ -25,7 +25,7 @@ def naive_match(text: Sequence[int], longest: int) -> tuple[int, int]:
 
 
 def growing(text: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:
-    """The text in several states, the last of them complete."""
+    """Return prefixes of a text, the last of them the whole text."""
     return [list(text[: min(cut, len(text))]) for cut in sorted(cuts)] + [list(text)]
 
 
@@ -41,14 +41,14 @@ def test_the_index_finds_the_longest_and_last_match(text: list[int], cuts: list[
 @repeatable
 @given(TEXTS, st.lists(st.integers(1, 30), max_size=5), st.integers(1, 4), st.integers(1, 6))
 def test_a_draft_goes_on_as_the_text_did(text: list[int], cuts: list[int], longest: int, count: int) -> None:
-    """As if the draft were part of the text, so that what repeats itself goes on repeating."""
+    """The draft continues as if it were part of the text."""
     proposer: Proposer = NgramProposer(longest, draft_length=count)
     for state in growing(text, cuts):
         draft = proposer.propose(state)
         length, end = naive_match(state, longest)
         expected = list(state)
-        for at in range(end, end + count if length else end):
-            expected.append(expected[at])
+        for index in range(end, end + count if length else end):
+            expected.append(expected[index])
         assert draft.tokens == expected[len(state) :]
         assert draft.is_chain
         assert all(0 < probability < 1 for probability in draft.probabilities)
@@ -61,9 +61,9 @@ def test_a_store_counts_what_followed(texts: list[tuple[list[int], int]], longes
     counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for text, start in texts:
         store.add(text, start)
-        for at in range(max(start, 1), len(text)):
-            for length in range(1, min(longest, at) + 1):
-                counts[tuple(text[at - length : at])][text[at]] += 1
+        for index in range(max(start, 1), len(text)):
+            for length in range(1, min(longest, index) + 1):
+                counts[tuple(text[index - length : index])][text[index]] += 1
     known = [n for n in range(min(longest, len(context)), 0, -1) if tuple(context[-n:]) in counts]
     length, followers = store.followers(context, 2)
     assert length == (known[0] if known else 0)
@@ -102,7 +102,7 @@ def test_answers_are_shared_and_prompts_are_not() -> None:
 
 
 def test_rejection_sampling_never_sees_other_answers() -> None:
-    """They may have come from the same seed."""
+    """Other answers may have the same seed."""
     proposers, options = NgramProposers(), NgramOptions(longest=2, shared=True)
     writer = proposers.make(options, 2)
     writer.propose([1, 2, 3])
@@ -134,7 +134,7 @@ def test_probabilities_are_learned_by_length_of_the_match() -> None:
 
 
 def test_a_proposer_learns_from_what_came() -> None:
-    """Of a draft, the tokens up to the first wrong one are counted."""
+    """Only the tokens up to the first wrong one count."""
     calibration = MatchCalibration()
     before = [calibration.probability(length) for length in range(1, 5)]
     proposer = NgramProposer(1, calibration=calibration, draft_length=4)
