@@ -138,7 +138,7 @@ class RowEnsemble:
     def close(self, places: Sequence[int], tokens: Sequence[int]) -> None:
         """End the round. tokens: what was committed after the positions `places`, of which 0 is the text's end."""
         assert self.round is not None
-        if self.options.tell_tokens:
+        if self.options.report_contributions:
             self.views = self._views(self.round, list(places), list(tokens))
         for at, logits in enumerate(self.round.logits):
             if logits is not None and self.present[at]:

@@ -23,7 +23,7 @@ class EnsembleOptions:
     member_timeout_s: float = 30.0  # maximum time of a member's answer
     member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the members' logits in messages
     member_top_k: int = 0  # number of logits per position in messages; 0: all
-    tell_tokens: bool = False  # whether to report each member's contribution to each token
+    report_contributions: bool = False  # whether to report each member's contribution to each token
     vocabulary: VocabularyKind = "shared"  # tokens on which members are blended
     vocabulary_top_k: int = 10  # topk_union: candidates of each member
 

@@ -134,7 +134,7 @@ class ServedEndpoint:
         count = len(self.config.models) if has_members else 0
         changed = body.ensemble_over(self.endpoint.ensemble, model=self.name, count=count, blends=self.strategy is None)
         if blends and body.return_token_details and body.return_members is not False:
-            return replace(changed or self.endpoint.ensemble, tell_tokens=True)
+            return replace(changed or self.endpoint.ensemble, report_contributions=True)
         return changed
 
     def _beams(self, body: GenerationRequest, params: SamplingParams) -> BeamOptions:
