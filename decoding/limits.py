@@ -11,7 +11,7 @@ from decoding.sampling import SamplingBatch, sample
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SpeculationLimits:
     """Times of one step in seconds, and tokens per target step, of one run at draft length γ."""
 
     draft_length: int
