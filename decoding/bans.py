@@ -84,5 +84,5 @@ class Bans:
         return cls(lists.entries(vocab_size, device)) if lists else None
 
     def apply_(self, logits: Tensor) -> None:
-        """logits: [P, V]"""
+        """Change logits, [P, V], in place."""
         logits[self.entries.rows, self.entries.tokens] = -inf

@@ -45,7 +45,7 @@ class AllowedTokens:
         return cls(tensor_on(device, rows, torch.int64), allowed)
 
     def apply_(self, logits: Tensor) -> None:
-        """logits: [P, V]"""
+        """Change logits, [P, V], in place."""
         kept = logits[self.rows].masked_fill_(~self.allowed, -inf)  # [M, V]
         none_left = kept.amax(dim=-1, keepdim=True) == -inf
         logits[self.rows] = kept.masked_fill_(self.allowed & none_left, 0.0)
@@ -77,7 +77,7 @@ class ForcedTokens:
         return cls(*tensor_on(device, forced, torch.int64).T) if forced else None
 
     def apply_(self, logits: Tensor) -> None:
-        """logits: [P, V]"""
+        """Change logits, [P, V], in place."""
         logits[self.rows] = -inf
         logits[self.rows, self.tokens] = 0.0
 
@@ -99,7 +99,7 @@ class GrammarMasks:
         return cls(tensor_on(device, rows, torch.int64), copy_to(device, torch.stack(words)))
 
     def apply_(self, logits: Tensor) -> None:
-        """logits: [P, V]"""
+        """Change logits, [P, V], in place."""
         logits[self.rows] = logits[self.rows].masked_fill_(~unpack_bits(self.words, logits.shape[-1]), -inf)
 
 

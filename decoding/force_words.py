@@ -86,6 +86,5 @@ class _Word:
         return 0 if state == _MET else min(self._shortest[suffix] for suffix in self._suffixes(state))
 
     def next_tokens(self, state: int) -> Iterator[int]:
-        return (
-            iter(()) if state == _MET else chain.from_iterable(map(self._children.__getitem__, self._suffixes(state)))
-        )
+        suffixes = () if state == _MET else self._suffixes(state)
+        return chain.from_iterable(self._children[suffix] for suffix in suffixes)

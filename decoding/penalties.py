@@ -38,7 +38,7 @@ class LogitBias:
         return cls(lists.entries(vocab_size, device)) if lists else None
 
     def apply_(self, logits: Tensor) -> None:
-        """logits: [P, V]"""
+        """Change logits, [P, V], in place."""
         logits[self.entries.rows, self.entries.tokens] += self.entries.values
 
 
@@ -72,7 +72,7 @@ class Penalties:
         return cls(lists.entries(vocab_size, device), *copy_to(device, penalties.T.contiguous()))
 
     def apply_(self, logits: Tensor) -> None:
-        """logits: [P, V]"""
+        """Change logits, [P, V], in place."""
         rows, tokens, counts = self.entries
         before = logits[rows, tokens]  # [E]
         repetition = self.repetition[rows]

@@ -80,7 +80,7 @@ class Shaping:
         return cls(positions, [step for step in steps if step is not None])
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """logits: [P, V] float32; returns the same shape."""
+        """Process logits, [P, V] float32; returns the same shape."""
         shaped = logits.clone()
         for step in self.steps:
             step.apply_(shaped)
