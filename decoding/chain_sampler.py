@@ -26,9 +26,8 @@ def can_chain(params: SamplingParams) -> bool:
 class ChainSampler(NamedTuple):
     """The processors of rows that are sampled together. Greedy rows may be among them."""
 
-    stages: tuple[
-        tuple[int, int], ...
-    ]  # indices in DISTRIBUTION, temperature first, and bounds of settings; (): greedy
+    # indices in DISTRIBUTION, temperature first, and bounds of settings; empty: all rows are greedy
+    stages: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], vocab_size: int) -> "ChainSampler":

@@ -45,17 +45,11 @@ def choose_draft_tokens(probabilities: Sequence[Sequence[float]], step_cost_s: C
         [B] the number of tokens; each row verifies its most probable ones.
     """
     rows = len(probabilities)
-    ordered = sorted(
-        (
-            (probability, row)
-            for row, row_probabilities in enumerate(probabilities)
-            for probability in row_probabilities
-        ),
-        reverse=True,
-    )
+    pairs = [(probability, row) for row, draft in enumerate(probabilities) for probability in draft]
+    pairs.sort(reverse=True)
     expected = float(rows)  # the recovered or bonus token of every row
     best, best_goodput = 0, expected / step_cost_s(rows)
-    for count, (probability, _) in enumerate(ordered, start=1):
+    for count, (probability, _) in enumerate(pairs, start=1):
         expected += probability
         goodput = expected / step_cost_s(rows + count)
         if goodput > best_goodput:
@@ -63,7 +57,7 @@ def choose_draft_tokens(probabilities: Sequence[Sequence[float]], step_cost_s: C
         elif count > best + _PATIENCE_TOKENS:
             break
     lengths = [0] * rows
-    for _, row in ordered[:best]:
+    for _, row in pairs[:best]:
         lengths[row] += 1
     return lengths
 

@@ -8,14 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-_LITERALS = {"const", "default", "enum", "examples"}  # keywords whose values are data
-_NAMED = {
-    "$defs",
-    "definitions",
-    "dependentSchemas",
-    "patternProperties",
-    "properties",
-}  # keywords whose values are schemas by name
+# Keywords whose values are data, and keywords whose values are schemas by name.
+_LITERALS = {"const", "default", "enum", "examples"}
+_NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 _TINY = 1e-16
 _ULPS = 4  # llguidance reads numbers almost exactly
 

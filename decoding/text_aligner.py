@@ -226,9 +226,8 @@ class TextAligner:
     def _count_certain(self, text: str, tokens: Sequence[int]) -> int:
         """Return the number of the target's tokens for the text that lie within complete words."""
         decode_bytes = self._target.vocabulary.decode_bytes
-        certain = text[
-            : _last_boundary(text, words_end_at_punctuation=self._target.vocabulary.convention == "byte_level")
-        ]
+        is_byte_level = self._target.vocabulary.convention == "byte_level"
+        certain = text[: _last_boundary(text, splits_punctuation=is_byte_level)]
         remaining = len(certain.encode()) + len(decode_bytes(tokens)) - len(text.encode())
         for i in range(len(tokens)):
             remaining -= len(decode_bytes(tokens[i : i + 1]))
@@ -245,7 +244,7 @@ def _complete_characters(data: bytes) -> str:
         return data[: error.start].decode()
 
 
-def _last_boundary(text: str, *, words_end_at_punctuation: bool) -> int:
+def _last_boundary(text: str, *, splits_punctuation: bool) -> int:
     """Return the last index that no token spans, whatever follows the text; 0 if there is none.
 
     A space may begin a token, but not end one that has other characters. Byte-level tokenizers also separate letters
@@ -255,11 +254,7 @@ def _last_boundary(text: str, *, words_end_at_punctuation: bool) -> int:
         before, after = text[index - 1], text[index]
         if after == " " and not before.isspace() and index + 1 < len(text) and not text[index + 1].isspace():
             return index
-        if (
-            words_end_at_punctuation
-            and before.isalpha()
-            and not (after.isalnum() or unicodedata.category(after)[0] == "M")
-        ):
+        if splits_punctuation and before.isalpha() and not (after.isalnum() or unicodedata.category(after)[0] == "M"):
             return index
     return 0
 
