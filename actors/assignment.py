@@ -38,7 +38,7 @@ class Assignment:
         """Give the request a target and, if it wants one, a drafter, which begin to prefill at the same time."""
         request_id, endpoint = active.request.request_id, active.request.endpoint
         members = [Member(model, self._placement.choose(model)) for model in endpoint.members]
-        if not active.request.ensemble_options.suffices([True, *(one.address is not None for one in members)]):
+        if not active.request.ensemble_options.has_quorum([True, *(one.address is not None for one in members)]):
             return
         active.target = self._placement.assign(endpoint.target, request_id)
         if active.target is None:
@@ -177,7 +177,7 @@ class Assignment:
 
     def _does_without(self, active: ActiveRequest, name: str) -> bool:
         there = [one.address is not None and one.address.name != name for one in active.members]
-        return active.request.ensemble_options.suffices([True, *there])
+        return active.request.ensemble_options.has_quorum([True, *there])
 
     def _drop_member(self, active: ActiveRequest, name: str) -> None:
         if active.target is not None:

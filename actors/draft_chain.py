@@ -19,7 +19,7 @@ from actors.slot_batch import SlotBatch
 from decoding.calibration import RANKS
 from decoding.chain_sampler import ChainSampler
 from decoding.params import SamplingParams
-from decoding.transfer import copy_into, moved_to
+from decoding.transfer import copy_into, copy_to
 
 # The most tokens of one chain: a target may be waiting for the first of them, and a verdict may end it any time. On a
 # CPU, all else that a turn does takes a fifth of a step (docs/experiments.md); on a GPU it ought to be more.
@@ -97,9 +97,9 @@ class DraftChain:
         """[C, B, 2, RANKS] float64: tokens, best first, and their scores. inputs: on the CPU."""
         runner = self._runner
         if runner.recorder is None:
-            return self._steps(bucket, _Inputs(*(moved_to(runner.device, tensor) for tensor in inputs)))
+            return self._steps(bucket, _Inputs(*(copy_to(runner.device, tensor) for tensor in inputs)))
         if bucket not in self._recorded:
-            buffers = _Inputs(*(moved_to(runner.device, tensor).clone() for tensor in inputs))
+            buffers = _Inputs(*(copy_to(runner.device, tensor).clone() for tensor in inputs))
             self._recorded[bucket] = buffers, runner.recorder.record(lambda: self._steps(bucket, buffers))
         buffers, replay = self._recorded[bucket]
         for buffer, tensor in zip(buffers, inputs, strict=True):

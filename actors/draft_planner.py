@@ -54,7 +54,7 @@ class DraftPlanner:
             return drafts
         if not self.speculates():
             return [draft.first(0) for draft in drafts]
-        counts = choose_draft_tokens([draft.chances for draft in drafts], self._cost_s(rows))
+        counts = choose_draft_tokens([draft.probabilities for draft in drafts], self._cost_s(rows))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
@@ -84,7 +84,7 @@ class DraftPlanner:
     def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
         """Learn from what became of a row's draft."""
         row.acceptance.note(drafted=drafted, accepted=accepted)
-        row.trie.usual_chance = row.acceptance.value
+        row.trie.default_probability = row.acceptance.value
         self._acceptance.note(drafted=drafted, accepted=accepted)
 
     def note_step(self, tokens: int, seconds: float) -> None:
@@ -151,7 +151,7 @@ class DraftPlanner:
         if not self.speculates():
             return [0] * len(rows)
         rates = [row.acceptance.value for row in rows]
-        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, in_turn=self._in_turn)
+        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=self._in_turn)
 
     def _cost_s(self, rows: Sequence[TargetRow]) -> StepCost:
         """Of the steps of such rows: those of an ensemble last until the slowest member has answered."""

@@ -144,7 +144,7 @@ class DrafterRow(Row):
             if node.column < 0 and children:
                 node.column = self._used
                 self._used += 1
-            children += self.tree.expand(node, choice, calibration.chances(choice.gap))
+            children += self.tree.expand(node, choice, calibration.probabilities(choice.gap))
             node = next(iter(node.children.values()))
             if not self.tree.can_run(node):
                 break

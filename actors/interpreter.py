@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.alignment import compare
+from decoding.alignment import compare_vocabularies
 from decoding.copied_text import CopiedText
 from decoding.errors import ConfigError
 from decoding.projection import Projection
@@ -46,7 +46,7 @@ class Interpreter:
         Raises:
             ConfigError: the two have too little in common.
         """
-        obstacle = compare(leader.vocabulary, member.vocabulary).blending_obstacle
+        obstacle = compare_vocabularies(leader.vocabulary, member.vocabulary).blending_obstacle
         if obstacle:
             raise ConfigError(obstacle)
         strings = [{one for one in speller.vocabulary.ids if isinstance(one, bytes)} for speller in (leader, member)]
@@ -66,7 +66,7 @@ class Interpreter:
         These are written as a whole. All others, which the members chose, are appended one by one, as they are when
         drafted: so the member's tokens depend on the text alone, not on how it came about.
         """
-        text: TextAligner | CopiedText = TextAligner.beginning(
+        text: TextAligner | CopiedText = TextAligner.for_text(
             self.leader, self.member, tokens, begins_texts=self.begins_texts
         )
         if self.copies:

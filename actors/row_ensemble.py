@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from actors.messages import Ensemble, MemberShare, MemberView
-from decoding.attribution import attribute
+from decoding.attribution import attribute_tokens
 from decoding.blend import BlendBatch, blend
 from decoding.drafts import Draft
 from decoding.errors import UnavailableError
-from decoding.union import heard, narrowed, union_of_best, widened
+from decoding.union import keep_candidates, rank_others_below, replace_empty, top_k_union
 
 _JOIN_TIMEOUT_S = 120.0  # to find a slot and read the prompt
 
@@ -128,7 +128,7 @@ class RowEnsemble:
             return
         at = self.replicas.index(replica)
         self.present[at] = False
-        if not self.options.suffices(self.present):
+        if not self.options.has_quorum(self.present):
             raise UnavailableError(
                 f"member {self.models[at]!r} of the ensemble {reason}; on_member_failure is "
                 f"{self.options.on_member_failure!r} and min_members {self.options.min_members}"
@@ -138,7 +138,7 @@ class RowEnsemble:
     def close(self, places: Sequence[int], tokens: Sequence[int]) -> None:
         """End the round. tokens: what was committed after the positions `places`, of which 0 is the text's end."""
         assert self.round is not None
-        if self.options.tell_tokens:
+        if self.options.report_contributions:
             self.views = self._views(self.round, list(places), list(tokens))
         for at, logits in enumerate(self.round.logits):
             if logits is not None and self.present[at]:
@@ -151,9 +151,9 @@ class RowEnsemble:
         """What those who answered thought of each token."""
         there = [(at, logits) for at, logits in enumerate(round_.logits) if logits is not None and self.present[at]]
         own = there[0][1][places].float()
-        logits = torch.stack([heard(_fitted(one[places].float(), own.shape[-1]), own) for _, one in there])
+        logits = torch.stack([replace_empty(_fitted(one[places].float(), own.shape[-1]), own) for _, one in there])
         weights = self.options.blend.member_weights(self.present)
-        found = attribute(logits, tokens, [weights[at] for at, _ in there])
+        found = attribute_tokens(logits, tokens, [weights[at] for at, _ in there])
         names = [self.models[at] for at, _ in there]
         return [[MemberView(name, *one) for name, one in zip(names, views, strict=True)] for views in found]
 
@@ -195,7 +195,7 @@ def _blend(ensembles: Sequence[RowEnsemble]) -> list[Tensor]:
     ]
     logits = blend(torch.stack(members), BlendBatch.build(positions, owns[0].device)).split(lengths)
     return [
-        one if chosen is None else widened(one, own, chosen)
+        one if chosen is None else rank_others_below(one, own, chosen)
         for one, own, chosen in zip(logits, owns, candidates, strict=True)
     ]
 
@@ -205,7 +205,7 @@ def _candidates(ensemble: RowEnsemble, own: Tensor) -> Tensor | None:
     assert ensemble.round is not None
     count = ensemble.options.best_count
     others = [best for best, there in zip(ensemble.round.best, ensemble.present, strict=True) if there]
-    return union_of_best(own, count, others) if count else None
+    return top_k_union(own, count, others) if count else None
 
 
 def _members(ensemble: RowEnsemble, candidates: Tensor | None) -> list[Tensor]:
@@ -217,10 +217,10 @@ def _members(ensemble: RowEnsemble, candidates: Tensor | None) -> list[Tensor]:
     if ensemble.options.vocabulary == "shared":
         return found
     if candidates is not None:
-        found = [narrowed(logits, candidates) for logits in found]
+        found = [keep_candidates(logits, candidates) for logits in found]
     contrasted = ensemble.options.blend.kind == "contrastive"  # with an amateur that finds all alike
     instead = torch.zeros_like(found[0]) if contrasted else found[0]
-    return [found[0], *(heard(logits, instead) for logits in found[1:])]
+    return [found[0], *(replace_empty(logits, instead) for logits in found[1:])]
 
 
 def _or_zeros(logits: Tensor | None, own: Tensor) -> Tensor:

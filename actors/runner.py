@@ -20,7 +20,7 @@ from actors.slot_batch import SlotBatch
 from actors.slots import SlotCache
 from actors.traced_call import Example, UntraceableError, trace
 from decoding.errors import ConfigError
-from decoding.transfer import moved_to, tensor_on
+from decoding.transfer import copy_to, tensor_on
 
 _MOST_TRACED = 128  # tokens; with more, the Python beside them does not count
 _TRACED_SIZES = (10, 3), (6, 2)  # tokens, and how many of them have logits
@@ -187,7 +187,7 @@ class Runner:
         """[B, Q, L] to be added to scores: 0 where a token sees a column, else -inf."""
         visible = visible_columns(rows, width, length, window)
         mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, -math.inf)
-        return moved_to(self.device, mask)
+        return copy_to(self.device, mask)
 
     def _ends(self, rows: Sequence[RowInput]) -> Tensor:
         """[B] int64, the index of each row's last token: where the logits are, or on the CPU if that is anywhere."""

@@ -21,7 +21,7 @@ class TargetRow(Row):
         super().__init__(peer, admit)
         self.trie = DraftTrie(self.tokens, rejects=self.params.rejects)
         self.acceptance = AcceptanceEstimate(expected=acceptance)
-        self.trie.usual_chance = self.acceptance.value
+        self.trie.default_probability = self.acceptance.value
         self.history = History(self.params, self.tokens, self.prompt_length)
         self.proposer = proposer
         self.ensemble: RowEnsemble | None = None  # that it leads
@@ -97,7 +97,7 @@ class TargetRow(Row):
         """Take in what the proposer drafts for the text as it is."""
         if self.proposer is not None and self.draft_length > 0:
             draft = self.proposer.propose(self.tokens)
-            self.trie.offer(len(self.tokens), draft.tokens, draft.parents, draft.chances)
+            self.trie.offer(len(self.tokens), draft.tokens, draft.parents, draft.probabilities)
 
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: the last token is not what was drafted in its place."""

@@ -199,7 +199,7 @@ class TranslatingRow(DrafterRow):
         """The bytes of the drafter's tokens; None if one is not text."""
         vocabulary = self.translator.drafter.vocabulary
         is_text = all(isinstance(vocabulary.meanings[token], bytes) for token in tokens)
-        return vocabulary.spelled(tokens) if is_text else None
+        return vocabulary.decode_bytes(tokens) if is_text else None
 
     def _translation(self, node: DraftNode) -> Translation:
         """What the target would write to come by a node, after the text."""
@@ -207,7 +207,7 @@ class TranslatingRow(DrafterRow):
         if found is None:
             draft = [above.token for above in node.path()]
             if draft and self._ahead:
-                spelled = self.translator.drafter.vocabulary.spelled(draft[:1])
+                spelled = self.translator.drafter.vocabulary.decode_bytes(draft[:1])
                 draft[:1] = self.translator.drafter.spell_bytes(spelled[len(self._ahead) :]) or []
             found = self._translations[node] = self._written(draft)
         return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from decoding.alignment import compare, counterparts
+from decoding.alignment import compare_vocabularies, counterparts
 from decoding.errors import ConfigError
 from decoding.params import SamplingParams
 from decoding.text_aligner import Speller, TextAligner
@@ -33,7 +33,7 @@ class Translator:
         Raises:
             ConfigError: no drafts can come through text.
         """
-        obstacle = compare(target.vocabulary, drafter.vocabulary).drafting_obstacle
+        obstacle = compare_vocabularies(target.vocabulary, drafter.vocabulary).drafting_obstacle
         if obstacle:
             raise ConfigError(obstacle)
         theirs = counterparts(drafter.vocabulary, target.vocabulary)  # [V]
@@ -57,7 +57,7 @@ class Translator:
 
     def aligner(self, tokens: Sequence[int]) -> TextAligner:
         """Of a text that begins with these tokens of the target, which are yet to be committed."""
-        return TextAligner.beginning(self.target, self.drafter, tokens, begins_texts=self.begins_texts)
+        return TextAligner.for_text(self.target, self.drafter, tokens, begins_texts=self.begins_texts)
 
     def params(self, given: SamplingParams, max_tokens: int) -> SamplingParams:
         """What of a request's parameters means something to the drafter, in its own tokens.

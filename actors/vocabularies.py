@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenize
 from actors.interpreter import Interpreter
 from actors.loading import ModelSpec, load_tokenizer
 from actors.translator import Translator
-from decoding.alignment import compare
+from decoding.alignment import compare_vocabularies
 from decoding.errors import ConfigError
 from decoding.text_aligner import Speller
 from decoding.vocabulary import Vocabulary
@@ -68,7 +68,7 @@ def load_interpreters(member: ModelSpec, leaders: Iterable[ModelSpec]) -> dict[s
     interpreters: dict[str, Interpreter] = {}
     for spec in leaders:
         speller, reader = speller_of(*_load(spec)), speller_of(own, own_size)
-        if not compare(speller.vocabulary, reader.vocabulary).identical:
+        if not compare_vocabularies(speller.vocabulary, reader.vocabulary).identical:
             try:
                 interpreters[spec.name] = Interpreter.build(speller, reader, begins_texts=begins_texts(own))
             except ConfigError as error:

@@ -11,7 +11,7 @@ from benchmarks.contestant import Activity, Kind
 from benchmarks.interleave import Record
 from benchmarks.replica import Sweep, Times
 from benchmarks.sameness import Sameness
-from decoding.limits import Limits, tokens_per_step
+from decoding.limits import SpeculationLimits, tokens_per_step
 
 REFERENCES: tuple[Kind, ...] = ("hf", "vllm", "hf-assisted", "plain")  # of several, the one with the highest median
 _DOUBTFUL = 1.5  # how far two times of the same thing may be apart
@@ -37,7 +37,7 @@ class Speculation:
     """How far a contestant that drafts came. An adaptive one is held against the best γ of all that it may choose."""
 
     name: str
-    limits: Limits
+    limits: SpeculationLimits
     agreement: float  # α: how often the drafter, given the text before, has the target's token
     hidden_limit: float  # S*
     alternating_limit: float  # S, without transport
@@ -132,8 +132,8 @@ def _typical_sweep(sweeps: Sequence[Sweep]) -> Sweep:
     return {tokens: median(sweep[tokens] for sweep in sweeps) for tokens in sweeps[0]}
 
 
-def _limits(draft_length: int, agreements: Sequence[Tensor], times: Times, verify_s: Sweep) -> Limits:
-    return Limits(
+def _limits(draft_length: int, agreements: Sequence[Tensor], times: Times, verify_s: Sweep) -> SpeculationLimits:
+    return SpeculationLimits(
         draft_length,
         plain_step_s=times.plain[1],
         verify_step_s=verify_s[draft_length + 1],

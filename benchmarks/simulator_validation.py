@@ -30,8 +30,8 @@ _Seen = tuple[float, int, Delta]  # when, of which stream, what
 
 
 class _FirstOnly(RankCalibration):
-    def chances(self, gap: float) -> list[float]:
-        return super().chances(gap)[:1]
+    def probabilities(self, gap: float) -> list[float]:
+        return super().probabilities(gap)[:1]
 
 
 class ChainReplica(MeasuredReplica):

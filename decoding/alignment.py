@@ -1,4 +1,4 @@
-"""Token strings that two vocabularies share: how well a drafter or a member can follow a text in tokens of its own."""
+"""Compares two vocabularies: how well a drafter or a member can follow a text in its own tokens."""
 
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -8,28 +8,28 @@ from torch import Tensor
 
 from decoding.vocabulary import Vocabulary
 
-_LEAST_SPELLABLE = 0.5  # of a vocabulary's tokens; with fewer, most drafts would break off, most answers be lost
+_MIN_SPELLABLE = 0.5  # share of a vocabulary's tokens; below it most drafts would be cut short
 
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """How two vocabularies fit together: a target's, and that of a drafter or of a member that the target leads."""
+    """How the vocabulary of a drafter or member (the other) fits the vocabulary of the target or leader."""
 
     identical: bool  # whether tokens need no translation
-    target_size: int  # tokens, without ids that stand for nothing
+    target_size: int  # tokens, without unused ids
     other_size: int
-    shared: int  # token strings that both have, control tokens of the same role included
-    same_ids: int  # those of them that have the same id
-    spellable: int  # tokens of the other whose text can be written in the target's tokens
-    readable: int  # tokens of the target whose text can be written in the other's tokens
+    shared: int  # token strings in both, including control tokens of the same role
+    same_ids: int  # shared token strings with the same id
+    spellable: int  # tokens of the other that the target can write
+    readable: int  # tokens of the target that the other can write
     shares_end: bool  # whether both have a control token of the role "eos"
     target_spells_any_byte: bool
     other_spells_any_byte: bool
 
     @property
     def drafting_obstacle(self) -> str | None:
-        """Why no drafts can come through text; None if they can."""
-        if self.spellable < _LEAST_SPELLABLE * self.other_size:
+        """The reason why drafts can't be translated; None if they can."""
+        if self.spellable < _MIN_SPELLABLE * self.other_size:
             return (
                 f"the target's tokenizer can write only {self.spellable} of the drafter's {self.other_size} tokens; "
                 f"at least half are needed"
@@ -38,14 +38,14 @@ class Compatibility:
 
     @property
     def blending_obstacle(self) -> str | None:
-        """Why the two can't be members of one ensemble, even through text; None if they can."""
+        """The reason why the two can't be members of one ensemble; None if they can."""
         if not self.shares_end:
             return 'no token with the role "eos" in both, so the members would never agree on the end of a text'
-        if self.spellable < _LEAST_SPELLABLE * self.other_size:
+        if self.spellable < _MIN_SPELLABLE * self.other_size:
             return (
                 f"the leader can write only {self.spellable} of its {self.other_size} tokens; at least half are needed"
             )
-        if self.readable < _LEAST_SPELLABLE * self.target_size:
+        if self.readable < _MIN_SPELLABLE * self.target_size:
             return (
                 f"it can write only {self.readable} of the leader's {self.target_size} tokens; at least half are needed"
             )
@@ -70,8 +70,8 @@ class Compatibility:
                 return "the target alone" if target else "the other alone"
 
 
-def compare(target: Vocabulary, other: Vocabulary) -> Compatibility:
-    """What the two have in common."""
+def compare_vocabularies(target: Vocabulary, other: Vocabulary) -> Compatibility:
+    """Compare the vocabulary of a target with another."""
     shared = target.ids.keys() & other.ids.keys()
     controls = sum(isinstance(meaning, str) for meaning in shared)
     return Compatibility(
@@ -89,22 +89,22 @@ def compare(target: Vocabulary, other: Vocabulary) -> Compatibility:
 
 
 def counterparts(vocabulary: Vocabulary, other: Vocabulary) -> Tensor:
-    """[V] int64: the id of the other vocabulary's token of the same string, −1 where it has none.
+    """Return for each token the other vocabulary's id of the same string, or −1: [V] int64.
 
-    Each of the other's ids comes at most once, so that a distribution that is moved along stays one.
+    Each of the other's ids occurs at most once, so a permuted distribution stays a distribution.
     """
     if _identical(vocabulary, other):
         return torch.arange(vocabulary.size)
-    found = torch.full((vocabulary.size,), -1, dtype=torch.int64)
-    for meaning, at in vocabulary.ids.items():
-        found[at] = other.ids.get(meaning, -1)
-    return found
+    ids = torch.full((vocabulary.size,), -1, dtype=torch.int64)
+    for meaning, token in vocabulary.ids.items():
+        ids[token] = other.ids.get(meaning, -1)
+    return ids
 
 
 def _spellable(writer: Vocabulary, other: Vocabulary) -> int:
-    """How many tokens of text of the other vocabulary the writer can spell."""
+    """Return the number of the other vocabulary's text tokens that the writer can spell."""
     return sum(map(writer.can_spell, (meaning for meaning in other.meanings if isinstance(meaning, bytes))))
 
 
 def _identical(first: Vocabulary, second: Vocabulary) -> bool:
-    return all(one == other for one, other in zip_longest(first.meanings, second.meanings))
+    return all(a == b for a, b in zip_longest(first.meanings, second.meanings))

@@ -1,7 +1,6 @@
-"""Tokens that must not come at a position, one by one.
+"""Forbidden tokens of a position, which depend on the text before it, draft tokens included.
 
-A position sees the text before it, draft tokens included. Of all this, `Bans` alone touches logits, [P, V] float32 of
-P positions, which it changes in place.
+Only `Bans` touches logits: [P, V] float32 of P positions, in place.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,9 +15,9 @@ from decoding.token_lists import Entries, Span, TokenLists, TokenSet, spans
 
 
 def repeated_ngrams(position: Position) -> Iterable[int]:
-    """Tokens that would complete n tokens in a row which came before: `no_repeat_ngram_size`, as transformers has it.
+    """Return tokens that would repeat an n-gram of prompt or answer: `no_repeat_ngram_size` of transformers.
 
-    Prompt and answer alike. Paulus et al., arXiv 1705.04304, section 2.5.
+    Paulus et al., arXiv 1705.04304, section 2.5.
     """
     size = position.history.params.no_repeat_ngram_size
     if not size:
@@ -27,13 +26,13 @@ def repeated_ngrams(position: Position) -> Iterable[int]:
     if len(recent) < size - 1:
         return ()
     prefix = recent[len(recent) - size + 1 :]
-    banned = position.history.ngrams.after(tuple(prefix))
+    banned = position.history.ngrams.followers(tuple(prefix))
     in_path = [recent[end] for end in range(size - 1, len(recent)) if recent[end - size + 1 : end] == prefix]
     return [*banned, *in_path]
 
 
 def bad_words(position: Position) -> Iterable[int]:
-    """Last tokens of the forbidden sequences whose other tokens came just before: `bad_words_ids`, as in transformers.
+    """Yield the last token of each forbidden sequence whose other tokens come just before: `bad_words_ids`.
 
     Those of one token are `bad_tokens`.
     """
@@ -47,7 +46,7 @@ def bad_tokens(position: Position) -> TokenSet:
 
 def early_ends(position: Position) -> TokenSet | None:
     """End tokens of every kind, as long as the answer is shorter than `min_tokens`, as vLLM has it."""
-    return position.history.ends if position.answered < position.history.params.min_tokens else None
+    return position.history.ends if position.answer_length < position.history.params.min_tokens else None
 
 
 def suppressed(position: Position) -> TokenSet:
@@ -58,15 +57,15 @@ def suppressed(position: Position) -> TokenSet:
 def suppressed_at_first(position: Position) -> TokenSet | None:
     """`begin_suppress_tokens` at the answer's first token that is not forced.
 
-    As in transformers, with a forced token as `decoding.constraints.forced_token` has it.
+    As in transformers; `decoding.constraints.forced_token` says which tokens are forced.
     """
     first_free = 0 if position.history.params.forced_bos_token_id is None else 1
-    return position.history.suppressed_at_first if position.answered == first_free else None
+    return position.history.suppressed_at_first if position.answer_length == first_free else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bans:
-    """Tokens that get −∞."""
+    """Sets the logits of tokens to −∞."""
 
     entries: Entries
     spans: Sequence[Span]
@@ -91,6 +90,6 @@ class Bans:
 
     def apply_(self, logits: Tensor) -> None:
         """logits: [P, V]"""
-        logits[self.entries.places, self.entries.tokens] = -inf
+        logits[self.entries.rows, self.entries.tokens] = -inf
         for start, end, tokens, _ in self.spans:
             logits[start:end].index_fill_(1, tokens, -inf)

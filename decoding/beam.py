@@ -1,8 +1,7 @@
-"""Beam search as a state machine: log-probabilities in, which beams fork and with which tokens out.
+"""Beam search as a state machine: it takes log-probabilities and returns which beams fork, and with which tokens.
 
-Several groups of beams make diverse beam search (Vijayakumar et al., arXiv 1610.02424, section 3, Hamming diversity):
-at each step the groups choose one after another, and what the earlier ones chose is made less attractive to the later.
-Knows nothing of models, caches or texts before the answer.
+With several groups it is diverse beam search (Vijayakumar et al., arXiv 1610.02424, section 3, Hamming diversity):
+groups choose one after another, and tokens that earlier groups chose are penalised. Knows nothing of models or caches.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,12 +17,12 @@ from decoding.transfer import tensor_on
 
 
 class BeamSearch:
-    """The search for one request's answers. It begins with one empty beam per group."""
+    """The search of one request. It starts with one empty beam per group."""
 
     def __init__(self, options: BeamOptions, *, max_tokens: int, end_token_ids: Collection[int] = ()) -> None:
         """
-        max_tokens: at most so many in an answer.
-        end_token_ids: after which an answer ends.
+        max_tokens: maximum length of an answer.
+        end_token_ids: tokens that end an answer.
         """
         self._options = options
         size = options.num_beams // options.num_beam_groups
@@ -34,36 +33,36 @@ class BeamSearch:
 
     @property
     def live(self) -> list[Sequence[int]]:
-        """The answers so far of the B beams that go on, in the order of a step's rows."""
+        """The answers so far of the B live beams, in the order of a step's rows."""
         return [beam.tokens for group in self._groups for beam in group.live]
 
     @property
     def finished(self) -> list[Hypothesis]:
-        """The answers that have ended and are among the best so far, of one group after the other."""
-        return [one for group in self._groups for one in group.finished]
+        """The best finished answers so far, group by group."""
+        return [hypothesis for group in self._groups for hypothesis in group.finished]
 
     @property
     def done(self) -> bool:
-        """Whether no beam goes on."""
+        """Whether no beam is live."""
         return not any(group.live for group in self._groups)
 
     def advance(self, log_probs: Tensor, noise: Tensor | None = None) -> Fork:
         """Take one step.
 
         Args:
-            log_probs: [B, V] float32 after each live beam, with the request's processors applied; they need no
-                normalisation. −∞ is never chosen.
-            noise: [B, V] as `beam_noise` makes it, to draw continuations; without it the best are taken.
+            log_probs: [B, V] float32 after each live beam, with the request's processors applied. They need no
+                normalisation; −∞ is never chosen.
+            noise: [B, V] from `beam_noise`, to draw continuations; None: take the best.
         """
         starts = [0, *accumulate(len(group.live) for group in self._groups)]
-        chosen = torch.zeros(log_probs.shape[1], device=log_probs.device)  # [V] how often, by the groups so far
+        chosen = torch.zeros(log_probs.shape[1], device=log_probs.device)  # [V] counts of the groups before
         parents: list[int] = []
         tokens: list[int] = []
         for group, start, end in zip(self._groups, starts, starts[1:], strict=False):
             if start == end:
                 continue
-            own = log_probs[start:end] - self._options.diversity_penalty * chosen
-            fork = group.advance(own, None if noise is None else noise[start:end])
+            penalised = log_probs[start:end] - self._options.diversity_penalty * chosen
+            fork = group.advance(penalised, None if noise is None else noise[start:end])
             for token in fork.tokens:
                 chosen[token] += 1
             parents += [start + parent for parent in fork.parents]
@@ -71,22 +70,22 @@ class BeamSearch:
         return Fork(parents, tokens)
 
     def best(self) -> list[Hypothesis]:
-        """The finished answers asked for, best first; fewer where so many don't have the words that must appear.
+        """Return `num_return_sequences` finished answers, best first, repetitions across groups last.
 
-        What several groups found comes last but for the first time.
+        There are fewer if too few answers contain the forced words.
         """
-        ranked = sorted(self.finished, key=lambda one: -one.score)
+        ranked = sorted(self.finished, key=lambda hypothesis: -hypothesis.score)
         distinct: dict[tuple[int, ...], Hypothesis] = {}
-        for one in ranked:
-            distinct.setdefault(tuple(one.tokens), one)
-        repeated = [one for one in ranked if distinct[tuple(one.tokens)] is not one]
+        for hypothesis in ranked:
+            distinct.setdefault(tuple(hypothesis.tokens), hypothesis)
+        repeated = [hypothesis for hypothesis in ranked if distinct[tuple(hypothesis.tokens)] is not hypothesis]
         return [*distinct.values(), *repeated][: self._options.num_return_sequences]
 
 
 def beam_noise(seed: int, position: int, beams: int, vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """[B, V] Gumbel noise for the continuations of B beams at one position of the text.
+    """Return Gumbel noise for the continuations of B beams at one position of the text, [B, V].
 
-    Beam b sees what the b-th of several answers to a request with this seed would see there.
+    Beam b has the noise of the b-th of several answers to a request with this seed.
     """
     keys = [noise_key(choice_seed(seed, beam), position) for beam in range(beams)]
     return gumbel(tensor_on(device, keys, torch.int32), vocab_size)

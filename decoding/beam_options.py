@@ -1,11 +1,11 @@
-"""What a request asks of beam search, named as in transformers' `generate`. Knows nothing of batches or tensors."""
+"""Beam search options of a request, named as in transformers' `generate`. Knows nothing of batches or tensors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
-from decoding.errors import InvalidRequestError
+from decoding.errors import require
 
 MAX_BEAMS = 128
 
@@ -22,52 +22,47 @@ class BeamOptions:
 
     num_beams: int
     num_return_sequences: int = 1
-    length_penalty: float = 1.0  # a text's score is its log-probability / its length to this power
-    # With as many finished texts as beams: True stops at once, False when the live beams can't do better at their
-    # present length, "never" when they can't do better at any length.
+    length_penalty: float = 1.0  # score = log-probability / length ** length_penalty
+    # When to stop once there are as many finished answers as beams: True: at once; False: when live beams can't improve
+    # at their present length; "never": when they can't improve at any length.
     early_stopping: EarlyStopping = False
     num_beam_groups: int = 1
-    diversity_penalty: float = 0.0  # off a token's log-probability, for each beam of an earlier group that chose it
-    force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()  # for each word its alternatives; one must come
+    diversity_penalty: float = 0.0  # subtracted for each beam of an earlier group that chose the token
+    force_words_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()  # phrases of each word, of which one must appear
 
     def __post_init__(self) -> None:
-        _require(1 <= self.num_beams <= MAX_BEAMS, "num_beams", self.num_beams, f"from 1 to {MAX_BEAMS}")
-        _require(
+        require(1 <= self.num_beams <= MAX_BEAMS, "num_beams", self.num_beams, f"from 1 to {MAX_BEAMS}")
+        require(
             1 <= self.num_return_sequences <= self.num_beams,
             "num_return_sequences",
             self.num_return_sequences,
             f"from 1 to num_beams, {self.num_beams}",
         )
-        _require(isfinite(self.length_penalty), "length_penalty", self.length_penalty, "a finite number")
+        require(isfinite(self.length_penalty), "length_penalty", self.length_penalty, "a finite number")
         groups = self.num_beam_groups
         fits = groups >= 1 and self.num_beams % groups == 0
-        _require(fits, "num_beam_groups", groups, f"a divisor of num_beams, {self.num_beams}")
+        require(fits, "num_beam_groups", groups, f"a divisor of num_beams, {self.num_beams}")
         penalty = self.diversity_penalty
-        _require(isfinite(penalty) and penalty >= 0, "diversity_penalty", penalty, "a number of at least 0")
-        needless = groups > 1 and penalty == 0
-        _require(
-            not needless, "diversity_penalty", penalty, "above 0, or num_beam_groups 1: equal groups find the same"
+        require(isfinite(penalty) and penalty >= 0, "diversity_penalty", penalty, "a number of at least 0")
+        is_redundant = groups > 1 and penalty == 0
+        require(
+            not is_redundant, "diversity_penalty", penalty, "above 0, or num_beam_groups 1: equal groups find the same"
         )
         words = self.force_words_ids
-        _require(all(word and all(word) for word in words), "force_words", words, "phrases that are not empty")
+        require(all(word and all(word) for word in words), "force_words", words, "phrases that are not empty")
 
     def check(self, *, max_tokens: int, end_token_ids: tuple[int, ...]) -> None:
-        """Whether an answer can have all its words.
+        """Check that an answer can contain all forced words.
 
         Raises:
-            InvalidRequestError: it can't.
+            InvalidRequestError: max_tokens is too small, or a word contains an end token.
         """
         needed = sum(min(map(len, word)) for word in self.force_words_ids)
         problem = f"{self.force_words_ids!r}, {needed} tokens in all"
-        _require(needed <= max_tokens, "force_words", problem, f"at most max_tokens, {max_tokens}")
+        require(needed <= max_tokens, "force_words", problem, f"at most max_tokens, {max_tokens}")
         ends = sorted(set(end_token_ids).intersection(self.named_tokens()))
-        _require(not ends, "force_words", ends, "without tokens that end the answer")
+        require(not ends, "force_words", ends, "without tokens that end the answer")
 
     def named_tokens(self) -> Iterator[int]:
-        """Every token id that the options name, to be checked against a vocabulary."""
+        """Yield every token id in the options, to be checked against a vocabulary."""
         return (token for word in self.force_words_ids for phrase in word for token in phrase)
-
-
-def _require(holds: bool, field: str, given: object, expected: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)

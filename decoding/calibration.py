@@ -1,39 +1,39 @@
-"""How far to trust a drafter: the chance that its best, second, … token is the target's, by how clear its choice was.
+"""Online calibration of a drafter: how probably its best, second and third token are the target's.
 
-Measured online. Under shared noise the distance between its two best noisy scores tells far more than the
-probability of the token (docs/experiments.md). Knows nothing of models or rows.
+Under shared noise the gap between the two best noisy scores predicts this far better than the token's probability
+(docs/experiments.md). Knows nothing of models or rows.
 """
 
 import math
 from bisect import bisect
 from collections.abc import Sequence
 
-RANKS = 3  # alternatives worth a look: the best token, the second, the third
-_GAPS = (0.25, 0.5, 1.0, 1.5, 2.25, 3.0, 4.5)  # what separates one class of choices from the next
-_FORGETTING = 0.998  # what an observation still counts, one observation of its class later
-_PRIOR_TOKENS = 8.0  # how many observations the prior is worth
-_LEAST = 1e-4  # no chance is ever given up
-_PRIOR_SHARES = (0.4, 0.2)  # of the chance that the best token is wrong: to be the second, the third
+RANKS = 3  # ranks that are counted: the best token, the second, the third
+_GAPS = (0.25, 0.5, 1.0, 1.5, 2.25, 3.0, 4.5)  # bounds between the bins
+_DECAY = 0.998  # weight of an observation after the next one in its bin
+_PRIOR_TOKENS = 8.0  # the prior counts as so many observations
+_MIN_PROBABILITY = 1e-4
+_PRIOR_SHARES = (0.4, 0.2)  # of the probability that the best token is wrong: ranks 1 and 2
 
 
 class RankCalibration:
-    """Chances by gap (the best noisy score less the second, not negative) and rank (0: the best)."""
+    """Probabilities by gap and rank. Gap: the best noisy score less the second, at least 0. Rank 0 is the best."""
 
     def __init__(self) -> None:
         middles = [(low + high) / 2 for low, high in zip((0.0, *_GAPS), (*_GAPS, _GAPS[-1] + 2), strict=True)]
-        self._counts = [[_PRIOR_TOKENS * chance for chance in _prior(gap)] for gap in middles]
+        self._counts = [[_PRIOR_TOKENS * probability for probability in _prior(gap)] for gap in middles]
         self._observed = [_PRIOR_TOKENS] * len(middles)
 
-    def chances(self, gap: float) -> list[float]:
-        """[RANKS] the chance of each rank to be the target's token."""
-        at = bisect(_GAPS, gap)
-        return [max(count / self._observed[at], _LEAST) for count in self._counts[at]]
+    def probabilities(self, gap: float) -> list[float]:
+        """Return the probability that the token of each rank is the target's, [RANKS]."""
+        index = bisect(_GAPS, gap)
+        return [max(count / self._observed[index], _MIN_PROBABILITY) for count in self._counts[index]]
 
     def note(self, gap: float, rank: int | None) -> None:
-        """Count a token of the target: its rank in the drafter's choice, None if it was none of them."""
-        at = bisect(_GAPS, gap)
-        self._counts[at] = [_FORGETTING * count + (i == rank) for i, count in enumerate(self._counts[at])]
-        self._observed[at] = _FORGETTING * self._observed[at] + 1
+        """Count a token of the target. rank: where the drafter ranked it; None if not among the first."""
+        index = bisect(_GAPS, gap)
+        self._counts[index] = [_DECAY * count + (r == rank) for r, count in enumerate(self._counts[index])]
+        self._observed[index] = _DECAY * self._observed[index] + 1
 
 
 def _prior(gap: float) -> Sequence[float]:

@@ -1,4 +1,4 @@
-"""A text in the tokens of a vocabulary that has the same strings as the one it was written in, under other ids."""
+"""A text translated token by token to a vocabulary that has the same strings under other ids."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,18 @@ from decoding.vocabulary import Vocabulary
 
 
 class CopiedText:
-    """Token by token, in whatever pieces it was written. Control tokens that the vocabulary lacks are left out."""
+    """The counterpart of `TextAligner` for such vocabularies. Tokens that the member lacks are left out."""
 
-    pending = b""  # what `tokens` lack: nothing
-    fresh = False  # what tokens stand for is the same at the beginning of a text
+    pending = b""  # no bytes wait for the rest of a character
+    fresh = False  # tokens stand for the same at the start of a text
 
     def __init__(self, leader: Vocabulary, member: Vocabulary, tokens: Sequence[int] = ()) -> None:
-        """tokens: the member's, of the text so far."""
+        """tokens: the text so far, in the member's tokens."""
         self._leader, self._member = leader, member
         self.tokens = list(tokens)
 
     def fork(self) -> "CopiedText":
-        """The same text, to go on with in another way."""
+        """Return a copy that continues independently."""
         return CopiedText(self._leader, self._member, self.tokens)
 
     def commit(self, tokens: Sequence[int]) -> None:

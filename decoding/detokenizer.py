@@ -1,37 +1,37 @@
-"""Incremental detokenisation: token ids in, text out, never half a character. Knows the tokenizer as one function."""
+"""Incremental detokenisation: token ids in, complete characters out. Knows the tokenizer as one function."""
 
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"  # what a decoder prints for bytes that are not (yet) a character
-_LEAST_CONTEXT = 5  # tokens
+_MIN_CONTEXT = 5  # tokens
 _LONGEST_WINDOW = 96  # tokens; with as many, none for long has ended a character
 _HEAD, _TAIL = 32, 16  # what is kept of a longer one
-_CONTEXT_TOKENS = range(_LEAST_CONTEXT, 17)  # of the prompt: as few as begin with a whole character
+_CONTEXT_TOKENS = range(_MIN_CONTEXT, 17)  # of the prompt: as few as begin with a whole character
 
 
 class Detokenizer:
-    """Turns a growing list of tokens into text deltas whose concatenation is the decoded text of all tokens.
+    """Turns a growing list of tokens into text deltas, which concatenate to the decoded text of all tokens.
 
-    Decodes only a short window: the latest tokens, with a little context before them, because decoders treat the
-    beginning of a text differently (leading spaces).
+    Decodes only the latest tokens with some context before them, because decoders treat the start of a text
+    differently (leading spaces).
     """
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int] = ()) -> None:
-        """decode: ids to text; prompt: the tokens before, which are never emitted."""
+        """decode: ids to text; prompt: tokens before, which are never emitted."""
         self._decode = decode
         self._window = _context(decode, prompt)
-        self._shown = decode(self._window)  # the window's text as far as it is certain
-        self._cut = len(self._window)  # where the window may begin: a character does
+        self._shown = decode(self._window)  # the certain part of the window's text
+        self._cut = len(self._window)  # index at which a character begins, so the window may
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text that became certain with these tokens: all but a character that is incomplete at the end."""
+        """Add tokens. Returns the new text, without an incomplete character at its end."""
         self._window.extend(tokens)
         text = self._decode(self._window)
         certain = text.rstrip(_INCOMPLETE)
         new = certain[len(self._shown) :]
         if new:
             self._shown = certain
-            if len(certain) == len(text) and len(self._window) - self._cut >= _LEAST_CONTEXT:
+            if len(certain) == len(text) and len(self._window) - self._cut >= _MIN_CONTEXT:
                 self._window = self._window[self._cut :]
                 self._shown = self._decode(self._window)
                 self._cut = len(self._window)
@@ -55,14 +55,14 @@ class Detokenizer:
         return _INCOMPLETE * decided
 
     def flush(self) -> str:
-        """What is left at the end, incomplete characters included, as the decoder prints them."""
-        shown = self._decode(self._window)[len(self._shown) :]
+        """Return the rest at the end of the text; incomplete characters as the decoder prints them."""
+        rest = self._decode(self._window)[len(self._shown) :]
         self._window, self._shown, self._cut = [], "", 0
-        return shown
+        return rest
 
 
 def _context(decode: Callable[[list[int]], str], prompt: Sequence[int]) -> list[int]:
-    """The last tokens of the prompt, cut where a character begins; none if the prompt ends within a character."""
+    """Return the last tokens of the prompt from the start of a character; [] if it ends within a character."""
     for length in _CONTEXT_TOKENS:
         context = list(prompt[-length:])
         text = decode(context)

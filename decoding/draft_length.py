@@ -1,26 +1,25 @@
 """Goodput control: how many draft tokens each row should verify in the next step. Pure arithmetic.
 
-Draft tokens are worth verifying as long as they raise the expected committed tokens per second, from their chances and
-the measured cost of a step (TurboSpec, arXiv 2406.14066, section 3). Under load, where more tokens make a step slower,
-they fall to zero.
+A draft token is verified if it raises the expected committed tokens per second, given the measured cost of a step
+(TurboSpec, arXiv 2406.14066, section 3). Under load, steps over more tokens are slower, and draft lengths fall to 0.
 """
 
 from collections.abc import Callable, Sequence
 
-_PATIENCE_TOKENS = 16  # how far to look beyond the best so far: step costs have plateaus
+_PATIENCE_TOKENS = 16  # how far to search beyond the best count: step costs have plateaus
 
 
 class AcceptanceEstimate:
-    """The probability that a next draft token is accepted, from what was seen lately.
+    """A decaying estimate of the probability that the next draft token is accepted.
 
-    Without news it drifts to an optimistic prior, so that drafts get tried again: no estimate is ever final.
+    Without observations it returns to an optimistic prior, so drafting is tried again.
     """
 
     _PRIOR, _PRIOR_TOKENS = 0.6, 0.5
-    _EXPECTED_TOKENS = 4.0  # how many tokens the first expectation is worth
+    _EXPECTED_TOKENS = 4.0  # the first expectation counts as so many tokens
 
     def __init__(self, expected: float = _PRIOR, *, forgetting: float = 0.98) -> None:
-        """expected: before anything was seen. forgetting: what a step later an observation still counts."""
+        """expected: the estimate before any observation. forgetting: weight of an observation after the next step."""
         self._forgetting = forgetting
         self._accepted = self._EXPECTED_TOKENS * expected
         self._tested = self._EXPECTED_TOKENS
@@ -30,34 +29,35 @@ class AcceptanceEstimate:
         return (self._accepted + self._PRIOR_TOKENS * self._PRIOR) / (self._tested + self._PRIOR_TOKENS)
 
     def note(self, *, drafted: int, accepted: int) -> None:
-        """Count one step: its accepted tokens, and the first rejected one; those behind it were never tested."""
+        """Count one step: its accepted tokens and the first rejected one. Tokens after that were not tested."""
         self._accepted = self._forgetting * self._accepted + accepted
         self._tested = self._forgetting * self._tested + min(accepted + 1, drafted)
 
 
-def choose_draft_tokens(chances: Sequence[Sequence[float]], step_cost_s: Callable[[int], float]) -> list[int]:
-    """Of the drafts that are there, how many tokens of each row to verify.
+def choose_draft_tokens(probabilities: Sequence[Sequence[float]], step_cost_s: Callable[[int], float]) -> list[int]:
+    """Choose how many tokens of each row's draft to verify.
 
     Args:
-        chances: [B][K] the probability that each draft token is committed, the most probable first.
-        step_cost_s: seconds of a step over so many tokens in all, the rows' own last tokens included.
+        probabilities: [B][K] that each draft token is committed, falling.
+        step_cost_s: seconds of a step by its number of tokens, the last committed token of each row included.
 
     Returns:
-        [B] how many tokens of each row, those with the best chances.
+        [B] the number of tokens; each row verifies its most probable ones.
     """
-    rows = len(chances)
-    ordered = sorted(((chance, row) for row, of_row in enumerate(chances) for chance in of_row), reverse=True)
-    expected = float(rows)  # every row commits its recovered or bonus token
+    rows = len(probabilities)
+    pairs = [(probability, row) for row, draft in enumerate(probabilities) for probability in draft]
+    pairs.sort(reverse=True)
+    expected = float(rows)  # the recovered or bonus token of every row
     best, best_goodput = 0, expected / step_cost_s(rows)
-    for count, (chance, _) in enumerate(ordered, start=1):
-        expected += chance
+    for count, (probability, _) in enumerate(pairs, start=1):
+        expected += probability
         goodput = expected / step_cost_s(rows + count)
         if goodput > best_goodput:
             best, best_goodput = count, goodput
         elif count > best + _PATIENCE_TOKENS:
             break
     lengths = [0] * rows
-    for _, row in ordered[:best]:
+    for _, row in pairs[:best]:
         lengths[row] += 1
     return lengths
 
@@ -68,19 +68,19 @@ def choose_draft_lengths(
     step_cost_s: Callable[[int], float],
     draft_latency_s: float,
     *,
-    in_turn: bool = False,
+    alternating: bool = False,
 ) -> list[int]:
-    """The draft length, common to all rows up to their limits, that maximises expected committed tokens per second.
+    """Choose the common draft length that maximises expected committed tokens per second.
 
     Args:
         acceptance: [B] probability that a draft token is accepted if those before it are.
-        limits: [B] the most draft tokens that each row may verify.
-        step_cost_s: seconds of a step over so many tokens in all, the rows' own last tokens included.
-        draft_latency_s: seconds until a draft is there, per token; 0 for drafts that are there already.
-        in_turn: every draft is waited for, not just those that a verdict surprised.
+        limits: [B] maximum draft tokens of each row.
+        step_cost_s: seconds of a step by its number of tokens, the last committed token of each row included.
+        draft_latency_s: seconds to wait per draft token; 0 for drafts that exist already.
+        alternating: drafting and verification alternate, so every draft is waited for.
 
     Returns:
-        [B] draft lengths.
+        [B] draft lengths, none above its limit.
     """
     tokens = len(acceptance)
     expected = float(tokens)
@@ -89,15 +89,15 @@ def choose_draft_lengths(
         longer = [rate for rate, limit in zip(acceptance, limits, strict=True) if limit >= length]
         tokens += len(longer)
         expected += sum(rate**length for rate in longer)
-        wait_s = draft_latency_s * length * (1.0 if in_turn else _chance_to_wait(acceptance, limits, length))
+        wait_s = draft_latency_s * length * (1.0 if alternating else _wait_probability(acceptance, limits, length))
         goodput = expected / (step_cost_s(tokens) + wait_s)
         if goodput > best_goodput:
             best, best_goodput = length, goodput
     return [min(best, limit) for limit in limits]
 
 
-def _chance_to_wait(acceptance: Sequence[float], limits: Sequence[int], length: int) -> float:
-    """The probability that some row's next draft must be made anew, because the verdict differs from the run-ahead."""
+def _wait_probability(acceptance: Sequence[float], limits: Sequence[int], length: int) -> float:
+    """Return the probability that some row's run-ahead does not match the verdict, so that its draft is made anew."""
     hit = 1.0
     for rate, limit in zip(acceptance, limits, strict=True):
         hit *= rate ** (min(limit, length) + 1) if limit else 1.0

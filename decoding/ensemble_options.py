@@ -1,4 +1,4 @@
-"""How an ensemble answers: what is blended how, and what happens when a member is gone. Knows nothing of tensors."""
+"""Options of an ensemble: how members are blended, and what happens if one fails. Knows nothing of tensors."""
 
 import math
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from decoding.blend_params import BlendParams, VocabularyKind
-from decoding.errors import InvalidRequestError
+from decoding.errors import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleOptions:
-    """Of one request.
+    """Options of one request.
 
     Raises:
         InvalidRequestError: a value is out of range; the error names the field.
@@ -19,39 +19,26 @@ class EnsembleOptions:
 
     blend: BlendParams = field(default_factory=BlendParams)
     on_member_failure: Literal["fail", "drop"] = "fail"
-    min_members: int = 1  # with fewer, the leader included, the request fails in any case
-    member_timeout_s: float = 30.0  # how long a member may take to answer
-    member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # in which the members' logits travel
-    member_top_k: int = 0  # only so many of them; 0: all
-    tell_tokens: bool = False  # whether to tell what each member thought of each token
-    vocabulary: VocabularyKind = "shared"  # on which tokens members are blended
-    vocabulary_top_k: int = 10  # topk_union: how many of each member's most probable ones
+    min_members: int = 1  # leader included; with fewer the request fails in any case
+    member_timeout_s: float = 30.0  # maximum time of a member's answer
+    member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the members' logits in messages
+    member_top_k: int = 0  # number of logits per position in messages; 0: all
+    report_contributions: bool = False  # whether to report each member's contribution to each token
+    vocabulary: VocabularyKind = "shared"  # tokens on which members are blended
+    vocabulary_top_k: int = 10  # topk_union: candidates of each member
 
     def __post_init__(self) -> None:
-        if self.min_members < 1:
-            raise InvalidRequestError(
-                f"min_members must be a whole number of at least 1, not {self.min_members}.", field="min_members"
-            )
-        if self.member_top_k < 0:
-            raise InvalidRequestError(
-                f"member_top_k must be a whole number from 0 (all), not {self.member_top_k}.", field="member_top_k"
-            )
-        if self.vocabulary_top_k < 1:
-            raise InvalidRequestError(
-                f"vocabulary_top_k must be a whole number of at least 1, not {self.vocabulary_top_k}.",
-                field="vocabulary_top_k",
-            )
-        if not 0 < self.member_timeout_s < math.inf:
-            raise InvalidRequestError(
-                f"member_timeout_ms must be more than 0, not {1e3 * self.member_timeout_s:g}.",
-                field="member_timeout_ms",
-            )
+        require(self.min_members >= 1, "min_members", self.min_members, "a whole number of at least 1")
+        require(self.member_top_k >= 0, "member_top_k", self.member_top_k, "a whole number from 0 (all)")
+        require(self.vocabulary_top_k >= 1, "vocabulary_top_k", self.vocabulary_top_k, "a whole number of at least 1")
+        timeout_ms = 1e3 * self.member_timeout_s
+        require(0 < timeout_ms < math.inf, "member_timeout_ms", timeout_ms, "more than 0")
 
     @property
     def best_count(self) -> int:
-        """How many of each member's most probable tokens are candidates; 0: all tokens are."""
+        """Number of each member's most probable tokens that are candidates; 0: all tokens are."""
         return self.vocabulary_top_k if self.vocabulary == "topk_union" else 0
 
-    def suffices(self, present: Sequence[bool]) -> bool:
-        """Whether these of the M members are enough to begin, or to go on."""
+    def has_quorum(self, present: Sequence[bool]) -> bool:
+        """Whether the members that are present, [M], are enough to start or to go on."""
         return all(present) or (self.on_member_failure == "drop" and sum(present) >= self.min_members)

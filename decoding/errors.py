@@ -1,4 +1,4 @@
-"""Every error that Consort raises on purpose.
+"""All errors that Consort raises on purpose.
 
 ConsortError
 ├── InvalidRequestError     the caller's request can't be served as it is; names the field (HTTP 400)
@@ -15,7 +15,7 @@ Bound = Literal["max_requests", "max_tokens", "max_queue_wait_s", "key_max_reque
 
 
 class ConsortError(Exception):
-    """Base of all errors below."""
+    """Base of all errors."""
 
 
 class InvalidRequestError(ConsortError, ValueError):
@@ -24,6 +24,16 @@ class InvalidRequestError(ConsortError, ValueError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+def require(holds: bool, field: str, given: object, expected: str) -> None:
+    """Check a value of a request.
+
+    Raises:
+        InvalidRequestError: the condition does not hold; the message names the field, and what it must be.
+    """
+    if not holds:
+        raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)
 
 
 class UnknownModelError(InvalidRequestError):

@@ -1,7 +1,7 @@
-"""Compiled grammars: what the answers of structured requests must match, ready to be followed token by token.
+"""Compiled grammars, which the answers of structured requests must match.
 
-The grammar engine is llguidance (Earley parser over derivative-based lexers, https://github.com/guidance-ai/llguidance).
-Nothing here knows where tokenizers come from, or what requests, drafts and models are.
+The engine is llguidance (Earley parser over derivative-based lexers, https://github.com/guidance-ai/llguidance).
+Knows nothing of where tokenizers come from, or of drafts and models.
 """
 
 import json
@@ -17,32 +17,32 @@ from decoding.errors import InvalidRequestError
 from decoding.json_schema import strict
 from decoding.params import Structure, StructureKind
 
-# Characters. The time and memory of a regular expression, which may be in a grammar too, grow with its square.
+# Maximum characters. Time and memory of a regular expression, also within a grammar, grow with its length squared.
 MAX_DEFINITION: dict[StructureKind, int] = {"json": 65_536, "choice": 65_536, "grammar": 16_384, "regex": 8_192}
 NO_TOKEN = "no token leads on to a match"
-# JSON may be indented, but an undecided model must not write blanks for ever; JSON Schema has no word for that.
+# JSON may be indented, but a model must not write whitespace for ever, and JSON Schema cannot limit that.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-# A state takes 1 to 2 KiB. What a step may take is left at llguidance's own limits, some 20 ms.
+# A lexer state takes 1 to 2 KiB. Time per step stays at llguidance's own limit, about 20 ms.
 _LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=250_000, verbose_errors=False)
-# Compiling recurses along chains of rules. With the longest that a definition has room for, 8 MiB are too few.
+# Compiling recurses along chains of rules. 8 MiB are too few for the longest that a definition can hold.
 _STACK_BYTES = 64 * 2**20
-_stack_size = Lock()  # it is a setting of the process
+_stack_size = Lock()  # the stack size is a setting of the process
 
 T = TypeVar("T")
 
 
 class Grammar:
-    """A structure, compiled for one tokenizer. Any number of matchers follow it at once, and share what they learn."""
+    """A structure compiled for one tokenizer. Any number of matchers use it at once, and share its lexer."""
 
     def __init__(self, structure: Structure, tokenizer: LLTokenizer) -> None:
-        """Takes 1 ms for a usual JSON schema, up to a second for one at the limit; other threads run meanwhile.
+        """Compile. Takes 1 ms for a usual JSON schema, up to 1 s at the size limit; other threads run meanwhile.
 
         Raises:
-            InvalidRequestError: the definition is wrong, too large, uses what is not supported, or matches nothing.
+            InvalidRequestError: the definition is wrong, too large, uses an unsupported feature, or matches nothing.
         """
         self.structure = structure
         self.tokenizer = tokenizer
-        self.worn = False  # a matcher has failed, and with it perhaps what they share: compile it again
+        self.is_worn = False  # a matcher failed, perhaps in what all share; then compile the grammar again
         notation = _notation(structure)
         try:
             self._matcher = _on_deep_stack(lambda: LLMatcher(tokenizer, notation, log_level=0, limits=_LIMITS))
@@ -54,11 +54,11 @@ class Grammar:
             raise self.error(self._matcher)
 
     def matcher(self) -> LLMatcher:
-        """A matcher at the beginning of an answer; for one thread at a time."""
+        """Return a matcher at the start of an answer, for one thread at a time."""
         return self._matcher.deep_copy()
 
     def error(self, matcher: LLMatcher) -> InvalidRequestError:
-        """Why a matcher stopped working."""
+        """Return the error of a matcher that failed."""
         reason = matcher.get_error().removesuffix("<non-verbose/>").strip()
         if reason == "NoExtensionBias":
             reason = NO_TOKEN
@@ -68,10 +68,10 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """Compiles structures for one tokenizer in a thread of its own, and keeps those used last."""
+    """Compiles structures for one tokenizer in a background thread, with an LRU cache."""
 
     def __init__(self, tokenizer: LLTokenizer, *, capacity: int = 64) -> None:
-        """capacity: grammars kept, usually well below 1 MB each."""
+        """capacity: number of cached grammars, usually well below 1 MB each."""
         self._tokenizer = tokenizer
         self._capacity = capacity
         self._grammars: OrderedDict[Structure, Future[Grammar]] = OrderedDict()  # least recently used first
@@ -79,10 +79,10 @@ class GrammarCompiler:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def start(self, structure: Structure) -> Future[Grammar]:
-        """Compile unless that has been done. The future raises what `Grammar` does; never cancel it: it is shared."""
+        """Compile unless cached. The future raises what `Grammar` does. It is shared, so never cancel it."""
         with self._lock:
             future = self._grammars.get(structure)
-            if future is None or (future.done() and (future.exception() is not None or future.result().worn)):
+            if future is None or (future.done() and (future.exception() is not None or future.result().is_worn)):
                 future = self._grammars[structure] = self._pool.submit(Grammar, structure, self._tokenizer)
             self._grammars.move_to_end(structure)
             if len(self._grammars) > self._capacity:
@@ -90,7 +90,7 @@ class GrammarCompiler:
         return future
 
     def compile(self, structure: Structure) -> Grammar:
-        """Compile unless that has been done, and wait for it. Raises what `Grammar` does."""
+        """Compile unless cached, and wait. Raises what `Grammar` does."""
         return self.start(structure).result()
 
     def close(self) -> None:
@@ -99,11 +99,11 @@ class GrammarCompiler:
 
 
 def _notation(structure: Structure) -> str:
-    """The structure as llguidance takes it."""
+    """Return the structure in llguidance's notation."""
     definition = structure.definition
-    most = MAX_DEFINITION[structure.kind]
-    if len(definition) > most:
-        raise structure_error(structure, f"{len(definition)} characters are more than the {most} allowed")
+    limit = MAX_DEFINITION[structure.kind]
+    if len(definition) > limit:
+        raise structure_error(structure, f"{len(definition)} characters are more than the {limit} allowed")
     try:
         match structure.kind:
             case "json":
@@ -114,7 +114,7 @@ def _notation(structure: Structure) -> str:
                 return _choice_notation(structure)
             case "grammar":
                 return grammar_from("grammar", definition)
-    except (ValueError, RecursionError) as error:  # of which JSON and Unicode errors are kinds
+    except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
         if isinstance(error, InvalidRequestError):
             raise
         raise structure_error(structure, str(error)) from error
@@ -135,7 +135,7 @@ def _choice_notation(structure: Structure) -> str:
 
 
 def _on_deep_stack(work: Callable[[], T]) -> T:
-    """Run in a thread that may recurse deeply, and wait for it."""
+    """Run in a thread with a large stack, and wait."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -157,6 +157,6 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
 
 
 def structure_error(structure: Structure, reason: str) -> InvalidRequestError:
-    """The error about a structure that can't be served."""
+    """Return the error for a structure that can't be served."""
     field = f"structured_outputs.{structure.kind}"
     return InvalidRequestError(f"{field}: {' '.join(reason.split())}", field=field)

@@ -12,15 +12,12 @@ from decoding.token_lists import TokenSet
 
 
 class History:
-    """The text that a request has so far: its prompt and its committed answer.
-
-    What processors derive from it is made when one first asks for it, and catches up with the tokens whenever one asks
-    again.
+    """The committed text of a request: prompt and answer. Indices of it are built on first use and updated lazily.
 
     Args:
-        params: what the request asks for.
-        tokens: shared with its owner, who only ever appends to it.
-        prompt_length: how many of the tokens are the prompt's.
+        params: of the request.
+        tokens: shared with their owner, who only appends.
+        prompt_length: number of prompt tokens.
     """
 
     def __init__(self, params: SamplingParams, tokens: list[int], prompt_length: int) -> None:
@@ -70,21 +67,21 @@ class History:
 
     @cached_property
     def counts(self) -> "TokenCounts":
-        """Which tokens there are."""
+        """The counts of the text's distinct tokens."""
         return TokenCounts(self.tokens, self.prompt_length)
 
     @cached_property
     def ngrams(self) -> "NgramIndex":
-        """What has come after each n − 1 tokens, n being the request's `no_repeat_ngram_size`."""
+        """The n-grams of the text, where n is the request's `no_repeat_ngram_size`."""
         return NgramIndex(self.tokens, self.params.no_repeat_ngram_size)
 
 
 class Position(NamedTuple):
-    """A token to be sampled: after a request's text, or after draft tokens that may come to follow it."""
+    """The position of a token to sample: after a request's text, or after draft tokens that follow it."""
 
     history: History
     path: Sequence[int] = ()  # draft tokens after the text
-    allowed: Tensor | None = None  # [⌈V/32⌉] int32 on the CPU, a bit per token: set if the grammar allows it
+    allowed: Tensor | None = None  # [⌈V/32⌉] int32 on the CPU, a bit per token that the grammar allows
 
     @property
     def index(self) -> int:  # type: ignore[override]
@@ -92,49 +89,50 @@ class Position(NamedTuple):
         return len(self.history.tokens) + len(self.path)
 
     @property
-    def answered(self) -> int:
-        """How many tokens of the answer come before it."""
+    def answer_length(self) -> int:
+        """Number of answer tokens before the position."""
         return self.index - self.history.prompt_length
 
     def tail(self, count: int) -> list[int]:
-        """The last tokens before it: `count`, or fewer if there are no more."""
+        """Return the last `count` tokens before the position, or fewer if there are no more."""
         tokens, path = self.history.tokens, self.path
         return [*tokens[max(0, len(tokens) + len(path) - count) :], *path[max(0, len(path) - count) :]]
 
 
 class TokenCounts:
-    """The distinct tokens of a text, and how often the answer has each."""
+    """The distinct tokens of a text, and their counts in the answer."""
 
     def __init__(self, tokens: Sequence[int], prompt_length: int) -> None:
         self._text, self._prompt_length, self._end = tokens, prompt_length, 0
-        self._place: dict[int, int] = {}
+        self._index: dict[int, int] = {}
         self._distinct = array("q")  # in order of their first appearance
-        self._counts = array("f")  # of each, in the answer
+        self._counts = array("f")  # their counts in the answer
 
-    def after(self, path: Sequence[int]) -> "tuple[array[int], array[float]]":
-        """The distinct tokens of the text with a path after it, U of them, and how often its answer has each: [U], [U].
+    def with_path(self, path: Sequence[int]) -> "tuple[array[int], array[float]]":
+        """Return the U distinct tokens of the text and a path after it, [U], and their counts in the answer, [U].
 
-        The tokens that only the prompt has come with 0.
+        Tokens that only the prompt has count 0.
         """
         self._catch_up()
         distinct, counts = self._distinct[:], self._counts[:]
         added: dict[int, int] = {}
         for token in path:
-            known = self._place.get(token)
-            place = added.setdefault(token, len(distinct)) if known is None else known
-            if place == len(distinct):
+            known = self._index.get(token)
+            index = added.setdefault(token, len(distinct)) if known is None else known
+            if index == len(distinct):
                 distinct.append(token)
                 counts.append(0)
-            counts[place] += 1
+            counts[index] += 1
         return distinct, counts
 
     def _catch_up(self) -> None:
-        for at in range(self._end, len(self._text)):
-            place = self._place.setdefault(self._text[at], len(self._distinct))
-            if place == len(self._distinct):
-                self._distinct.append(self._text[at])
+        for position in range(self._end, len(self._text)):
+            token = self._text[position]
+            index = self._index.setdefault(token, len(self._distinct))
+            if index == len(self._distinct):
+                self._distinct.append(token)
                 self._counts.append(0)
-            self._counts[place] += at >= self._prompt_length
+            self._counts[index] += position >= self._prompt_length
         self._end = len(self._text)
 
 
@@ -156,17 +154,17 @@ class WordIndex:
 
 
 class NgramIndex:
-    """The tokens that have come after each n − 1 tokens of a text."""
+    """The n-grams of a text, by their first n − 1 tokens."""
 
     def __init__(self, tokens: Sequence[int], size: int) -> None:
         """size: n, at least 1."""
         self._text, self._size, self._end = tokens, size, size - 1
         self._followers: dict[tuple[int, ...], set[int]] = {}
 
-    def after(self, prefix: tuple[int, ...]) -> Collection[int]:
-        """What has come after these tokens, n − 1 of them."""
+    def followers(self, prefix: tuple[int, ...]) -> Collection[int]:
+        """Return the tokens that have followed these n − 1 tokens."""
         for end in range(self._end, len(self._text)):
-            before = tuple(self._text[end - self._size + 1 : end])
-            self._followers.setdefault(before, set()).add(self._text[end])
+            context = tuple(self._text[end - self._size + 1 : end])
+            self._followers.setdefault(context, set()).add(self._text[end])
         self._end = max(self._end, len(self._text))
         return self._followers.get(prefix, ())

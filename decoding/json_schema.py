@@ -1,24 +1,25 @@
 """Rewrites a JSON schema so that llguidance's grammar for it allows nothing that the schema forbids.
 
-Two of its keywords need that (1.9): an exclusive bound that is a whole number lets that number through when the other
-bound has the same integer part, as in 2 < x < 2.5; and keys other than the declared ones are not told from each other.
+llguidance 1.9 is too lenient in two cases. It accepts an exclusive whole-number bound if the other bound has the same
+integer part, as in 2 < x < 2.5. And it does not tell undeclared keys from each other.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-_LITERALS = {"const", "default", "enum", "examples"}  # their values are data
-_NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}  # theirs are schemas by name
+# Keywords whose values are data, and keywords whose values are schemas by name.
+_LITERALS = {"const", "default", "enum", "examples"}
+_NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 _TINY = 1e-16
 _ULPS = 4  # llguidance reads numbers almost exactly
 
 
 def strict(schema: Any) -> Any:
-    """The same schema in other words; what is no schema comes back as it is.
+    """Return an equivalent schema; a value that is no schema is returned as it is.
 
     Raises:
-        ValueError: there are no such words.
+        ValueError: the schema has no equivalent.
     """
     if isinstance(schema, list):
         return [strict(item) for item in schema]
@@ -37,7 +38,7 @@ def _strict_value(keyword: str, value: Any) -> Any:
 
 
 def _without_exclusive_integers(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole exclusive bounds towards zero, as inclusive ones a few floating-point numbers further on."""
+    """Replace whole exclusive bounds towards zero by inclusive ones, a few floating-point numbers further on."""
     rewritten = dict(schema)
     low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     if _is_whole(low) and low >= 0:
@@ -52,7 +53,11 @@ def _without_exclusive_integers(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_size(schema: Mapping[str, Any]) -> None:
-    """Whether an object could have fewer keys than it seems to, because some are the same."""
+    """Check `minProperties`: undeclared keys may repeat, so an object could have fewer keys than it seems.
+
+    Raises:
+        ValueError: it needs more than one undeclared key.
+    """
     least = schema.get("minProperties")
     declared = {*_names(schema.get("properties")), *_names(schema.get("required"))}
     if _is_number(least) and least - len(declared) > 1:

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens under the model's own distribution, whatever the sampler did to it."""
+"""Log-probabilities of tokens under the model's own distribution, before logits processors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from decoding.transfer import tensor_on
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token of a text, given the tokens before it."""
+    """The log-probability of a token, given the tokens before it."""
 
     token: int
     logprob: float
@@ -20,12 +20,12 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
-    """What the model thought of each token.
+    """Return the log-probabilities of tokens, and of the most probable ones instead.
 
     Args:
-        logits: [N, V] of any float type, each after the text before its token.
+        logits: [N, V] of any float type, after the text before each token.
         tokens: [N]
-        counts: [N] how many of the most probable tokens to tell about.
+        counts: [N] numbers of most probable tokens to return.
     """
     if not len(tokens):
         return []

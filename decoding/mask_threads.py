@@ -1,4 +1,4 @@
-"""Threads that compute what structured answers may go on with. Knows nothing of models or logits."""
+"""Threads that compute the token masks of structured answers. Knows nothing of models or logits."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +10,19 @@ from decoding.structure import StructureState
 
 
 class MaskThreads:
-    """Compute the masks of a step while the model runs."""
+    """Computes the masks of a step while the model runs."""
 
     def __init__(self, threads: int = 1) -> None:
-        """threads: one is the quickest for masks that take microseconds; the GIL changes hands between them."""
+        """threads: one is fastest for masks that take microseconds, because several contend for the GIL."""
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="masks")
 
     def start(
         self, states: Sequence[StructureState | None], drafts: Sequence[Draft]
     ) -> Callable[[], list[Tensor | None]]:
-        """Begin with what `StructureState.masks` computes for each row. Call what it returns to wait for that.
+        """Start computing `StructureState.masks` of each row. The function that is returned waits for them.
 
-        Until then, neither the states nor their texts may be touched.
+        Until it has returned, neither the states nor their texts may change.
         """
         rows = [row for row, state in enumerate(states) if state is not None]
         shares = [rows[start :: self._threads] for start in range(min(self._threads, len(rows)))]

@@ -1,10 +1,9 @@
-"""Counter-based Gumbel noise g(seed, position, token): the one source of randomness in Consort.
+"""Counter-based Gumbel noise g(seed, position, token): the only source of randomness in Consort.
 
-Target and drafter call it with the same seed and position and so see the same noise, which couples their samples
-(Daliri, Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978,
-section 3). Other streams of the same seed and position are independent of it and of each other: rejection sampling
-needs them (docs/verification.md). It knows nothing of requests, batches or devices: integer arithmetic up to the last
-logarithm, so every device draws the same numbers.
+Target and drafter use the same seed and position, so they see the same noise, which couples their samples: Daliri,
+Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978, section 3.
+Rejection sampling needs other, independent streams of the same seed and position (docs/verification.md). The noise is
+integer arithmetic up to the last logarithm, so every device draws the same numbers. Knows nothing of requests.
 
 The hash is the 32-bit two-round xorshift-multiply permutation of Chris Wellons' hash-prospector (constants
 0x21f0aaad, 0x735a2d97), applied twice with two independent 32-bit keys derived from (seed, position).
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from decoding.params import MAX_SEED
 
-OWN_TOKENS = 0  # the stream of what the target samples itself, and, where samples are coupled, its drafters
-ACCEPTANCE = 1  # of the decisions whether to accept draft tokens
-_CHOICES = 2  # of the seeds of a request's choices
+OWN_TOKENS = 0  # the stream of the target's own samples, and of coupled drafters
+ACCEPTANCE = 1  # the stream that decides on acceptance
+_CHOICES = 2  # the stream of seeds of several answers
 _FIRST_OF_DRAFTS = 3
 
 _MULTIPLIER_1 = 0x21F0AAAD
@@ -29,7 +28,7 @@ _MASK_32 = 0xFFFFFFFF
 
 
 def _mix_int(x: int) -> int:
-    """The 32-bit permutation on a Python integer in [0, 2**32)."""
+    """Apply the 32-bit permutation to a Python integer in [0, 2**32)."""
     x ^= x >> 16
     x = (x * _MULTIPLIER_1) & _MASK_32
     x ^= x >> 15
@@ -38,7 +37,7 @@ def _mix_int(x: int) -> int:
 
 
 def _mix_(x: Tensor) -> Tensor:
-    """The same permutation on int32 bit patterns, in place. Products wrap; shifts are made logical by masks."""
+    """Apply the same permutation to int32 bit patterns, in place. Products wrap; masks make shifts logical."""
     x ^= (x >> 16) & 0xFFFF
     x *= _MULTIPLIER_1
     x ^= (x >> 15) & 0x1FFFF
@@ -48,12 +47,12 @@ def _mix_(x: Tensor) -> Tensor:
 
 
 def _signed(x: int) -> int:
-    """The int32 that has the bit pattern of x in [0, 2**32)."""
+    """Return the int32 with the bit pattern of x in [0, 2**32)."""
     return x - (1 << 32) if x >= (1 << 31) else x
 
 
 def noise_key(seed: int, position: int, stream: int = OWN_TOKENS) -> tuple[int, int]:
-    """Two int32 keys for the noise of one (seed, position, stream).
+    """Return two int32 keys for the noise of (seed, position, stream).
 
     seed in [0, 2**64), position in [0, 2**31), stream in [0, 2**32).
     """
@@ -63,7 +62,7 @@ def noise_key(seed: int, position: int, stream: int = OWN_TOKENS) -> tuple[int, 
 
 @lru_cache(maxsize=4096)
 def _stream_key(seed: int, stream: int) -> tuple[int, int]:
-    """What the keys of all positions of a stream have in common; both in [0, 2**32)."""
+    """Return the part of the keys that depends on seed and stream alone; both in [0, 2**32)."""
     low, high = seed & _MASK_32, (seed >> 32) & _MASK_32
     first = _mix_int(_mix_int(low) ^ high)
     second = _mix_int(_mix_int(low ^ _GOLDEN) + high & _MASK_32)
@@ -74,12 +73,12 @@ def _stream_key(seed: int, stream: int) -> tuple[int, int]:
 
 
 def draft_stream(fence: int) -> int:
-    """The stream of a drafter that began anew, under rejection sampling, when the text was `fence` tokens long."""
+    """Return the stream of a drafter that, after a rejection, started anew when the text had `fence` tokens."""
     return _FIRST_OF_DRAFTS + fence
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of one of the several answers to a request; the first has the request's own. Both in [0, MAX_SEED]."""
+    """Return the seed of one of several answers to a request; the first has the request's. In [0, MAX_SEED]."""
     if index == 0:
         return seed
     high, low = noise_key(seed, index, _CHOICES)
@@ -87,16 +86,15 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def gumbel(keys: Tensor, tokens: int | Tensor) -> Tensor:
-    """Standard Gumbel noise for every token of the vocabulary.
+    """Return standard Gumbel noise for every token of the vocabulary.
 
     Args:
-        keys: [N, 2] int32, one `noise_key` per row, on the device where the noise is wanted.
-        tokens: V, the ids being 0…V−1; or [V] int32, the ids by which the tokens draw, if they are those of another
-            vocabulary.
+        keys: [N, 2] int32, one `noise_key` per row, on the device of the noise.
+        tokens: V, for ids 0…V−1; or the ids, [V] int32, if tokens draw by those of another vocabulary.
 
     Returns:
-        [N, V] float32. All values are finite; the upper tail, which decides samples, has full float precision
-        (uniforms near zero enter through log1p), the lower tail ends at −2.8.
+        [N, V] float32, all finite. The upper tail, which decides samples, has full float precision (uniforms near zero
+        enter through log1p). The lower tail ends at −2.8.
     """
     uniforms = _bits(keys, tokens).float().add_(0.5).mul_(2.0**-31)  # (0, 1]
     exponential = uniforms.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
@@ -104,12 +102,12 @@ def gumbel(keys: Tensor, tokens: int | Tensor) -> Tensor:
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
-    """`count` numbers of each key, evenly spread over (0, 1). keys: [N, 2] int32; returns [N, count] float64."""
+    """Return `count` uniform numbers in (0, 1) for each key, [N, count] float64. keys: [N, 2] int32."""
     return _bits(keys, count).double().add_(0.5).mul_(2.0**-31)
 
 
 def _bits(keys: Tensor, counters: int | Tensor) -> Tensor:
-    """[N, C] int32 in [0, 2**31); keys: [N, 2] int32. counters: [C] int32, or C if they are 0…C−1."""
+    """Return [N, C] int32 in [0, 2**31). keys: [N, 2] int32; counters: [C] int32, or C for 0…C−1."""
     if isinstance(counters, int):
         counters = torch.arange(counters, dtype=torch.int32, device=keys.device)
     bits = _mix_(counters * _signed(_GOLDEN) ^ keys[:, :1])  # [N, C]

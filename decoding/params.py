@@ -1,11 +1,11 @@
-"""What a request asks of the sampler and of the stopping rules. Knows nothing of batches or tensors."""
+"""Sampling and stopping parameters of a request. Knows nothing of batches or tensors."""
 
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from decoding.errors import InvalidRequestError
+from decoding.errors import require
 
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
@@ -18,8 +18,7 @@ StructureKind = Literal["json", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """What every answer must match. `definition` is a JSON schema, a regular expression, a JSON list of texts, or a
-    grammar in Lark's notation."""
+    """What every answer must match: a JSON schema, a regular expression, a JSON list of texts, or a Lark grammar."""
 
     kind: StructureKind
     definition: str
@@ -33,17 +32,17 @@ class SamplingParams:
         InvalidRequestError: a value is out of range; the error names the field.
     """
 
-    # What the distribution is, in the order in which it is applied. "All tokens" are the prompt's and the answer's.
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    # The distribution, in the order of the processors. "All tokens" are those of prompt and answer.
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, bias
     repetition_penalty: float = 1.0  # of all tokens; 1: off
-    presence_penalty: float = 0.0  # of the answer's tokens, once each; 0: off
-    frequency_penalty: float = 0.0  # of the answer's tokens, for each time; 0: off
-    no_repeat_ngram_size: int = 0  # no n tokens in a row come twice; 0: off
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come
-    min_tokens: int = 0  # no end token before
+    presence_penalty: float = 0.0  # of the answer's tokens; 0: off
+    frequency_penalty: float = 0.0  # of the answer's tokens, per occurrence; 0: off
+    no_repeat_ngram_size: int = 0  # no n-gram occurs twice; 0: off
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # forbidden token sequences
+    min_tokens: int = 0  # no end token before this length
     allowed_token_ids: tuple[int, ...] = ()  # all others are forbidden; empty: off
     forced_bos_token_id: int | None = None  # the answer's first token
-    forced_eos_token_id: int | None = None  # the token at max_tokens, if it comes to that
+    forced_eos_token_id: int | None = None  # the token at max_tokens
     suppress_tokens: tuple[int, ...] = ()  # forbidden
     begin_suppress_tokens: tuple[int, ...] = ()  # forbidden as the answer's first token
     structure: Structure | None = None
@@ -55,37 +54,37 @@ class SamplingParams:
     epsilon_cutoff: float = 0.0  # 0: off
     eta_cutoff: float = 0.0  # 0: off
 
-    # How a token is drawn from it.
+    # Sampling from it.
     seed: int = 0
     verification: Verification = "coupled"
 
-    # When the answer ends.
+    # The end of the answer.
     max_tokens: int
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False  # of a stop token too
-    max_time_s: float | None = None  # from admission on
+    include_stop_str_in_output: bool = False  # also a stop token
+    max_time_s: float | None = None  # from admission
 
-    # What is told about it: log-probabilities of the model's own distribution, before anything above.
-    logprobs: int | None = None  # of each token of the answer, and of so many most probable ones; None: off
-    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    # Log-probabilities to return, of the model's own distribution.
+    logprobs: int | None = None  # for each answer token, and so many most probable ones; None: off
+    prompt_logprobs: int | None = None  # the same for prompt tokens
 
     def __post_init__(self) -> None:
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "a whole number of at least 1")
-        _require(
+        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "a whole number of at least 1")
+        require(
             self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE,
             "temperature",
             self.temperature,
             f"0 (greedy) or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE}",
         )
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0 and at most 1 (1 turns it off)")
-        _require(0 <= self.top_k <= MAX_TOP_K, "top_k", self.top_k, f"a whole number from 0 (off) to {MAX_TOP_K}")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number from 0 (off) to 1")
-        _require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "a number above 0 and at most 1 (off)")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "a number above 0 and at most 1 (1 turns it off)")
+        require(0 <= self.top_k <= MAX_TOP_K, "top_k", self.top_k, f"a whole number from 0 (off) to {MAX_TOP_K}")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "a number from 0 (off) to 1")
+        require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "a number above 0 and at most 1 (off)")
         for field, value in (("epsilon_cutoff", self.epsilon_cutoff), ("eta_cutoff", self.eta_cutoff)):
-            _require(0 <= value < 1, field, value, "a number from 0 (off) to below 1")
-        _require(
+            require(0 <= value < 1, field, value, "a number from 0 (off) to below 1")
+        require(
             0.01 <= self.repetition_penalty <= 100,
             "repetition_penalty",
             self.repetition_penalty,
@@ -95,41 +94,42 @@ class SamplingParams:
             ("presence_penalty", self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty),
         ):
-            _require(-2 <= value <= 2, field, value, "a number from -2 to 2 (0 turns it off)")
-        _require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", self.no_repeat_ngram_size, "at least 0 (off)")
-        _require(
+            require(-2 <= value <= 2, field, value, "a number from -2 to 2 (0 turns it off)")
+        require(self.no_repeat_ngram_size >= 0, "no_repeat_ngram_size", self.no_repeat_ngram_size, "at least 0 (off)")
+        require(
             0 <= self.min_tokens <= self.max_tokens,
             "min_tokens",
             self.min_tokens,
             f"a whole number from 0 to max_tokens, {self.max_tokens}",
         )
-        _require(all(self.bad_words_ids), "bad_words", self.bad_words_ids, "non-empty")
-        _require(
+        require(all(self.bad_words_ids), "bad_words", self.bad_words_ids, "non-empty")
+        require(
             all(-100 <= bias <= 100 for _, bias in self.logit_bias),
             "logit_bias",
             dict(self.logit_bias),
             "numbers from -100 to 100 by token id",
         )
-        _require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"a whole number from 0 to {MAX_SEED}")
-        _require(all(self.stop), "stop", self.stop, "non-empty strings")
-        _require(self.max_time_s is None or self.max_time_s > 0, "max_time", self.max_time_s, "seconds, more than 0")
+        require(0 <= self.seed <= MAX_SEED, "seed", self.seed, f"a whole number from 0 to {MAX_SEED}")
+        require(all(self.stop), "stop", self.stop, "non-empty strings")
+        require(self.max_time_s is None or self.max_time_s > 0, "max_time", self.max_time_s, "seconds, more than 0")
         for field, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            _require(
+            require(
                 count is None or 0 <= count <= MAX_LOGPROBS, field, count, f"a whole number from 0 to {MAX_LOGPROBS}"
             )
 
     @property
     def greedy(self) -> bool:
+        """Whether tokens are chosen by argmax."""
         return self.temperature == 0
 
     @property
     def rejects(self) -> bool:
-        """Whether drafts are verified by rejection sampling. Of greedy requests never: both rules compare tokens."""
+        """Whether drafts are verified by rejection sampling; never for greedy requests, where both rules agree."""
         return self.verification == "rejection" and not self.greedy
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """Tokens after which the answer ends."""
+        """Tokens that end the answer."""
         return self.eos_token_ids + self.stop_token_ids
 
     @property
@@ -139,7 +139,7 @@ class SamplingParams:
 
     def with_seed(self, seed: int) -> "SamplingParams":
         """The same but for the seed, at a cost that does not depend on how many tokens are named."""
-        _require(0 <= seed <= MAX_SEED, "seed", seed, f"a whole number from 0 to {MAX_SEED}")
+        require(0 <= seed <= MAX_SEED, "seed", seed, f"a whole number from 0 to {MAX_SEED}")
         changed = copy.copy(self)
         object.__setattr__(changed, "seed", seed)  # `replace` would check every field again
         return changed
@@ -153,8 +153,3 @@ class SamplingParams:
         for field in ("forced_bos_token_id", "forced_eos_token_id"):
             if getattr(self, field) is not None:
                 yield field, [getattr(self, field)]
-
-
-def _require(holds: bool, field: str, given: object, expected: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)

@@ -1,6 +1,6 @@
-"""What is added to tokens' logits, or taken from them: a request's biases, and penalties for tokens that came before.
+"""Logit bias and penalties for tokens of the text before a position, draft tokens included.
 
-A position sees the text before it, draft tokens included. Changes [P, V] float32 logits of P positions in place.
+They change the logits of P positions, [P, V] float32, in place.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from torch import Tensor
 from decoding.history import Position
 from decoding.params import SamplingParams
 from decoding.token_lists import Entries, Span, TokenLists, spans
-from decoding.transfer import moved_to
+from decoding.transfer import copy_to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitBias:
-    """Adds a number to each named token's logit: transformers' `sequence_bias` of single tokens, OpenAI's `logit_bias`.
+    """Adds a bias to tokens' logits: OpenAI's `logit_bias`, or transformers' `sequence_bias` of single tokens.
 
-    If a request names a token twice, the later number counts.
+    If a request names a token twice, the later bias counts.
     """
 
     spans: Sequence[Span]
@@ -40,40 +40,40 @@ class LogitBias:
 class Penalties:
     """Repetition, frequency and presence penalty, in this order.
 
-    Repetition, of every token of prompt and answer, as transformers and vLLM have it (Keskar et al., arXiv 1909.05858,
-    section 4.1): logits below 0 are multiplied by the penalty, others divided. Frequency and presence, of the answer's
-    tokens alone, as vLLM and OpenAI's API have it: logit − frequency × how often it came − presence × whether it came.
+    The repetition penalty is for tokens of prompt and answer, as in transformers and vLLM: logits below 0 are
+    multiplied by it, others divided (Keskar et al., arXiv 1909.05858, section 4.1). The others are for tokens of the
+    answer, as in vLLM and OpenAI's API: logit − frequency × count − presence × (count > 0).
     """
 
-    entries: Entries  # the distinct tokens before each position; values: how often the answer has them
+    entries: Entries  # the distinct tokens before each position; values: their counts in the answer
     repetition: Tensor  # [P] float32
     frequency: Tensor  # [P] float32
     presence: Tensor  # [P] float32
 
     @classmethod
     def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "Penalties | None":
-        """None if no position has any."""
+        """Build from P positions; None if none has any."""
         lists = TokenLists()
-        for place, (history, path, _) in enumerate(positions):
+        for row, (history, path, _) in enumerate(positions):
             if is_penalised(history.params):
-                lists.add(place, *history.counts.after(path))
+                lists.add(row, *history.counts.with_path(path))
         if not lists:
             return None
         params = [position.history.params for position in positions]
         penalties = torch.tensor(
             [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params], dtype=torch.float32
         )
-        return cls(lists.entries(vocab_size, device), *moved_to(device, penalties.T.contiguous()))
+        return cls(lists.entries(vocab_size, device), *copy_to(device, penalties.T.contiguous()))
 
     def apply_(self, logits: Tensor) -> None:
-        """logits: [P, V]"""
-        places, tokens, counts = self.entries
-        before = logits[places, tokens]  # [E]
-        repetition = self.repetition[places]
+        """Change logits, [P, V], in place."""
+        rows, tokens, counts = self.entries
+        before = logits[rows, tokens]  # [E]
+        repetition = self.repetition[rows]
         after = torch.where(before < 0, before * repetition, before / repetition)
-        after -= self.frequency[places] * counts
-        after -= self.presence[places] * (counts > 0)
-        logits[places, tokens] = after
+        after -= self.frequency[rows] * counts
+        after -= self.presence[rows] * (counts > 0)
+        logits[rows, tokens] = after
 
 
 def is_penalised(params: SamplingParams) -> bool:

@@ -1,7 +1,7 @@
-"""Logits processors that shape the distribution to draw from, vectorised over rows that have different settings.
+"""Logits processors of the distribution to draw from, vectorised over rows with different settings.
 
-Each function takes logits [N, V] in float32 and one setting per row, changes nothing in place, and equals
-transformers' processor of the same name on every row. Rows where it is off are left out. At least one token stays.
+Each function takes logits [N, V] float32 and one setting per row, and equals transformers' processor of the same name
+on every row. It changes nothing in place and keeps at least one token. Rows for which it is off are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,26 +21,26 @@ def temperature(logits: Tensor, values: Tensor) -> Tensor:
     return logits / values[:, None]
 
 
-def top_k(logits: Tensor, values: Tensor, most: int) -> Tensor:
-    """Keep the k largest logits (and ties with the k-th). values: [N] int64, at least 1 and at most `most`.
+def top_k(logits: Tensor, values: Tensor, bound: int) -> Tensor:
+    """Keep the k largest logits and ties with the k-th. values: [N] int64, from 1 to `bound`.
 
     Fan et al., arXiv 1805.04833, section 5.3.
     """
-    most = min(most, logits.shape[-1])
-    k = values.clamp(max=most)  # [N]
-    largest = logits.topk(most, dim=-1).values  # [N, most]
+    bound = min(bound, logits.shape[-1])
+    k = values.clamp(max=bound)  # [N]
+    largest = logits.topk(bound, dim=-1).values  # [N, bound]
     threshold = largest.gather(-1, k[:, None] - 1)  # [N, 1]
     return logits.masked_fill(logits < threshold, _NEG_INF)
 
 
 def top_p(logits: Tensor, values: Tensor) -> Tensor:
-    """Keep the smallest set of most probable tokens whose probabilities reach p. values: [N] float64, below 1.
+    """Keep the smallest set of most probable tokens whose probabilities sum to p. values: [N] float64, below 1.
 
     Nucleus sampling, Holtzman et al., arXiv 1904.09751, section 3.1. The most probable token always stays.
     """
     ascending, order = logits.sort(dim=-1)  # [N, V]
     below = ascending.softmax(dim=-1).cumsum(dim=-1)
-    drop_sorted = below <= (1 - values).to(below.dtype)[:, None]  # 1 − p in float64 first, as transformers has it
+    drop_sorted = below <= (1 - values).to(below.dtype)[:, None]  # 1 − p in float64 first, as in transformers
     drop_sorted[:, -1] = False
     drop = torch.zeros_like(drop_sorted).scatter(-1, order, drop_sorted)
     return logits.masked_fill(drop, _NEG_INF)
@@ -57,7 +57,7 @@ def min_p(logits: Tensor, values: Tensor) -> Tensor:
 
 
 def typical_p(logits: Tensor, values: Tensor) -> Tensor:
-    """Keep the tokens whose information is nearest to the entropy, until their probabilities reach p.
+    """Keep the tokens whose information is nearest to the entropy, until their probabilities sum to p.
 
     Ties with the last of them stay. values: [N] float32, below 1. Locally typical sampling, Meister et al.,
     arXiv 2202.00666, section 4.
@@ -76,7 +76,7 @@ def epsilon_cutoff(logits: Tensor, values: Tensor) -> Tensor:
 
     Epsilon sampling, Hewitt et al., arXiv 2210.15191, section 4.2.
     """
-    return _at_least(values[:, None], logits.softmax(dim=-1), logits)
+    return _keep_probable(values[:, None], logits.softmax(dim=-1), logits)
 
 
 def eta_cutoff(logits: Tensor, values: Tensor) -> Tensor:
@@ -88,25 +88,25 @@ def eta_cutoff(logits: Tensor, values: Tensor) -> Tensor:
     finite = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
     entropy = -(finite * log_probs.softmax(dim=-1)).sum(dim=-1)
     threshold = torch.minimum(values, values.sqrt() * (-entropy).exp())
-    return _at_least(threshold[:, None], logits.softmax(dim=-1), logits)
+    return _keep_probable(threshold[:, None], logits.softmax(dim=-1), logits)
 
 
-def _at_least(threshold: Tensor, probs: Tensor, logits: Tensor) -> Tensor:
-    """Without the tokens below a probability, [N, 1], but never without the most probable. Others: [N, V]."""
+def _keep_probable(threshold: Tensor, probs: Tensor, logits: Tensor) -> Tensor:
+    """Remove tokens below the threshold, [N, 1], but never the most probable. probs, logits: [N, V]."""
     improbable = (probs < threshold) & (logits < logits.amax(dim=-1, keepdim=True))
     return logits.masked_fill(improbable, _NEG_INF)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """A processor at work on M of the N rows of a batch."""
+    """A processor for M of the N rows of a batch."""
 
     function: Callable[[Tensor, Tensor], Tensor]
     rows: Tensor  # [M] int64, in 0…N−1
     values: Tensor  # [M]
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """logits: [N, V] float32; returns the same shape."""
+        """Process logits, [N, V] float32; returns the same shape."""
         if len(self.rows) == len(logits):
             return self.function(logits, self.values)
         return logits.index_copy(0, self.rows, self.function(logits[self.rows], self.values))
@@ -114,20 +114,20 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A function of those above as a parameter of requests."""
+    """One of the functions above, with the request's field that sets it."""
 
     field: str
     function: Callable[..., Tensor]
     off: float
     dtype: torch.dtype
-    bounded: bool = False  # whether it wants to be told the largest setting, which is not read back from a device
+    bounded: bool = False  # whether it takes the largest setting as a number, which saves a copy from the device
 
-    def bound(self, most: float) -> Callable[[Tensor, Tensor], Tensor]:
-        """The function of logits and settings that are at most `most`."""
-        return partial(self.function, most=int(most)) if self.bounded else self.function
+    def bound(self, largest: float) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the function for settings up to `largest`."""
+        return partial(self.function, bound=int(largest)) if self.bounded else self.function
 
     def stage(self, settings: Sequence[tuple[int, float]], device: torch.device | str) -> Stage:
-        """From M pairs (row, setting), rows ascending."""
+        """Build from M pairs (row, setting), rows ascending."""
         rows, values = zip(*settings, strict=True)
         return Stage(
             self.bound(max(values)),
@@ -136,7 +136,7 @@ class Processor:
         )
 
 
-# In the order in which they act, that of transformers' `generate`.
+# In the order of transformers' `generate`.
 DISTRIBUTION = (
     Processor("temperature", temperature, 1.0, torch.float32),
     Processor("top_k", top_k, 0, torch.int64, bounded=True),

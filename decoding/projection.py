@@ -1,7 +1,7 @@
-"""A member's logits as logits of its leader's tokens, by the bytes that the tokens of both stand for.
+"""Projects a member's logits on its leader's vocabulary, by the bytes that tokens stand for.
 
-A token that both have keeps its logit. The probability of one that the leader lacks goes to the first token with which
-the leader would write it; of one that it can't even begin to write, nowhere. Knows nothing of models or texts.
+A token that both have keeps its logit. A token that the leader lacks gives its probability to the first token with
+which the leader would write it, if there is one. Knows nothing of models or texts.
 """
 
 from collections.abc import Iterator
@@ -18,70 +18,68 @@ _NEG_INF = float("-inf")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Projection:
-    """Of a member's vocabulary, of U tokens, on its leader's, of V. Each of the member's tokens goes to one at most."""
+    """Maps a member's U tokens to its leader's V tokens. Each token maps to one at most."""
 
-    places: Tensor  # [U] int64: where each of the member's tokens goes, −1 for nowhere
-    exact: Tensor  # [V] int64: the member's token of the same string, −1 where it has none
-    others: Tensor  # [E] int64: the member's tokens that go somewhere beside these
-    shares: Tensor  # [E] int64: to which of the merged ones each of them goes
-    merged: Tensor  # [F] int64: the leader's tokens to which any of the others go
-    stand_ins: (
-        Tensor  # [V] int64: of tokens to which none goes, the first with which the member would write them, or −1
-    )
+    targets: Tensor  # [U] int64: the leader's token for each of the member's, or −1
+    exact: Tensor  # [V] int64: the member's token of the same string, or −1
+    others: Tensor  # [E] int64: the member's tokens that map to a token, but not exactly
+    merged_index: Tensor  # [E] int64: indices in `merged`, one for each of the others
+    merged: Tensor  # [F] int64: the leader's tokens to which others map
+    stand_ins: Tensor  # [V] int64: for tokens without a source, the member's first token of their spelling, or −1
 
     @classmethod
     def build(cls, leader: Speller, member: Speller, *, fresh: bool = False) -> "Projection":
-        """fresh: of the first token of a text, where some tokenizers write a space that is not there."""
-        places = torch.full((member.vocabulary.size,), -1, dtype=torch.int64)
+        """Build the map. fresh: for the first token of a text, to which some tokenizers add a space."""
+        targets = torch.full((member.vocabulary.size,), -1, dtype=torch.int64)
         exact = torch.full((leader.vocabulary.size,), -1, dtype=torch.int64)
         others: list[int] = []
         for token, meaning in _meanings(member, fresh=fresh):
-            place = leader.first(meaning, fresh=fresh)
-            places[token] = place
-            same = place >= 0 and leader.meaning(place, fresh=fresh) == meaning
-            if same and exact[place] < 0:
-                exact[place] = token
-            elif place >= 0:
+            target = leader.first_token(meaning, fresh=fresh)
+            targets[token] = target
+            is_same = target >= 0 and leader.meaning(target, fresh=fresh) == meaning
+            if is_same and exact[target] < 0:
+                exact[target] = token
+            elif target >= 0:
                 others.append(token)
-        merged, shares = places[others].unique(return_inverse=True)
+        merged, merged_index = targets[others].unique(return_inverse=True)
         stand_ins = torch.full_like(exact, -1)
-        lacking = exact < 0
-        lacking[merged] = False
+        has_no_source = exact < 0
+        has_no_source[merged] = False
         for token, meaning in _meanings(leader, fresh=fresh):
-            if lacking[token]:
-                stand_ins[token] = member.first(meaning, fresh=fresh)
-        return cls(places, exact, torch.tensor(others, dtype=torch.int64), shares, merged, stand_ins)
+            if has_no_source[token]:
+                stand_ins[token] = member.first_token(meaning, fresh=fresh)
+        return cls(targets, exact, torch.tensor(others, dtype=torch.int64), merged_index, merged, stand_ins)
 
     def __call__(self, logits: Tensor, *, complete: bool = False) -> Tensor:
-        """The member's distribution over the leader's tokens: those to which none goes are impossible.
+        """Return the member's distribution over the leader's tokens. Tokens without a source are impossible.
 
         Args:
-            logits: [N, U or more] on the CPU, where sums have one order.
-            complete: give tokens to which none goes the logit of the first token with which the member would write
-                them, as Yao et al. do (arXiv 2410.03777). Then it is no distribution, but any few can be compared.
+            logits: [N, U or more] on the CPU, where sums have a fixed order.
+            complete: give tokens without a source the logit of their stand-in (Yao et al., arXiv 2410.03777). The
+                result is no distribution, but its tokens can be compared.
 
         Returns:
-            [N, V] float32, −∞ for what is impossible.
+            [N, V] float32, −∞ for impossible tokens.
         """
         logits = logits.float()
-        found = _pick(logits, self.exact)
+        projected = _pick(logits, self.exact)
         if len(self.others):
             best = logits.amax(dim=-1, keepdim=True)
             sums = torch.zeros(len(logits), len(self.merged)).index_add_(
-                -1, self.shares, (logits[:, self.others] - best).exp()
+                -1, self.merged_index, (logits[:, self.others] - best).exp()
             )
-            found[:, self.merged] = torch.logaddexp(found[:, self.merged], sums.log() + best)
-        return torch.maximum(found, _pick(logits, self.stand_ins)) if complete else found
+            projected[:, self.merged] = torch.logaddexp(projected[:, self.merged], sums.log() + best)
+        return torch.maximum(projected, _pick(logits, self.stand_ins)) if complete else projected
 
     def best(self, logits: Tensor, count: int) -> list[list[int]]:
-        """The leader's tokens to which the member's most probable ones go, for each position, the best first."""
-        tokens = logits.topk(min(count, len(self.places)), dim=-1).indices.cpu()
-        places = self.places[tokens.clamp(max=len(self.places) - 1)]
-        return [[place for place in dict.fromkeys(row) if place >= 0] for row in places.tolist()]
+        """Return the leader's tokens for the member's `count` most probable ones, [N]. logits: [N, U or more]."""
+        tokens = logits.topk(min(count, len(self.targets)), dim=-1).indices.cpu()
+        targets = self.targets[tokens.clamp(max=len(self.targets) - 1)]
+        return [[token for token in dict.fromkeys(row) if token >= 0] for row in targets.tolist()]
 
 
 def _meanings(speller: Speller, *, fresh: bool) -> Iterator[tuple[int, Meaning]]:
-    """Each token and what it stands for, of those that stand for the same the one that is written first."""
+    """Yield tokens and what they stand for. Among equals, the one that the tokenizer writes comes first."""
     vocabulary = speller.vocabulary
     tokens = sorted(
         (token for token, meaning in enumerate(vocabulary.meanings) if meaning is not None),
@@ -94,5 +92,5 @@ def _meanings(speller: Speller, *, fresh: bool) -> Iterator[tuple[int, Meaning]]
 
 
 def _pick(logits: Tensor, sources: Tensor) -> Tensor:
-    """[N, V]: the logits of these tokens, −∞ where there is none. sources: [V] int64."""
+    """Return the logits of the sources, [N, V], −∞ where there is none. sources: [V] int64 or −1."""
     return logits.index_select(-1, sources.clamp(min=0)).masked_fill(sources < 0, _NEG_INF)

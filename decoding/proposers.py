@@ -1,6 +1,6 @@
-"""What a proposer is that needs no process of its own: one object per request, asked after every commit.
+"""The interface of proposers that run in the target's process: one object per request, asked after every commit.
 
-A drafter is none: it runs ahead on a device of its own, and its offers come when they come (actors/drafter.py).
+Drafters do not implement it: they run ahead on a device of their own (actors/drafter.py).
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ class Proposer(Protocol):
     """Drafts for one request: n-gram look-up (decoding/ngram.py), or heads on the target's hidden state."""
 
     def propose(self, tokens: Sequence[int], hidden: Tensor | None = None) -> Draft:
-        """What may follow the text, with the chances that `DraftTrie.offer` takes: each, should those above hold.
+        """Propose a draft that follows the text. Its probabilities are conditional, as in `DraftTrie.offer`.
 
         Args:
-            tokens: the request's, prompt included; from one call to the next it only grows.
-            hidden: [H] the target's last hidden state at the last position it ran, for proposers that want it.
+            tokens: the request's, prompt included. They only grow from call to call.
+            hidden: [H] the target's hidden state of the last layer, at the last position that it ran.
         """
         ...

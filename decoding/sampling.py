@@ -1,7 +1,7 @@
 """The coupled sampler: argmax(processed logits + shared Gumbel noise), an exact sample of their softmax.
 
-Greedy decoding is the same rule without noise. Adding the same constant to all logits changes nothing, so they need
-no normalisation. Works on a flat batch of N positions, whichever rows they belong to.
+Greedy decoding is the same rule without noise. Logits need no normalisation. Works on a flat batch of N positions of
+any rows.
 """
 
 from collections.abc import Sequence
@@ -15,34 +15,34 @@ from torch import Tensor
 from decoding.history import History, Position
 from decoding.noise import gumbel, noise_key
 from decoding.processors import DISTRIBUTION, Stage
-from decoding.shaping import Shaping, shaped
+from decoding.shaping import Shaping, needs_shaping
 from decoding.transfer import tensor_on
 
 
 @dataclass(slots=True, eq=False)
 class _Needs:
-    """Which of the positions need what: A need more than an argmax, S of them are random."""
+    """Sorts positions by what they need: A need more than an argmax, S of them are random."""
 
-    active: list[int] = field(default_factory=list)  # [A] their places
+    active: list[int] = field(default_factory=list)  # [A] positions
     shaped: list[int] = field(default_factory=list)  # [P] indices in 0…A−1
     sampled: list[int] = field(default_factory=list)  # [S] indices in 0…A−1
     keys: list[tuple[int, int]] = field(default_factory=list)  # [S]
     settings: list[list[tuple[int, float]]] = field(default_factory=lambda: [[] for _ in DISTRIBUTION])
 
     def add(self, start: int, history: History, positions: Sequence[Position]) -> None:
-        """Positions of one request, the first at place `start`."""
-        params, are_shaped = history.params, shaped(history, positions)
+        """Add the positions of one request. start: the number of positions before them."""
+        params, are_shaped = history.params, needs_shaping(history, positions)
         if params.greedy and not any(are_shaped):
             return
         sampled_before = len(self.sampled)
-        for place, (position, is_shaped) in enumerate(zip(positions, are_shaped, strict=True), start):
+        for row, (position, is_shaped) in enumerate(zip(positions, are_shaped, strict=True), start):
             if is_shaped:
                 self.shaped.append(len(self.active))
             if not params.greedy:
                 self.sampled.append(len(self.active))
                 self.keys.append(noise_key(params.seed, position.index))
             if is_shaped or not params.greedy:
-                self.active.append(place)
+                self.active.append(row)
         for processor, settings in zip(DISTRIBUTION, self.settings, strict=True):
             value = getattr(params, processor.field)
             if value != processor.off and not params.greedy:
@@ -51,12 +51,12 @@ class _Needs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingBatch:
-    """What the A of N positions need that take more than an argmax, S of them random."""
+    """Parameters of the A of N positions that need more than an argmax, S of them random."""
 
     size: int  # N
-    active: Tensor  # [A] int64, places in 0…N−1
+    active: Tensor  # [A] int64, positions in 0…N−1
     shaped: Tensor  # [P] int64, indices in 0…A−1
-    shaping: Shaping | None  # of the P; None: there are none
+    shaping: Shaping | None  # of the P; None if P is 0
     stages: tuple[Stage, ...]  # processors of the distribution, each for some of the A
     sampled: Tensor  # [S] int64, indices in 0…A−1
     keys: Tensor  # [S, 2] int32, noise keys
@@ -65,7 +65,7 @@ class SamplingBatch:
     def build(
         cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str = "cpu"
     ) -> "SamplingBatch":
-        """Tensors on `device` from N positions; quickest if those of one request come one after another."""
+        """Build tensors on `device` from N positions. Fastest if the positions of a request are adjacent."""
         needs, start = _Needs(), 0
         for history, group in groupby(positions, attrgetter("history")):
             members = list(group)
@@ -84,18 +84,18 @@ class SamplingBatch:
 
 
 def process(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """The target distribution's logits. logits: [N, V] of any float type; returns [N, V] float32.
+    """Return the target distribution's logits, [N, V] float32. logits: [N, V] of any float type.
 
-    What shapes the distribution to draw from does not act on greedy positions; bias, penalties and constraints do. If
-    nothing acts anywhere, the logits come back as they are, in the same memory.
+    On greedy positions only bias, penalties and constraints act. If no position is active, the result may share memory
+    with the logits.
     """
     if not len(batch.active):
         return logits.float()
-    return _merged(logits.float(), batch, _processed(logits, batch))
+    return _merge(logits.float(), batch, _process(logits, batch))
 
 
 def probabilities(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """The target distribution: one-hot where it is greedy. logits: [N, V] of any float type; returns [N, V] float32."""
+    """Return the target distribution, [N, V] float32; one-hot if greedy. logits: [N, V] of any float type."""
     processed = process(logits, batch)
     if len(batch.sampled) == batch.size:
         return processed.softmax(dim=-1)
@@ -105,7 +105,7 @@ def probabilities(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """One token per position. logits: [N, V] of any float type; returns [N] int64."""
+    """Sample one token per position, [N] int64. logits: [N, V] of any float type."""
     if not len(batch.active):
         return logits.argmax(dim=-1)
     chosen = _scores(logits, batch).argmax(dim=-1)
@@ -113,38 +113,38 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def rank(logits: Tensor, batch: SamplingBatch, count: int) -> tuple[Tensor, Tensor]:
-    """The best tokens by the scores whose maximum `sample` takes, best first: a draft and its alternatives.
+    """Rank tokens by the scores of which `sample` takes the maximum: a draft token and its alternatives.
 
-    logits: [N, V] of any float type, V ≥ count. Returns [N, count] int64 tokens and [N, count] float32 scores, −∞ for
-    what the parameters rule out.
+    logits: [N, V] of any float type, V ≥ count. Returns [N, count] int64 tokens, best first, and [N, count] float32
+    scores; −∞ for tokens that the parameters forbid.
     """
     scores = logits.float()
     if len(batch.active):
-        scores = _merged(scores, batch, _scores(logits, batch))
+        scores = _merge(scores, batch, _scores(logits, batch))
     best = scores.topk(count, dim=-1)
     return best.indices, best.values
 
 
-def _merged(logits: Tensor, batch: SamplingBatch, active: Tensor) -> Tensor:
-    """[N, V]: the logits with the rows of active positions, [A, V], in place of theirs."""
+def _merge(logits: Tensor, batch: SamplingBatch, active: Tensor) -> Tensor:
+    """Return the logits, [N, V], with the rows of active positions replaced. active: [A, V]."""
     return active if len(active) == batch.size else logits.index_copy(0, batch.active, active)
 
 
-def _processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """[A, V] float32, the processed logits of the active positions; logits: [N, V]."""
+def _process(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """Return the processed logits of the active positions, [A, V] float32. logits: [N, V]."""
     processed = (logits if len(batch.active) == batch.size else logits[batch.active]).float()
     if batch.shaping is not None:
-        every = len(batch.shaped) == len(processed)
-        changed = batch.shaping(processed if every else processed[batch.shaped])
-        processed = changed if every else processed.index_copy(0, batch.shaped, changed)
+        all_shaped = len(batch.shaped) == len(processed)
+        changed = batch.shaping(processed if all_shaped else processed[batch.shaped])
+        processed = changed if all_shaped else processed.index_copy(0, batch.shaped, changed)
     for stage in batch.stages:
         processed = stage(processed)
     return processed
 
 
 def _scores(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """[A, V] float32, the processed logits of the active positions, and the noise if any; logits: [N, V]."""
-    processed = _processed(logits, batch)
+    """Return the processed logits of the active positions, plus noise if any, [A, V] float32. logits: [N, V]."""
+    processed = _process(logits, batch)
     if not len(batch.sampled):
         return processed
     noise = gumbel(batch.keys, logits.shape[-1])  # [S, V]

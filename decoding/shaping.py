@@ -1,8 +1,7 @@
-"""What a request makes of its logits before a distribution is shaped from them: the order of transformers' `generate`.
+"""Logits processors that depend on the text, in the order of transformers' `generate`. Greedy requests have them too.
 
 Bias, penalties, forbidden tokens (repeated n-grams, bad words, early ends), allowed tokens, forced tokens, suppressed
-tokens, grammar. They act on greedy requests too. Presence and frequency penalty, which `generate` lacks, come right
-after the repetition penalty, and grammars last.
+tokens. Presence and frequency penalty, which `generate` lacks, follow the repetition penalty; grammars come last.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decoding.bans import Bans, bad_tokens, bad_words, early_ends, repeated_ngrams, suppressed, suppressed_at_first
-from decoding.constraints import AllowedTokens, ForcedTokens, GrammarMasks, forced_token, unpacked
+from decoding.constraints import AllowedTokens, ForcedTokens, GrammarMasks, forced_token, unpack_bits
 from decoding.history import History, Position
 from decoding.params import SamplingParams
 from decoding.penalties import LogitBias, Penalties, is_penalised
@@ -21,16 +20,16 @@ from decoding.penalties import LogitBias, Penalties, is_penalised
 _Step = LogitBias | Penalties | Bans | AllowedTokens | ForcedTokens | GrammarMasks
 
 
-def shaped(history: History, positions: Sequence[Position]) -> list[bool]:
-    """Whether anything here has to do with the positions, all of one request."""
+def needs_shaping(history: History, positions: Sequence[Position]) -> list[bool]:
+    """Whether any processor acts on each of the positions, [P], all of one request."""
     if _acts_everywhere(history.params):
         return [True] * len(positions)
-    somewhere = _acts_somewhere(history.params)
-    return [position.allowed is not None or (somewhere and _acts_here(position)) for position in positions]
+    may_act = _acts_somewhere(history.params)
+    return [position.allowed is not None or (may_act and _acts_here(position)) for position in positions]
 
 
-def is_never_shaped(params: SamplingParams) -> bool:
-    """Whether nothing here has to do with a request, grammars aside."""
+def never_needs_shaping(params: SamplingParams) -> bool:
+    """Whether no processor acts on any position of a request, grammars aside."""
     return not (_acts_everywhere(params) or _acts_somewhere(params))
 
 
@@ -50,17 +49,17 @@ def _acts_somewhere(params: SamplingParams) -> bool:
 
 
 def _acts_here(position: Position) -> bool:
-    early = position.answered < position.history.params.min_tokens
+    early = position.answer_length < position.history.params.min_tokens
     return early or forced_token(position) is not None or bool(suppressed(position) or suppressed_at_first(position))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shaping:
-    """The work to be done on P positions.
+    """The processors of P positions.
 
-    A position at which everything would be forbidden falls back on the model's own logits, within the strongest of
-    its constraints alone: its grammar; or else its forced token; or else its allowed tokens; or else all tokens. A
-    constraint that allows nothing is none, and a set whose logits are all −∞ is drawn from evenly.
+    A position at which they forbid every token gets the model's logits back, within its strongest constraint: grammar,
+    else forced token, else allowed tokens, else all tokens. A constraint that allows nothing is ignored. If all logits
+    within it are −∞, its tokens are equally probable.
     """
 
     positions: Sequence[Position]  # [P]
@@ -68,7 +67,7 @@ class Shaping:
 
     @classmethod
     def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "Shaping":
-        """From the positions that are shaped."""
+        """Build from the positions that need it."""
         steps = (
             LogitBias.build(positions, vocab_size, device),
             Penalties.build(positions, vocab_size, device),
@@ -81,28 +80,28 @@ class Shaping:
         return cls(positions, [step for step in steps if step is not None])
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """logits: [P, V] float32; returns the same shape."""
+        """Process logits, [P, V] float32; returns the same shape."""
         shaped = logits.clone()
         for step in self.steps:
             step.apply_(shaped)
         if not all(isinstance(step, (LogitBias, Penalties)) for step in self.steps):
-            self._revive_(shaped, logits)
+            self._restore_(shaped, logits)
         return shaped
 
-    def _revive_(self, shaped: Tensor, logits: Tensor) -> None:
-        """Give tokens to the positions that have none left. Both: [P, V]."""
+    def _restore_(self, shaped: Tensor, logits: Tensor) -> None:
+        """Restore positions at which every token is forbidden. Both: [P, V]."""
         dead = shaped.amax(dim=-1) == -inf
-        for place in dead.nonzero().flatten().tolist():
-            possible = _possible(self.positions[place], logits.shape[-1]).to(logits.device)
-            kept = logits[place].masked_fill(~possible, -inf)
-            shaped[place] = kept if kept.amax() > -inf else torch.zeros_like(kept).masked_fill_(~possible, -inf)
+        for row in dead.nonzero().flatten().tolist():
+            possible = _possible(self.positions[row], logits.shape[-1]).to(logits.device)
+            kept = logits[row].masked_fill(~possible, -inf)
+            shaped[row] = kept if kept.amax() > -inf else torch.zeros_like(kept).masked_fill_(~possible, -inf)
 
 
 def _possible(position: Position, vocab_size: int) -> Tensor:
-    """[V] bool, the tokens within the strongest constraint of a position."""
+    """Return the tokens within the strongest constraint of a position, [V] bool."""
     possible = torch.zeros(vocab_size, dtype=torch.bool)
     if position.allowed is not None:
-        possible = unpacked(position.allowed[None], vocab_size)[0]
+        possible = unpack_bits(position.allowed[None], vocab_size)[0]
     elif (token := forced_token(position)) is not None:
         possible[token : token + 1] = True
     else:

@@ -1,4 +1,4 @@
-"""When a text ends: EOS and length on token ids (the target's side), stop strings on text (the coordinator's)."""
+"""When an answer ends: end tokens and length (checked by the target), stop strings (checked by the coordinator)."""
 
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -28,33 +28,33 @@ def cut_at_stop(
 
 
 class StopStrings:
-    """Finds the first stop string in text that arrives in pieces, and holds back what could still become one."""
+    """Finds the first stop string in streamed text, and holds back text that could become one."""
 
     def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
-        """include: show the stop string itself too."""
+        """include: keep the stop string in the text."""
         self._stop = tuple(stop)
         self._include = include
         self._held = ""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Text that is safe to show, and the stop string that was found, with or before which the text ends."""
+        """Add text. Returns the text that is safe to show, and the stop string that ends it, if any."""
         self._held += text
-        found = [(at + len(s), at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
-        if found:
-            end, at, stop = min(found)  # the first to be complete, so that the size of the pieces doesn't matter
-            safe, self._held = self._held[: end if self._include else at], ""
+        matches = [(start + len(s), start, s) for s in self._stop if (start := self._held.find(s)) >= 0]
+        if matches:
+            end, start, stop = min(matches)  # the first to end, so that the size of the pieces doesn't matter
+            safe, self._held = self._held[: end if self._include else start], ""
             return safe, stop
         keep = self._partial_match()
         safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return safe, None
 
     def flush(self) -> str:
-        """The text that was held back, at the end of a stream in which no stop string came."""
+        """Return the text held back, at the end of a stream without a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _partial_match(self) -> int:
-        """Length of the longest end of the held text that is the beginning of a stop string."""
+        """Return the length of the longest suffix of the held text that is a prefix of a stop string."""
         longest = max((len(s) for s in self._stop), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(s.startswith(self._held[-length:]) for s in self._stop):

@@ -11,41 +11,41 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.transfer import moved_to
+from decoding.transfer import copy_to
 
 
 class Entries(NamedTuple):
     """E pairs of a position and a token."""
 
-    places: Tensor  # [E] int64, in 0…P−1
+    rows: Tensor  # [E] int64, in 0…P−1
     tokens: Tensor  # [E] int64, in 0…V−1
-    values: Tensor  # [E] float32, or [0] if none were given
+    values: Tensor  # [E] float32, or [0] without values
 
 
 class TokenLists:
-    """What is to become entries."""
+    """Collects entries."""
 
     def __init__(self) -> None:
-        self._places, self._tokens, self._values = array("q"), array("q"), array("f")
+        self._rows, self._tokens, self._values = array("q"), array("q"), array("f")
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
-    def add(self, place: int, tokens: Iterable[int], values: Iterable[float] = ()) -> None:
-        """A position's tokens, each with a value: everywhere or nowhere."""
+    def add(self, row: int, tokens: Iterable[int], values: Iterable[float] = ()) -> None:
+        """Add the tokens of a position. All calls give a value per token, or none does."""
         self._tokens.extend(tokens)
         self._values.extend(values)
-        self._places.extend(array("q", [place]) * (len(self._tokens) - len(self._places)))
+        self._rows.extend(array("q", [row]) * (len(self._tokens) - len(self._rows)))
 
     def entries(self, vocab_size: int, device: torch.device | str) -> Entries:
-        """On the device, without the tokens that a vocabulary of this size lacks: a drafter's may be the smaller."""
+        """Copy to the device, without ids from `vocab_size` on: a drafter's vocabulary may be smaller."""
         entries = Entries(
-            _tensor(self._places, torch.int64), _tensor(self._tokens, torch.int64), _tensor(self._values, torch.float32)
+            _tensor(self._rows, torch.int64), _tensor(self._tokens, torch.int64), _tensor(self._values, torch.float32)
         )
         known = entries.tokens < vocab_size
         if not known.all():
             entries = Entries(*(column[known] if len(column) else column for column in entries))
-        return Entries(*(moved_to(device, column) for column in entries))
+        return Entries(*(copy_to(device, column) for column in entries))
 
 
 class TokenSet:
@@ -65,7 +65,7 @@ class TokenSet:
         if key not in self._known:
             known = self._tokens < vocab_size
             columns = [column[known] if len(column) else column for column in (self._tokens, self._values)]
-            self._known[key] = moved_to(device, columns[0]), moved_to(device, columns[1])
+            self._known[key] = copy_to(device, columns[0]), copy_to(device, columns[1])
         return self._known[key]
 
 
@@ -93,5 +93,5 @@ def _spans(sets: Sequence[TokenSet | None], vocab_size: int, device: torch.devic
 
 
 def _tensor(values: "array[int] | array[float]", dtype: torch.dtype) -> Tensor:
-    """Shares the array's memory."""
+    """Return a tensor that shares the array's memory."""
     return torch.frombuffer(values, dtype=dtype) if values else torch.empty(0, dtype=dtype)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from decoding.limits import Limits
+from decoding.limits import SpeculationLimits
 from deployments.commands.profiling import STREAMS, Profile
 
 WORTHWHILE = 1.05  # a speed-up below this, at best, is none
@@ -24,7 +24,7 @@ class Advice:
     """The best draft length for so many streams at once, and what limits it most."""
 
     streams: int
-    best: Limits  # with drafting hidden behind the target's steps
+    best: SpeculationLimits  # with drafting hidden behind the target's steps
     obstacle: Obstacle
 
     @property
@@ -79,11 +79,11 @@ def as_json(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _limits_json(streams: int, limits: Limits) -> dict[str, Any]:
+def _limits_json(streams: int, limits: SpeculationLimits) -> dict[str, Any]:
     return {"streams": streams, **asdict(limits), "hidden": limits.hidden, "alternating": limits.alternating}
 
 
-def _all_limits(profile: Profile, streams: int) -> list[Limits]:
+def _all_limits(profile: Profile, streams: int) -> list[SpeculationLimits]:
     return [profile.limits(streams, draft_length) for draft_length in profile.draft_lengths]
 
 
@@ -93,7 +93,7 @@ def _advise(profile: Profile, streams: int) -> Advice:
     return Advice(streams, best, _obstacle(every, best, profile.acceptance))
 
 
-def _obstacle(every: Sequence[Limits], best: Limits, acceptance: float) -> Obstacle:
+def _obstacle(every: Sequence[SpeculationLimits], best: SpeculationLimits, acceptance: float) -> Obstacle:
     """The one of acceptance, the drafter's speed and the cost of more tokens without which S* would be highest."""
     cost = best.draft_step_s / best.plain_step_s
     growth = best.verify_step_s / best.plain_step_s

@@ -19,7 +19,7 @@ from actors.runner import Runner
 from decoding import limits
 from decoding.errors import ConfigError
 from decoding.history import History, Position
-from decoding.limits import Limits, tokens_per_step
+from decoding.limits import SpeculationLimits, tokens_per_step
 from decoding.params import SamplingParams
 from decoding.sampling import SamplingBatch, sample
 from deployments.configuration.config import ServerConfig
@@ -65,9 +65,9 @@ class Profile:
         longest = max(map(len, self.agreements))
         return [length for length in DRAFT_LENGTHS if length < longest]
 
-    def limits(self, streams: int, draft_length: int) -> Limits:
+    def limits(self, streams: int, draft_length: int) -> SpeculationLimits:
         """What is possible at best for so many streams at once."""
-        return Limits(
+        return SpeculationLimits(
             draft_length,
             plain_step_s=self.target_step_s[streams, 1],
             verify_step_s=self.target_step_s[streams, draft_length + 1],

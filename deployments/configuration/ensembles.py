@@ -19,34 +19,54 @@ _STEP_TIMEOUT_MS = 30_000.0
 _ANSWER_TIMEOUT_MS = 600_000.0
 
 
-class BlendConfig(StrictModel):
-    """How the members' distributions become one."""
+_BLEND = BlendParams()
+
+
+class BlendFields(StrictModel):
+    """Settings of a blend, for endpoints and requests. Null: in a request the endpoint's value, else the default."""
 
     kind: BlendKind | None = Field(
         None,
         description="mixture (weighted mean of probabilities; the default), product (of log-probabilities), vote, "
         "gated, single, or contrastive.",
     )
+    threshold: float | None = Field(
+        None,
+        description="gated: the others are asked where the leader's best token is less probable; "
+        f"{_BLEND.threshold} unless set.",
+    )
+    form: ContrastiveForm | None = Field(
+        None,
+        description="contrastive: difference (arXiv 2210.15097) or scaled (arXiv 2309.09117); "
+        f"{_BLEND.form} unless set.",
+    )
+    alpha: float | None = Field(
+        None,
+        description="contrastive: tokens stay from this share of the expert's best probability on; "
+        f"{_BLEND.alpha} unless set.",
+    )
+    beta: float | None = Field(
+        None,
+        description=f"contrastive, scaled: how strongly the amateur is subtracted; {_BLEND.beta} unless set.",
+    )
+    amateur_temperature: float | None = Field(
+        None,
+        description=f"contrastive, difference: of the amateur's distribution; {_BLEND.amateur_temperature} unless set.",
+    )
+
+
+class BlendConfig(BlendFields):
+    """How the members' distributions become one."""
+
     weights: list[float] = Field(
         default_factory=list,
         description="How much each member counts, in the order of the members; by default the same.",
     )
-    threshold: float = Field(
-        0.5, description="gated: the others are asked where the leader's best token is less probable."
-    )
-    form: ContrastiveForm = Field(
-        "difference", description="contrastive: difference (arXiv 2210.15097) or scaled (arXiv 2309.09117)."
-    )
-    alpha: float = Field(
-        0.1, description="contrastive: tokens stay from this share of the expert's best probability on."
-    )
-    beta: float = Field(0.5, description="contrastive, scaled: how strongly the amateur is subtracted.")
-    amateur_temperature: float = Field(1.0, description="contrastive, difference: of the amateur's distribution.")
 
     def params(self, kind: BlendKind) -> BlendParams:
         """As the decoder takes them; raises InvalidRequestError where a value is out of range. kind: if none is set."""
-        fields: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
-        return BlendParams(**{**fields, "kind": self.kind or kind, "weights": tuple(self.weights)})
+        fields: dict[str, Any] = self.model_dump(exclude_none=True)
+        return BlendParams(**{"kind": kind, **fields, "weights": tuple(self.weights)})
 
 
 class StrategyConfig(StrictModel):

@@ -5,7 +5,7 @@ import logging
 from transformers import PreTrainedTokenizerBase
 
 from actors.vocabularies import vocabulary_of
-from decoding.alignment import Compatibility, compare
+from decoding.alignment import Compatibility, compare_vocabularies
 from decoding.errors import ConfigError
 from deployments.configuration.config import EndpointConfig
 
@@ -30,7 +30,7 @@ def check_drafter(
     """
     if target[0].get_vocab() == drafter[0].get_vocab():
         return None
-    found = compare(vocabulary_of(*target), vocabulary_of(*drafter))
+    found = compare_vocabularies(vocabulary_of(*target), vocabulary_of(*drafter))
     obstacle = found.drafting_obstacle
     if obstacle:
         raise ConfigError(

@@ -69,7 +69,7 @@ class ServedEndpoint:
         """Whether those members are up that a request needs. up: models that have a live replica."""
         present = [name in up for name in self.config.models]
         leads = present[0] or self.strategy is not None
-        return leads and self.endpoint.ensemble.suffices(present)
+        return leads and self.endpoint.ensemble.has_quorum(present)
 
     def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
         """For each prompt in the body, one request for each choice; of a beam search, that many times the same.
@@ -150,7 +150,7 @@ class ServedEndpoint:
         count = len(self.config.models) if has_members else 0
         changed = body.ensemble_over(self.endpoint.ensemble, model=self.name, count=count, blends=self.strategy is None)
         if blends and body.return_token_details and body.return_members is not False:
-            return replace(changed or self.endpoint.ensemble, tell_tokens=True)
+            return replace(changed or self.endpoint.ensemble, report_contributions=True)
         return changed
 
     def _beams(self, body: GenerationRequest, params: SamplingParams) -> BeamOptions:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from decoding.alignment import Compatibility, compare
+from decoding.alignment import Compatibility, compare_vocabularies
 from decoding.errors import ConfigError
 from decoding.vocabulary import Vocabulary
 from deployments.configuration.config import EndpointConfig
@@ -23,7 +23,7 @@ def check_members(
     Raises:
         ConfigError: one of them can't join.
     """
-    found = {model: compare(leader, vocabulary) for model, vocabulary in others.items()}
+    found = {model: compare_vocabularies(leader, vocabulary) for model, vocabulary in others.items()}
     found = {model: one for model, one in found.items() if not one.identical}
     for model, one in found.items():
         obstacle = one.blending_obstacle

@@ -5,25 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from decoding.blend_params import BlendKind, ContrastiveForm
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import InvalidRequestError
+from deployments.configuration.ensembles import BlendFields
 from deployments.configuration.strict import StrictModel
 
 _MAX_MEMBERS = 64
-
-
-class BlendFields(StrictModel):
-    """What is set here counts instead of the endpoint's."""
-
-    kind: BlendKind | None = Field(None, description="mixture, product, vote, gated, single or contrastive.")
-    threshold: float | None = Field(
-        None, description="gated: the leader's best probability below which others are asked."
-    )
-    form: ContrastiveForm | None = Field(None, description="contrastive: difference or scaled.")
-    alpha: float | None = Field(None, description="contrastive: the share of the expert's best probability that stays.")
-    beta: float | None = Field(None, description="contrastive, scaled: how strongly the amateur is subtracted.")
-    amateur_temperature: float | None = Field(None, description="contrastive, difference.")
 
 
 class EnsembleFields(StrictModel):

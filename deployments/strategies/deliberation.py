@@ -93,7 +93,7 @@ class Deliberation:
     def _fail(self, member: Member, error: ConsortError) -> Progress:
         """Go on without the member; raises UnavailableError if the policy, or what is left, does not allow that."""
         member.error = error
-        if not self._policy.suffices([one.error is None for one in self._members]):
+        if not self._policy.has_quorum([one.error is None for one in self._members]):
             raise UnavailableError(f"a member failed: {error}") from error
         self._policy.blend.member_weights([one.error is None for one in self._members])  # raises if none counts
         return Progress(kind="member_failed", model=member.model, done=self._done, total=self._total, error=str(error))

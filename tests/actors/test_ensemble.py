@@ -171,7 +171,7 @@ def test_answers_tell_who_contributed() -> None:
 @torch.no_grad()
 def test_answers_tell_what_members_thought_of_each_token() -> None:
     """Against plain forwards of each member over the whole text."""
-    endpoint = ensemble(BlendParams(weights=(3, 1)), drafter="drafter", tell_tokens=True)
+    endpoint = ensemble(BlendParams(weights=(3, 1)), drafter="drafter", report_contributions=True)
     with running(runner=SlowRunner) as engine:
         answer = list(engine.stream(Request(endpoint, PROMPTS[2], params(1))))
     views = [view for delta in answer for view in delta.views or ()]

@@ -80,7 +80,7 @@ def knowing(
     """A drafter that knows the target's texts, in another tokenizer."""
     speller = tokenizers.speller_of(tokenizer)
     expected = bundle.expected([request.params for request in requests])
-    texts = [bundled.vocabulary.spelled([*r.prompt, *text]) for r, text in zip(requests, expected, strict=True)]
+    texts = [bundled.vocabulary.decode_bytes([*r.prompt, *text]) for r, text in zip(requests, expected, strict=True)]
     return KnowingRunner(speller, texts), Translator.build(bundled, speller)
 
 

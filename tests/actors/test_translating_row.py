@@ -76,7 +76,7 @@ def roll_out(stage: Stage, prompt: str, answer: str, sizes: Sequence[int]) -> tu
     """Verdicts of these sizes until the answer is written. Returns how many tokens were drafted right, of how many."""
     text = TARGET.encode(prompt)
     rest = TARGET.encode(prompt + answer)[len(text) :]
-    assert TARGET.vocabulary.spelled([*text, *rest]) == (prompt + answer).encode()
+    assert TARGET.vocabulary.decode_bytes([*text, *rest]) == (prompt + answer).encode()
     stage.admit(text)
     right = asked = turn = 0
     while rest:
@@ -132,7 +132,7 @@ def test_half_a_word_leaves_the_draft_of_the_whole() -> None:
     halves = TARGET.encode(" t")
     stage.commit(len(prompt), halves)
     assert longest in row.tree.root.descendants()
-    rest = TARGET.vocabulary.spelled(stage.trie.best_path(4))
+    rest = TARGET.vocabulary.decode_bytes(stage.trie.best_path(4))
     assert rest.startswith(b"he file"), rest
 
 
@@ -141,7 +141,7 @@ def test_a_word_that_may_go_on_has_a_lower_chance_until_it_does() -> None:
     offers = [message for message in stage.admit(TARGET.encode(PROMPT)) if isinstance(message, Offer)]
     told = [dict(zip(offer.tokens, offer.chances or [], strict=True)) for offer in offers]
     early = offers[0].tokens[0]
-    assert b" return".startswith(TARGET.vocabulary.spelled([early]))
+    assert b" return".startswith(TARGET.vocabulary.decode_bytes([early]))
     assert [early] != TARGET.encode(" return")
     assert told[0][early] > 0.4
     assert next(chances[early] for chances in reversed(told) if early in chances) < 0.1

@@ -54,7 +54,7 @@ def test_ids_beyond_the_model_are_left_out_and_missing_ones_stand_for_nothing(bu
 def test_names_of_control_tokens_are_text(bundled: PreTrainedTokenizerBase) -> None:
     speller = speller_of(bundled, V)
     text = "a <|end|> b"
-    assert speller.vocabulary.spelled(speller.encode(text)) == text.encode()
+    assert speller.vocabulary.decode_bytes(speller.encode(text)) == text.encode()
     assert bundled("<|end|>", add_special_tokens=False).input_ids == [bundled.eos_token_id]
 
 

@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer
 
-from decoding.alignment import compare, counterparts
+from decoding.alignment import compare_vocabularies, counterparts
 from decoding.vocabulary import Vocabulary
 from tests.support.byte_level import byte_level_tokenizer
 from tests.support.tokenizers import bundled_tokenizer, sentencepiece_tokenizer, unigram_tokenizer, vocabulary_of
@@ -12,12 +12,17 @@ B = Vocabulary.build({"<end>": 0, "▁a": 1, "c": 2, "<0x63>": 3, "d": 4}, contr
 
 
 def test_a_report_by_hand() -> None:
-    found = compare(A, B)
-    assert (found.target_size, found.other_size, found.shared, found.same_ids) == (5, 5, 3, 1)
-    assert found.spellable == 4  # all but "d"
-    assert found.readable == 3  # all but "b" and what begins a text
-    assert not found.identical
-    assert str(found) == (
+    compatibility = compare_vocabularies(A, B)
+    assert (compatibility.target_size, compatibility.other_size, compatibility.shared, compatibility.same_ids) == (
+        5,
+        5,
+        3,
+        1,
+    )
+    assert compatibility.spellable == 4  # all but "d"
+    assert compatibility.readable == 3  # all but "b" and what begins a text
+    assert not compatibility.identical
+    assert str(compatibility) == (
         "3 of 5 token strings are among the target's 5 (60%), 1 with the same id; 4 can be written in its tokens; "
         "any byte can be written by neither"
     )
@@ -30,25 +35,26 @@ def test_counterparts_by_hand() -> None:
 
 
 def permuted(tokenizer: Tokenizer) -> Vocabulary:
-    """The same tokens with the ids the other way round."""
+    """Return the same tokens with the ids in reverse order."""
     tokens = tokenizer.get_vocab(with_added_tokens=True)
     roles = {"<|pad|>": "pad", "<|begin|>": "bos", "<|end|>": "eos"}
-    return Vocabulary.build({token: len(tokens) - 1 - at for token, at in tokens.items()}, control=roles)
+    return Vocabulary.build({token: len(tokens) - 1 - index for token, index in tokens.items()}, control=roles)
 
 
 def test_the_same_tokens_in_another_order() -> None:
-    found = compare(vocabulary_of(bundled_tokenizer()), permuted(bundled_tokenizer()))
-    assert (found.shared, found.same_ids) == (2045, 0)  # without the names of roles, which are text to the other
-    assert not found.identical
-    assert found.blending_obstacle is None
+    compatibility = compare_vocabularies(vocabulary_of(bundled_tokenizer()), permuted(bundled_tokenizer()))
+    assert compatibility.shared == 2045  # without the names of roles, which are text to the other
+    assert compatibility.same_ids == 0
+    assert not compatibility.identical
+    assert compatibility.blending_obstacle is None
 
 
 def test_the_same_tokens_twice() -> None:
     for tokenizer in (bundled_tokenizer(), sentencepiece_tokenizer()):  # the latter has two tokens for some bytes
         vocabulary = vocabulary_of(tokenizer)
-        found = compare(vocabulary, vocabulary)
-        assert found.identical
-        assert str(found) == f"the same {vocabulary.size} tokens"
+        compatibility = compare_vocabularies(vocabulary, vocabulary)
+        assert compatibility.identical
+        assert str(compatibility) == f"the same {vocabulary.size} tokens"
 
 
 def test_what_can_work_and_what_cannot() -> None:
@@ -56,19 +62,22 @@ def test_what_can_work_and_what_cannot() -> None:
         vocabulary_of(tokenizer)
         for tokenizer in (bundled_tokenizer(), byte_level_tokenizer(), sentencepiece_tokenizer(), unigram_tokenizer())
     )
-    for one, other in ((bundled, piece), (piece, bundled), (bundled, unigram)):
-        assert compare(one, other).drafting_obstacle is None
-        assert compare(one, other).blending_obstacle is None
-    obstacle = compare(unigram, level).drafting_obstacle
+    for target, other in ((bundled, piece), (piece, bundled), (bundled, unigram)):
+        assert compare_vocabularies(target, other).drafting_obstacle is None
+        assert compare_vocabularies(target, other).blending_obstacle is None
+    obstacle = compare_vocabularies(unigram, level).drafting_obstacle
     assert obstacle is not None
     assert "of the drafter's 320 tokens" in obstacle
-    assert 'role "eos"' in str(compare(bundled, level).blending_obstacle)
+    assert 'role "eos"' in str(compare_vocabularies(bundled, level).blending_obstacle)
 
 
 def test_members_that_hardly_share_a_text_are_refused() -> None:
     digits = Vocabulary.build({"<end>": 0} | {str(digit): 1 + digit for digit in range(10)}, control={"<end>": "eos"})
     bundled = vocabulary_of(bundled_tokenizer())
     count = 1 + sum(isinstance(meaning, bytes) and meaning.isdigit() for meaning in bundled.meanings)
-    here, there = compare(bundled, digits).blending_obstacle, compare(digits, bundled).blending_obstacle
+    here, there = (
+        compare_vocabularies(bundled, digits).blending_obstacle,
+        compare_vocabularies(digits, bundled).blending_obstacle,
+    )
     assert f"it can write only {count} of the leader's 2048 tokens" in str(here)
     assert f"the leader can write only {count} of its 2048 tokens" in str(there)

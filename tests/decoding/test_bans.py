@@ -1,4 +1,4 @@
-"""Forbidden tokens, in batches of other settings, against transformers' processors; end tokens as vLLM has them."""
+"""Forbidden tokens, in batches of different settings, against transformers' processors; end tokens as vLLM has them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +63,7 @@ def test_equals_transformers(field: str) -> None:
 
 
 def possible(params: SamplingParams, answer: list[int], path: list[int]) -> list[int]:
-    """The tokens below 6 that may follow the prompt [0] and the answer."""
+    """Return the tokens below 6 that may follow the prompt [0], the answer and the path."""
     logits = banned([Position(History(params, [0, *answer], 1), path)], torch.zeros(1, 6))
     return (logits[0] == 0).nonzero().flatten().tolist()
 

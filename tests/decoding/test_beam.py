@@ -1,4 +1,4 @@
-"""Beam search on tables: worked by hand, against all texts there are, and its groups."""
+"""Beam search on tables: cases by hand, comparison with all possible texts, groups."""
 
 import math
 from collections import Counter
@@ -26,9 +26,9 @@ def test_two_beams_find_what_greedy_decoding_misses() -> None:
     """By hand: greedy takes 1 (0.5), but 2 END has 0.4 · 0.9 = 0.36, more than any text that begins with 1."""
     options = BeamOptions(num_beams=2, num_return_sequences=2, length_penalty=0.0, early_stopping="never")
     best = search(GARDEN, options, max_tokens=3, end=END)
-    assert [one.tokens for one in best] == [[2, END], [1, 2, END]]
-    assert [math.exp(one.score) for one in best] == pytest.approx([0.36, 0.2])
-    assert [one.finish for one in best] == ["stop", "stop"]
+    assert [hypothesis.tokens for hypothesis in best] == [[2, END], [1, 2, END]]
+    assert [math.exp(hypothesis.score) for hypothesis in best] == pytest.approx([0.36, 0.2])
+    assert [hypothesis.finish for hypothesis in best] == ["stop", "stop"]
 
 
 def test_what_forks() -> None:
@@ -40,7 +40,7 @@ def test_what_forks() -> None:
     assert beams.live == [[2, 2], [2, 1]]
     assert beams.advance(torch.tensor([[0.3, 0.3, 0.4], [0.2, 0.4, 0.4]]).log()) == Fork([], [])
     assert beams.done
-    assert [(one.tokens, one.finish) for one in beams.best()] == [([1, END], "stop")]
+    assert [(hypothesis.tokens, hypothesis.finish) for hypothesis in beams.best()] == [([1, END], "stop")]
 
 
 @pytest.mark.parametrize(("early_stopping", "steps"), [(True, 2), (False, 3), ("never", 4)])
@@ -68,8 +68,8 @@ def test_wide_beams_find_the_best_of_all_texts(seed: int, length_penalty: float)
     options = BeamOptions(num_beams=81, num_return_sequences=10, length_penalty=length_penalty, early_stopping="never")
     best = search(world, options, max_tokens=4, end=END)
     expected = ranked(world, texts(4, 4, END), length_penalty)[:10]
-    assert [one.tokens for one in best] == [text for _, text in expected]
-    assert [one.score for one in best] == pytest.approx([score for score, _ in expected], abs=1e-5)
+    assert [hypothesis.tokens for hypothesis in best] == [text for _, text in expected]
+    assert [hypothesis.score for hypothesis in best] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
@@ -79,22 +79,24 @@ def test_scores_and_ends_are_those_of_the_texts(early_stopping: EarlyStopping, n
         world = random_world(seed, 6)
         options = BeamOptions(num_beams=num_beams, num_return_sequences=num_beams, early_stopping=early_stopping)
         best = search(world, options, max_tokens=7, end=END)
-        assert len(best) == num_beams == len({tuple(one.tokens) for one in best})
-        assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
-        for one in best:
-            assert one.log_prob == pytest.approx(log_prob(world, one.tokens), abs=1e-5)
-            assert one.score == pytest.approx(one.log_prob / len(one.tokens))
-            assert END not in one.tokens[:-1]
-            assert one.finish == ("stop" if one.tokens[-1] == END else "length")
-            assert one.finish == "stop" or len(one.tokens) == 7
+        assert len(best) == num_beams == len({tuple(hypothesis.tokens) for hypothesis in best})
+        assert [hypothesis.score for hypothesis in best] == sorted(
+            (hypothesis.score for hypothesis in best), reverse=True
+        )
+        for hypothesis in best:
+            assert hypothesis.log_prob == pytest.approx(log_prob(world, hypothesis.tokens), abs=1e-5)
+            assert hypothesis.score == pytest.approx(hypothesis.log_prob / len(hypothesis.tokens))
+            assert END not in hypothesis.tokens[:-1]
+            assert hypothesis.finish == ("stop" if hypothesis.tokens[-1] == END else "length")
+            assert hypothesis.finish == "stop" or len(hypothesis.tokens) == 7
 
 
 def test_what_is_impossible_is_never_chosen() -> None:
-    """Only two texts have any probability, though eight beams look for more."""
+    """Only two texts have any probability, but there are eight beams."""
     world = table({(): [0.0, 1.0, 0.0], (1,): [0.5, 0.0, 0.5]}, others=THEN_END)
     options = BeamOptions(num_beams=8, num_return_sequences=8)
     best = search(world, options, max_tokens=3, end=END)
-    assert sorted(one.tokens for one in best) == [[1, END], [1, 2, END]]
+    assert sorted(hypothesis.tokens for hypothesis in best) == [[1, END], [1, 2, END]]
 
 
 def test_drawn_continuations_are_those_of_the_seed() -> None:
@@ -105,7 +107,7 @@ def test_drawn_continuations_are_those_of_the_seed() -> None:
 
 
 def test_a_single_step_draws_without_replacement() -> None:
-    """Two of four tokens: each pair as often as sequential draws would have it. Chance of a false alarm: 1e-7 or less.
+    """Two of four tokens: each pair is as frequent as with sequential draws. False-alarm probability: at most 1e-7.
 
     20 000 seeds; the standard error of a share is at most 0.0036, and 6 of them are allowed.
     """
@@ -117,8 +119,8 @@ def test_a_single_step_draws_without_replacement() -> None:
         assert beams.advance(probs.log()[None], beam_noise(seed, 5, 1, 4)).tokens == [min(pair)]
     pairs = Counter(map(frozenset, drawn))
     for a, b in [(0, 1), (0, 3), (2, 3)]:
-        one, other = float(probs[a]), float(probs[b])
-        expected = one * other / (1 - one) + other * one / (1 - other)
+        first_prob, second_prob = float(probs[a]), float(probs[b])
+        expected = first_prob * second_prob / (1 - first_prob) + second_prob * first_prob / (1 - second_prob)
         assert pairs[frozenset({a, b})] / 20_000 == pytest.approx(expected, abs=6 * 0.0036)
 
 
@@ -135,7 +137,7 @@ def test_groups_by_hand() -> None:
     steps: list[list[list[int]]] = []
     best = search(GARDEN, options, max_tokens=2, end=END, steps=steps)
     assert steps == [[[1], [2]], []]
-    assert [one.tokens for one in best] == [[2, END], [1, 1]]
+    assert [hypothesis.tokens for hypothesis in best] == [[2, END], [1, 1]]
     assert best[0].log_prob == pytest.approx(math.log(0.36))
     assert best[1].log_prob == pytest.approx(math.log(0.2))
 
@@ -152,17 +154,21 @@ def test_the_first_group_is_an_ordinary_search_and_the_penalty_counts_in_the_oth
     best = search(world, options, max_tokens=5, steps=steps)
     for grouped, ordinary in zip(steps, alone, strict=True):
         assert grouped[:2] == ordinary
-        chosen = [{text[-1] for text in grouped[at : at + 2]} for at in range(0, len(grouped), 2)]
+        chosen = [{text[-1] for text in grouped[start : start + 2]} for start in range(0, len(grouped), 2)]
         assert sum(map(len, chosen)) == len(set().union(*chosen))
-    assert len({tuple(one.tokens) for one in best}) == 6
+    assert len({tuple(hypothesis.tokens) for hypothesis in best}) == 6
 
 
 def test_what_several_groups_found_comes_last() -> None:
     world = table({(): [0.0, 0.99, 0.01], (1,): [1.0, 0.0, 0.0]}, others=THEN_END)
     options = BeamOptions(num_beams=2, num_return_sequences=2, num_beam_groups=2, diversity_penalty=0.1)
-    assert [one.tokens for one in search(world, options, max_tokens=4, end=END)] == [[1, END], [1, END]]
+    assert [hypothesis.tokens for hypothesis in search(world, options, max_tokens=4, end=END)] == [[1, END], [1, END]]
     wider = BeamOptions(num_beams=4, num_return_sequences=3, num_beam_groups=2, diversity_penalty=0.1)
-    assert [one.tokens for one in search(world, wider, max_tokens=4, end=END)] == [[1, END], [2, END], [1, END]]
+    assert [hypothesis.tokens for hypothesis in search(world, wider, max_tokens=4, end=END)] == [
+        [1, END],
+        [2, END],
+        [1, END],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Words that must appear: the automaton against its definition, the search against all texts that have the words."""
+"""Forced words: the automaton against its definition, the search against all texts with the words."""
 
 import math
 
@@ -22,7 +22,7 @@ word_lists = st.lists(st.lists(phrases, min_size=1, max_size=3).map(tuple), max_
 
 
 def contains(text: list[int], phrase: tuple[int, ...]) -> bool:
-    return any(tuple(text[at : at + len(phrase)]) == phrase for at in range(len(text)))
+    return any(tuple(text[start : start + len(phrase)]) == phrase for start in range(len(text)))
 
 
 def has_all(text: list[int], words: Words) -> bool:
@@ -30,7 +30,7 @@ def has_all(text: list[int], words: Words) -> bool:
 
 
 def lacks(text: list[int], phrase: tuple[int, ...]) -> int:
-    """The fewest tokens that complete the phrase."""
+    """Return the fewest tokens that complete the phrase."""
     done = max(n for n in range(len(phrase) + 1) if n == 0 or tuple(text[-n:]) == phrase[:n])
     return 0 if contains(text, phrase) else len(phrase) - done
 
@@ -42,9 +42,9 @@ def test_progress(words: Words, text: list[int]) -> None:
     progress = force.start
     for end in range(len(text) + 1):
         read = text[:end]
-        assert force.missing(progress) == sum(min(lacks(read, phrase) for phrase in word) for word in words)
+        assert force.missing_count(progress) == sum(min(lacks(read, phrase) for phrase in word) for word in words)
         for token in range(3):
-            brings_on = any(
+            advances = any(
                 any(
                     0 < lacks([*read, token], phrase) < lacks(read, phrase) or contains([*read, token], phrase)
                     for phrase in word
@@ -52,10 +52,10 @@ def test_progress(words: Words, text: list[int]) -> None:
                 for word in words
                 if not has_all(read, (word,))
             )
-            assert not brings_on or token in force.wanted(progress)
+            assert not advances or token in force.next_tokens(progress)
         if end < len(text):
-            progress = force.after(progress, text[end])
-    assert (force.missing(progress) == 0) == has_all(text, words)
+            progress = force.advance(progress, text[end])
+    assert (force.missing_count(progress) == 0) == has_all(text, words)
 
 
 CASES: list[Words] = [
@@ -85,13 +85,13 @@ def test_wide_beams_find_the_best_of_all_texts_that_have_the_words(words: Words,
         )
         best = search(world, options, max_tokens=4, end=END)
         expected = ranked(world, (text for text in texts(4, 4, END) if has_all(list(text), words)), length_penalty)[:5]
-        assert [one.tokens for one in best] == [text for _, text in expected]
-        assert [one.score for one in best] == pytest.approx([score for score, _ in expected], abs=1e-5)
+        assert [hypothesis.tokens for hypothesis in best] == [text for _, text in expected]
+        assert [hypothesis.score for hypothesis in best] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
 @pytest.mark.parametrize("words", CASES, ids=str)
 def test_a_few_beams_find_texts_that_have_the_words(words: Words) -> None:
-    """None better than the best of all; and mostly that one."""
+    """The search is never better than the best of all texts, and mostly equal."""
     optimal = 0
     for seed in range(20):
         world = random_world(100 + seed, 4)
@@ -99,7 +99,7 @@ def test_a_few_beams_find_texts_that_have_the_words(words: Words) -> None:
         best = search(world, options, max_tokens=5, end=END)
         expected = ranked(world, (text for text in texts(4, 5, END) if has_all(list(text), words)), 1.0)
         assert best
-        assert all(has_all(one.tokens, words) for one in best)
+        assert all(has_all(hypothesis.tokens, words) for hypothesis in best)
         assert best[0].score <= expected[0][0] + 1e-5
         optimal += best[0].tokens == expected[0][1]
     assert optimal >= 12
@@ -107,7 +107,7 @@ def test_a_few_beams_find_texts_that_have_the_words(words: Words) -> None:
 
 @pytest.mark.parametrize("num_beams", [1, 2, 5])
 def test_words_that_fill_the_answer(num_beams: int) -> None:
-    """As many tokens as max_tokens: no beam may stray for long."""
+    """The words need exactly max_tokens tokens."""
     words = (((1, 2, 3),), ((4, 4),))
     for seed in range(20):
         options = BeamOptions(num_beams=num_beams, force_words_ids=words)
@@ -116,7 +116,7 @@ def test_words_that_fill_the_answer(num_beams: int) -> None:
 
 
 def test_two_banks_by_hand() -> None:
-    """One bank without and one with the word, of one beam each: 3 enters at once, whatever its log-probability."""
+    """Two banks of one beam each, without and with the word: token 3 enters at once, despite its log-probability."""
     world = table(
         {(): [0.2, 0.5, 0.29, 0.01], (1,): [0.05, 0.05, 0.1, 0.8], (1, 3): [0.9, 0.05, 0.03, 0.02]},
         others=[0.7, 0.1, 0.1, 0.1],
@@ -137,7 +137,7 @@ def test_groups_and_draws_have_the_words_too() -> None:
         )
         best = search(random_world(seed, 7), options, max_tokens=8, end=END, seed=seed)
         assert best
-        assert all(has_all(one.tokens, words) for one in best)
+        assert all(has_all(hypothesis.tokens, words) for hypothesis in best)
 
 
 def test_words_that_cannot_be_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Every blend against a slow reference in float64, and what must hold for any of them."""
+"""Every blend against a slow reference in float64, and properties of all of them."""
 
 import math
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def contrastive_reference(params: BlendParams, expert: Sequence[float], amateur:
 
 
 def reference(params: BlendParams, present: Sequence[bool], members: Sequence[Sequence[float]]) -> list[float]:
-    """Logits of one position, in Python's float64, straight from the definitions."""
+    """Compute the logits of one position in float64 from the definitions."""
     given = params.weights or (1.0,) * len(members)
     counted = [(m, w) for m, w, there in zip(members, given, present, strict=True) if there and w > 0]
     logits, weights = [m for m, _ in counted], [w for _, w in counted]
@@ -94,7 +94,7 @@ def reference(params: BlendParams, present: Sequence[bool], members: Sequence[Se
 
 
 def assert_same_distribution(found: Tensor, expected: Sequence[Sequence[float]]) -> None:
-    """Both [N, V] logits."""
+    """Compare logits, both [N, V]."""
     assert not found.isnan().any()
     want = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(found.double().log_softmax(-1), want.log_softmax(-1), atol=2e-4, rtol=1e-5)
@@ -102,7 +102,7 @@ def assert_same_distribution(found: Tensor, expected: Sequence[Sequence[float]])
 
 @st.composite
 def settings_of(draw: st.DrawFn, members: int) -> Position:
-    """Settings of one position, and members of which at least one is there."""
+    """Draw the parameters of one position, and which members are present, at least one."""
     kinds = [*KINDS, "contrastive"] if members == 2 else KINDS
     kind: Any = draw(st.sampled_from(kinds))
     weights: tuple[float, ...] = ()
@@ -128,7 +128,7 @@ def settings_of(draw: st.DrawFn, members: int) -> Position:
 
 @st.composite
 def members_of(draw: st.DrawFn, members: int, positions: int) -> Tensor:
-    """[M, N, V] logits without ties: normal, or far apart, or with tokens that are ruled out."""
+    """Draw logits without ties, [M, N, V]: normal, or far apart, or with tokens ruled out."""
     vocab_size = draw(st.integers(2, 30))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     scale = draw(st.sampled_from([0.2, 2.0, 40.0]))
@@ -193,7 +193,7 @@ def test_a_member_that_has_all_the_weight_is_the_blend(kind: Any) -> None:
 
 
 def test_the_expert_against_itself() -> None:
-    """The difference is equal on all that is plausible; scaled is the expert again."""
+    """The difference is constant on plausible tokens; scaled is the expert."""
     logits = torch.randn(1, 10, 50, generator=torch.Generator().manual_seed(3)).expand(2, -1, -1)
     for form, equal in (("difference", torch.zeros(10, 50)), ("scaled", logits[0])):
         params = BlendParams(kind="contrastive", form=form)  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def test_the_expert_against_itself() -> None:
     [((), 1), ((1, 1, 1), 1), ((5, 1, 1), 0), ((2, 1, 1), 0), ((1, 0.5, 0.5), 0), ((0.1, 0.2, 0.3), 1)],
 )
 def test_a_vote_by_hand(weights: tuple[float, ...], winner: int) -> None:
-    """The first member is for token 0, the others for token 1; at a tie, token 0 has the greater mean probability."""
+    """The first member votes for token 0, the others for token 1. At a tie, token 0 has the greater mean."""
     probs = torch.tensor([[0.9, 0.05, 0.05], [0.3, 0.4, 0.3], [0.1, 0.5, 0.4]])
     blended = blend(probs.log()[:, None], BlendBatch.build([(BlendParams(kind="vote", weights=weights), (True,) * 3)]))
     assert blended.argmax() == winner

@@ -17,7 +17,7 @@ FIELDS = [processor.field for processor in DISTRIBUTION]
 
 @st.composite
 def parameters(draw: st.DrawFn) -> SamplingParams:
-    """Greedy, or with any processors of the distribution."""
+    """Draw greedy parameters, or any processors of the distribution."""
     chosen = draw(st.lists(st.sampled_from(FIELDS), unique=True, max_size=3))
     settings = {field: draw(SETTINGS[field]) for field in chosen}
     if draw(st.booleans()):
@@ -28,20 +28,20 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
 @repeatable
 @given(st.data(), st.lists(parameters(), min_size=1, max_size=5), st.integers(0, 3))
 def test_scores_are_those_of_the_sampler(data: st.DataObject, rows: list[SamplingParams], padding: int) -> None:
-    """At each of three successive positions, beside padding that changes nothing."""
+    """Three successive positions, with padding that changes nothing."""
     logits = data.draw(logits_of(len(rows) + padding))
-    firsts = [5 + 3 * at for at in range(len(rows))]
+    firsts = [5 + 3 * row for row in range(len(rows))]
     sampler = ChainSampler.of(rows, VOCAB)
     settings = sampler.settings(rows, len(logits))
     keys = sampler.keys(list(zip(rows, firsts, strict=True)), 3, len(logits))
     for step in range(3):
         positions = [
-            Position(History(one, [0] * first, 0), [0] * step) for one, first in zip(rows, firsts, strict=True)
+            Position(History(params, [0] * first, 0), [0] * step) for params, first in zip(rows, firsts, strict=True)
         ]
         expected = rank(logits[: len(rows)], SamplingBatch.build(positions, VOCAB), VOCAB)
-        found = sampler.scores(logits, settings, keys[step])[: len(rows)].topk(VOCAB)
-        assert torch.equal(found.values, expected[1])
-        assert torch.equal(found.indices[:, 0], expected[0][:, 0])
+        best = sampler.scores(logits, settings, keys[step])[: len(rows)].topk(VOCAB)
+        assert torch.equal(best.values, expected[1])
+        assert torch.equal(best.indices[:, 0], expected[0][:, 0])
 
 
 def test_what_looks_at_the_text_cannot_be_sampled_ahead_of_it() -> None:
@@ -56,7 +56,7 @@ def test_what_looks_at_the_text_cannot_be_sampled_ahead_of_it() -> None:
 
 
 def test_alike_settings_need_one_recording() -> None:
-    """Whatever temperature, seed or k within the same bound."""
+    """The sampler is the same for any temperature, seed, or k within the bound."""
     kinds = {
         ChainSampler.of([SamplingParams(max_tokens=1, temperature=t, seed=int(10 * t), top_k=k)], 4096)
         for t, k in ((0.3, 40), (1.0, 50), (1.7, 3))

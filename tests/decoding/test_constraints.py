@@ -1,4 +1,4 @@
-"""Allowed and forced tokens against transformers' processors, in batches of other settings; bits of grammar masks."""
+"""Allowed and forced tokens, in mixed batches, against transformers' processors; bits of grammar masks."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def test_allowed_tokens(data: st.DataObject, values: list[tuple[int, ...]]) -> N
             processor = PrefixConstrainedLogitsProcessor(always(value), 1)
             expected[row] = processor(torch.tensor([[0]]), logits[row : row + 1])
     params = [SamplingParams(max_tokens=9, allowed_token_ids=value) for value in values]
-    step = AllowedTokens.build([Position(History(one, [0], 1)) for one in params], VOCAB, "cpu")
+    step = AllowedTokens.build([Position(History(setting, [0], 1)) for setting in params], VOCAB, "cpu")
     if step:
         step.apply_(logits)
     assert torch.equal(logits, expected)
@@ -42,7 +42,7 @@ def test_allowed_tokens(data: st.DataObject, values: list[tuple[int, ...]]) -> N
 @repeatable
 @given(st.data(), st.lists(st.tuples(*[st.one_of(st.none(), tokens)] * 2, st.integers(0, 3)), min_size=1, max_size=5))
 def test_forced_tokens(data: st.DataObject, values: list[tuple[int | None, int | None, int]]) -> None:
-    """After a prompt of one token, with which transformers' forced first token works."""
+    """The prompt has one token, as transformers' forced first token needs."""
     logits = data.draw(logits_of(len(values)))
     expected, positions = logits.clone(), []
     for row, (first, last, answered) in enumerate(values):
@@ -62,7 +62,7 @@ def test_forced_tokens(data: st.DataObject, values: list[tuple[int | None, int |
 @repeatable
 @given(st.data(), st.lists(st.one_of(st.none(), st.sets(tokens)), min_size=1, max_size=5))
 def test_grammar_masks(data: st.DataObject, sets: list[set[int] | None]) -> None:
-    """Over a vocabulary of two words of bits."""
+    """The vocabulary takes two words of bits."""
     logits = data.draw(logits_of(len(sets), 40))
     params = SamplingParams(max_tokens=9)
     expected, positions = logits.clone(), []

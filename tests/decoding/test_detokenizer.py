@@ -1,4 +1,4 @@
-"""Text in pieces is the text as a whole, however its tokens arrive."""
+"""Text deltas concatenate to the whole text, however its tokens arrive."""
 
 import pytest
 from hypothesis import given
@@ -113,7 +113,7 @@ def test_long_runs_of_anything_are_read_as_a_whole(tokens: list[int], times: int
 
 @pytest.mark.parametrize("characters", range(1, 9))
 def test_context_begins_with_a_whole_character(characters: int) -> None:
-    """Emoji take four tokens each, so that most numbers of context tokens begin within one."""
+    """Emoji take four tokens each, so most context lengths begin within one."""
     prompt = byte_level_tokenizer().encode("😀" * characters + "a").ids
     tokens = byte_level_tokenizer().encode("😀x").ids
     detokenizer = Detokenizer(decode, prompt=prompt)

@@ -1,4 +1,4 @@
-"""Goodput control: against exhaustive search, and in the cases that a user would name."""
+"""Goodput control against exhaustive search, and in typical cases."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from decoding.draft_length import AcceptanceEstimate, choose_draft_lengths, choo
 
 
 def goodput(acceptance: list[float], lengths: tuple[int, ...], fixed_s: float, token_s: float) -> float:
-    """Expected tokens per second; Leviathan et al. 2023, equation 1, for each row."""
+    """Return expected tokens per second (Leviathan et al. 2023, equation 1, for each row)."""
     expected = sum(
         sum(rate**depth for depth in range(length + 1)) for rate, length in zip(acceptance, lengths, strict=True)
     )
@@ -23,8 +23,8 @@ def goodput(acceptance: list[float], lengths: tuple[int, ...], fixed_s: float, t
 )
 def test_no_other_lengths_are_better(rows: list[tuple[float, int]], fixed_s: float, token_s: float) -> None:
     acceptance, limits = [rate for rate, _ in rows], [limit for _, limit in rows]
-    chances = [[rate**depth for depth in range(1, limit + 1)] for rate, limit in rows]
-    chosen = choose_draft_tokens(chances, lambda tokens: fixed_s + token_s * tokens)
+    probabilities = [[rate**depth for depth in range(1, limit + 1)] for rate, limit in rows]
+    chosen = choose_draft_tokens(probabilities, lambda tokens: fixed_s + token_s * tokens)
     assert all(0 <= length <= limit for length, limit in zip(chosen, limits, strict=True))
     best = max(
         goodput(acceptance, lengths, fixed_s, token_s)
@@ -48,7 +48,7 @@ def test_no_other_common_length_is_better(rows: list[tuple[float, int]], fixed_s
 
 
 def test_a_dear_token_does_not_hide_cheap_ones_behind_it() -> None:
-    """As where a step over 9 to 16 tokens costs the same."""
+    """Steps over 9 to 16 tokens cost the same."""
     assert choose_draft_tokens([[0.9] * 12], lambda tokens: 1.0 if tokens <= 4 else 2.0) == [12]
 
 

@@ -14,7 +14,7 @@ TOKENS = st.integers(0, 2)
 
 
 class NaiveTrie:
-    """Every valid path ever offered, in absolute positions; the answer is worked out from scratch."""
+    """Keeps every valid path in absolute positions and computes answers from scratch."""
 
     def __init__(self, committed: list[int]) -> None:
         self.committed = list(committed)
@@ -31,7 +31,7 @@ class NaiveTrie:
         self.committed += tokens
 
     def offer_tree(self, base: int, tokens: list[int], parents: list[int]) -> bool:
-        """A tree is the paths to its nodes."""
+        """Offer the paths to all nodes of a tree."""
         paths: list[list[int]] = []
         for token, parent in zip(tokens, parents, strict=True):
             paths.append([*(paths[parent] if parent >= 0 else []), token])
@@ -39,9 +39,9 @@ class NaiveTrie:
         return any(fits)
 
     def continuations(self, limit: int) -> list[tuple[int, ...]]:
-        """What the surviving paths offer after the committed text, cut to the limit."""
-        at = len(self.committed)
-        return [tuple(path[at : at + limit]) for path in self.paths if path[:at] == self.committed]
+        """Return the surviving paths after the committed text, cut to the limit."""
+        length = len(self.committed)
+        return [tuple(path[length : length + limit]) for path in self.paths if path[:length] == self.committed]
 
 
 @repeatable
@@ -63,7 +63,7 @@ def test_any_offers_in_any_order(data: st.DataObject) -> None:
                 path, base = data.draw(st.sampled_from(naive.paths)), 0
             case "tree":
                 path = data.draw(st.lists(TOKENS, min_size=1, max_size=6))
-                parents = [data.draw(st.integers(-1, place - 1)) for place in range(len(path))]
+                parents = [data.draw(st.integers(-1, index - 1)) for index in range(len(path))]
                 base = data.draw(st.integers(0, len(committed)))
                 assert trie.offer(base, path, parents) == naive.offer_tree(base, path, parents)
                 continue
@@ -76,28 +76,28 @@ def test_any_offers_in_any_order(data: st.DataObject) -> None:
         limit = data.draw(st.integers(0, 6))
         prefixes = {path[:n] for path in naive.continuations(limit) for n in range(1, len(path) + 1)}
         assert {tuple(path) for path in paths(trie.best_draft(1000, limit))} == prefixes
-        found = tuple(trie.best_path(limit))
-        assert not prefixes or found in prefixes
-        assert len(found) == limit or all(path[:-1] != found for path in prefixes)
+        best = tuple(trie.best_path(limit))
+        assert not prefixes or best in prefixes
+        assert len(best) == limit or all(path[:-1] != best for path in prefixes)
     assert committed == naive.committed
 
 
 def paths(draft: Draft) -> list[list[int]]:
-    """The tokens down to each of the draft's."""
-    found: list[list[int]] = []
+    """Return the path to each token of the draft."""
+    draft_paths: list[list[int]] = []
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        found.append([*(found[parent] if parent >= 0 else []), token])
-    assert draft.depths() == list(map(len, found))
-    return found
+        draft_paths.append([*(draft_paths[parent] if parent >= 0 else []), token])
+    assert draft.depths() == list(map(len, draft_paths))
+    return draft_paths
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[list[int], list[int], list[float]]:
-    """Tokens, all different, their parents and chances; of siblings together at most 1."""
+    """Draw distinct tokens, their parents and probabilities, which sum to at most 1 over siblings."""
     count = draw(st.integers(1, 7))
-    parents = [draw(st.integers(-1, place - 1)) for place in range(count)]
-    chances = [draw(st.floats(0, 1)) / parents.count(parent) for parent in parents]
-    return list(range(10, 10 + count)), parents, chances
+    parents = [draw(st.integers(-1, index - 1)) for index in range(count)]
+    probabilities = [draw(st.floats(0, 1)) / parents.count(parent) for parent in parents]
+    return list(range(10, 10 + count)), parents, probabilities
 
 
 @repeatable
@@ -106,29 +106,29 @@ def test_the_best_draft_is_as_good_as_any(
     tree: tuple[list[int], list[int], list[float]], size: int, depth: int
 ) -> None:
     """Compared with all subsets that hold their nodes' parents."""
-    tokens, parents, chances = tree
+    tokens, parents, probabilities = tree
     trie = DraftTrie([1])
-    trie.offer(1, tokens, parents, chances)
-    whole: list[float] = []
+    trie.offer(1, tokens, parents, probabilities)
+    joint: list[float] = []
     depths: list[int] = []
-    for parent, chance in zip(parents, chances, strict=True):
-        whole.append(chance * (whole[parent] if parent >= 0 else 1.0))
+    for parent, probability in zip(parents, probabilities, strict=True):
+        joint.append(probability * (joint[parent] if parent >= 0 else 1.0))
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    places = [place for place in range(len(tokens)) if depths[place] <= depth]
+    indices = [index for index in range(len(tokens)) if depths[index] <= depth]
     best = max(
-        sum(whole[place] for place in chosen)
-        for chosen in combinations(places, min(size, len(places)))
-        if all(parents[place] in (-1, *chosen) for place in chosen)
+        sum(joint[index] for index in chosen)
+        for chosen in combinations(indices, min(size, len(indices)))
+        if all(parents[index] in (-1, *chosen) for index in chosen)
     )
     draft = trie.best_draft(size, depth)
-    assert len(draft.tokens) == min(size, len(places))
-    assert sum(whole[token - 10] for token in draft.tokens) == pytest.approx(best)
+    assert len(draft.tokens) == min(size, len(indices))
+    assert sum(joint[token - 10] for token in draft.tokens) == pytest.approx(best)
 
 
 def test_a_chain_is_best_when_the_drafter_is_sure_and_a_tree_when_it_is_not() -> None:
-    for chance, chain in ((0.9, True), (0.45, False)):
+    for probability, chain in ((0.9, True), (0.45, False)):
         trie = DraftTrie([1])
-        trie.offer(1, [5, 6, 7, 8], [-1, 0, 1, -1], [chance, chance, chance, 0.4])
+        trie.offer(1, [5, 6, 7, 8], [-1, 0, 1, -1], [probability, probability, probability, 0.4])
         assert trie.best_draft(3, 8).is_chain == chain
 
 
@@ -216,23 +216,23 @@ def test_an_empty_distribution_is_the_one_that_was_offered_before() -> None:
 
 
 def test_where_tokens_were_drawn_no_others_count() -> None:
-    """Not even the same token, and not what follows it; nor do chances that depend on what was drawn."""
+    """Neither the same token, nor tokens after it, nor probabilities that depend on the draw."""
     trie = DraftTrie([1], rejects=True)
-    trie.usual_chance = 0.4
-    trie.offer(1, [5, 9], chances=[0.99, 0.99])
-    trie.offer(1, [8], chances=[0.99])
+    trie.default_probability = 0.4
+    trie.offer(1, [5, 9], probabilities=[0.99, 0.99])
+    trie.offer(1, [8], probabilities=[0.99])
     assert set(trie.best_draft(8, 8).tokens) == {5, 8, 9}
-    trie.offer(1, [5, 6], chances=[0.9, 0.9], distributions=[DRAWN, ([6], [1.0])])
+    trie.offer(1, [5, 6], probabilities=[0.9, 0.9], distributions=[DRAWN, ([6], [1.0])])
     draft = trie.best_draft(8, 8)
     assert draft.tokens == trie.best_path(8) == [5, 6]
-    assert draft.chances == pytest.approx([0.4, 0.16])
+    assert draft.probabilities == pytest.approx([0.4, 0.16])
 
 
-def test_elder_siblings_come_first_whatever_the_chances_were() -> None:
+def test_elder_siblings_come_first_whatever_the_probabilities_were() -> None:
     trie = DraftTrie([1], rejects=True)
-    trie.usual_chance = 0.1
+    trie.default_probability = 0.1
     trie.offer(1, [5], distributions=[DRAWN])
-    trie.usual_chance = 0.9
+    trie.default_probability = 0.9
     trie.offer(1, [7], distributions=[DRAWN])
     assert trie.best_draft(1, 8).tokens == [5]
 
@@ -265,7 +265,7 @@ def test_a_request_that_moves_begins_behind_a_fence() -> None:
 
 def test_shared_noise_needs_no_distributions() -> None:
     trie = DraftTrie([1])
-    assert trie.offer(1, [7, 9], chances=[0.9, 0.8], distributions=[DRAWN, DRAWN])
+    assert trie.offer(1, [7, 9], probabilities=[0.9, 0.8], distributions=[DRAWN, DRAWN])
     draft = trie.best_draft(8, 8)
     assert (draft.tokens, draft.distributions) == ([7, 9], [None, None])
 

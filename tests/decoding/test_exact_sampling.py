@@ -29,62 +29,62 @@ DRAWS = 204_000
 
 @cache
 def keys(count: int, position: int, fence: int | None = None) -> Tensor:
-    """[count, 2] noise keys, the seed of a row being its number; of the target's own noise if there is no fence."""
+    """Return noise keys, [count, 2], of seeds 0…count−1; without a fence those of the target's own noise."""
     make = noise_key if fence is None else draft_key
     return torch.tensor([make(seed, position, fence or 0) for seed in range(count)], dtype=torch.int32)
 
 
 def joint(length: int, start: int = START) -> Tensor:
-    """[VOCAB ** length] the target's distribution of so many tokens."""
+    """Return the target's joint distribution of `length` tokens, [VOCAB ** length]."""
     step = reduce(lambda probs, _: (probs[..., None] * TARGET).flatten(0, -2), range(length - 1), TARGET[start])
     return step.flatten()
 
 
 def cells(texts: Tensor) -> Tensor:
-    """[N] a number for each text. texts: [N, T]"""
+    """Return a number for each text, [N]. texts: [N, T]"""
     return reduce(lambda number, token: number * VOCAB + token, texts.unbind(-1), torch.zeros(len(texts)).long())
 
 
 def complete(starts: Sequence[list[int]], length: int) -> Tensor:
-    """[N, length] texts, continued from the target's distribution by other random numbers."""
+    """Continue texts from the target's distribution with other random numbers, [N, length]."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.tensor([len(start) for start in starts])
     texts = torch.tensor([[*start, *[0] * length][:length] for start in starts])
-    for at in range(1, length):
-        drawn = torch.multinomial(TARGET[texts[:, at - 1]], 1, generator=generator)[:, 0]
-        texts[:, at] = torch.where(lengths > at, texts[:, at], drawn)
+    for position in range(1, length):
+        drawn = torch.multinomial(TARGET[texts[:, position - 1]], 1, generator=generator)[:, 0]
+        texts[:, position] = torch.where(lengths > position, texts[:, position], drawn)
     return texts
 
 
 def make_drafts(shape: list[int], drawn: set[int], rows: int, top_k: int) -> list[Draft]:
-    """Drafts with these parents. Tokens below the places in `drawn` are drawn, others follow from those above."""
-    tokens = torch.full((rows, len(shape) + 1), START)  # by place + 1
+    """Make drafts with these parents. Children of the indices in `drawn` are drawn, others follow from their parent."""
+    tokens = torch.full((rows, len(shape) + 1), START)  # by index + 1
     origins: list[list[Distribution | None]] = [[None] * rows for _ in shape]
     depths = Draft([0] * len(shape), shape).depths()
     for parent in dict.fromkeys(shape):
-        children = [place for place, other in enumerate(shape) if other == parent]
+        children = [index for index, other in enumerate(shape) if other == parent]
         above = tokens[:, parent + 1]
         if parent in drawn:
             position = POSITION + depths[children[0]] - 1
             _, ids, probs = draw(DRAFTER[above].log(), keys(rows, position, POSITION), top_k)
-            found: list[Distribution | None] = [*distributions(ids, probs)]
-        for rank, place in enumerate(children):
-            tokens[:, place + 1] = ids[:, rank] if parent in drawn else (above + 1 + rank) % VOCAB
+            row_origins: list[Distribution | None] = [*distributions(ids, probs)]
+        for rank, index in enumerate(children):
+            tokens[:, index + 1] = ids[:, rank] if parent in drawn else (above + 1 + rank) % VOCAB
             if parent in drawn:
-                origins[place] = found
+                origins[index] = row_origins
     return [
-        Draft(of_row, shape, [], [origin[row] for origin in origins])
-        for row, of_row in enumerate(tokens[:, 1:].tolist())
+        Draft(row_tokens, shape, [], [origin[row] for origin in origins])
+        for row, row_tokens in enumerate(tokens[:, 1:].tolist())
     ]
 
 
 def target_probs(drafts: Sequence[Draft]) -> Tensor:
-    """[N, V] as `verify_by_rejection` wants them."""
+    """Return the probabilities for `verify_by_rejection`, [N, V]."""
     return TARGET[torch.tensor([[START, *draft.tokens] for draft in drafts]).flatten()]
 
 
 def committed(draft: Draft, verdict: Verdict) -> list[int]:
-    return [*(draft.tokens[place] for place in verdict.path), verdict.own]
+    return [*(draft.tokens[index] for index in verdict.path), verdict.own]
 
 
 CHAIN = [-1, 0, 1]

@@ -1,4 +1,4 @@
-"""What can't be compiled is refused with the field and a reason; what can is compiled once."""
+"""Invalid definitions are refused with field and reason; valid ones are compiled once."""
 
 import json
 import time
@@ -20,7 +20,7 @@ def nested(depth: int) -> str:
 
 
 def chain(link: Callable[[str], dict[str, Any]]) -> str:
-    """As many definitions as there is room for, each of which refers to the next."""
+    """Return a schema of maximum size whose definitions form one chain of references."""
     definitions: dict[str, Any] = {}
     while len(json.dumps(definitions)) < MAX_DEFINITION["json"] - 1_000:
         for number in range(len(definitions), len(definitions) + 10):

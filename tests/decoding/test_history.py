@@ -1,4 +1,4 @@
-"""What is derived from a text catches up with it, and equals what a look at the whole text finds."""
+"""Incremental indices of a text equal those computed from the whole text."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ def test_counts_are_the_answers_and_grow_with_it(prompt: list[int], steps: list[
     history = history_of(prompt)
     for step in steps:
         for after in ([], path, path[:1]):
-            tokens, counts = history.counts.after(after)
+            tokens, counts = history.counts.with_path(after)
             answer = Counter([*history.tokens[len(prompt) :], *after])
             assert sorted(tokens) == sorted({*history.tokens, *after})
             assert list(counts) == [answer[token] for token in tokens]
@@ -36,10 +36,10 @@ def test_followers_are_those_of_the_whole_text(prompt: list[int], steps: list[li
     history = history_of(prompt, no_repeat_ngram_size=size)
     for step in steps:
         text = history.tokens
-        ngrams = {tuple(text[at : at + size]) for at in range(len(text) - size + 1)}
+        ngrams = {tuple(text[start : start + size]) for start in range(len(text) - size + 1)}
         for prefix in {ngram[:-1] for ngram in ngrams} | {(9,) * (size - 1)}:
             expected = {ngram[-1] for ngram in ngrams if ngram[:-1] == prefix}
-            assert set(history.ngrams.after(prefix)) == expected
+            assert set(history.ngrams.followers(prefix)) == expected
         text.extend(step)
 
 
@@ -50,7 +50,7 @@ def test_a_position_knows_where_it_is_and_what_is_before_it(prompt: list[int], p
     history.tokens.append(8)
     position = Position(history, path)
     assert position.index == len(prompt) + 1 + len(path)
-    assert position.answered == 1 + len(path)
+    assert position.answer_length == 1 + len(path)
     assert position.tail(count) == ([*prompt, 8, *path][-count:] if count else [])
 
 

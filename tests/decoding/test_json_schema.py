@@ -1,4 +1,4 @@
-"""Rewritten schemas allow nothing that the schema forbids, and stay what they are where nothing is wrong."""
+"""Rewritten schemas allow nothing that the schema forbids; other schemas do not change."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def matches(grammar: Grammar, text: str) -> bool:
 
 
 def near(number: float) -> list[str]:
-    """How numbers at and around one may be written."""
+    """Return spellings of a number and of its neighbours."""
     shifted = [number + shift for shift in (0, 0.01, -0.01, 0.1, -0.1, 1, -1)]
     whole = [str(math.floor(value)) for value in shifted]
     return [*whole, *(f"{value:.2f}" for value in shifted), *(f"{value:.3f}" for value in shifted), "-0", "0.0"]

@@ -1,19 +1,19 @@
-"""The arithmetic of limits."""
+"""Upper bounds of the speed-up."""
 
 import pytest
 import torch
 
 from decoding.history import History, Position
-from decoding.limits import Limits, agreement, tokens_per_step
+from decoding.limits import SpeculationLimits, agreement, tokens_per_step
 from decoding.params import SamplingParams
 from decoding.sampling import SamplingBatch, sample
 
 
 def test_speed_ups_follow_the_formulas() -> None:
-    limits = Limits(4, plain_step_s=1.0, verify_step_s=1.25, draft_step_s=0.25, tokens_per_step=3.0)
+    limits = SpeculationLimits(4, plain_step_s=1.0, verify_step_s=1.25, draft_step_s=0.25, tokens_per_step=3.0)
     assert limits.hidden == pytest.approx(3 / 1.25)
     assert limits.alternating == pytest.approx(3 / 2.25)
-    slow_drafter = Limits(4, plain_step_s=1.0, verify_step_s=1.25, draft_step_s=0.5, tokens_per_step=3.0)
+    slow_drafter = SpeculationLimits(4, plain_step_s=1.0, verify_step_s=1.25, draft_step_s=0.5, tokens_per_step=3.0)
     assert slow_drafter.hidden == pytest.approx(3 / 2)
 
 

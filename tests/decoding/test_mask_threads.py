@@ -1,4 +1,4 @@
-"""Masks from other threads are those that the states themselves compute."""
+"""Masks computed in threads equal those of the states."""
 
 import torch
 

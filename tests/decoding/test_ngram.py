@@ -25,7 +25,7 @@ def naive_match(text: Sequence[int], longest: int) -> tuple[int, int]:
 
 
 def growing(text: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:
-    """The text in several states, the last of them complete."""
+    """Return prefixes of a text, the last of them the whole text."""
     return [list(text[: min(cut, len(text))]) for cut in sorted(cuts)] + [list(text)]
 
 
@@ -41,17 +41,17 @@ def test_the_index_finds_the_longest_and_last_match(text: list[int], cuts: list[
 @repeatable
 @given(TEXTS, st.lists(st.integers(1, 30), max_size=5), st.integers(1, 4), st.integers(1, 6))
 def test_a_draft_goes_on_as_the_text_did(text: list[int], cuts: list[int], longest: int, count: int) -> None:
-    """As if the draft were part of the text, so that what repeats itself goes on repeating."""
+    """The draft continues as if it were part of the text."""
     proposer: Proposer = NgramProposer(longest, draft_length=count)
     for state in growing(text, cuts):
         draft = proposer.propose(state)
         length, end = naive_match(state, longest)
         expected = list(state)
-        for at in range(end, end + count if length else end):
-            expected.append(expected[at])
+        for index in range(end, end + count if length else end):
+            expected.append(expected[index])
         assert draft.tokens == expected[len(state) :]
         assert draft.is_chain
-        assert all(0 < chance < 1 for chance in draft.chances)
+        assert all(0 < probability < 1 for probability in draft.probabilities)
 
 
 @repeatable
@@ -61,11 +61,11 @@ def test_a_store_counts_what_followed(texts: list[tuple[list[int], int]], longes
     counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for text, start in texts:
         store.add(text, start)
-        for at in range(max(start, 1), len(text)):
-            for length in range(1, min(longest, at) + 1):
-                counts[tuple(text[at - length : at])][text[at]] += 1
+        for index in range(max(start, 1), len(text)):
+            for length in range(1, min(longest, index) + 1):
+                counts[tuple(text[index - length : index])][text[index]] += 1
     known = [n for n in range(min(longest, len(context)), 0, -1) if tuple(context[-n:]) in counts]
-    length, followers = store.after(context, 2)
+    length, followers = store.followers(context, 2)
     assert length == (known[0] if known else 0)
     if known:
         of_context = counts[tuple(context[-length:])]
@@ -77,32 +77,32 @@ def test_a_store_forgets_what_was_used_longest_ago() -> None:
     store = NgramStore(1, capacity=3)
     for token in (1, 2, 3):
         store.add([token, 100 + token], 1)
-    assert store.after([1], 1) == (1, [101])
+    assert store.followers([1], 1) == (1, [101])
     store.add([4, 104], 1)
     assert len(store) == 3
-    assert store.after([2], 1) == (0, [])
-    assert store.after([1], 1) == (1, [101])
+    assert store.followers([2], 1) == (0, [])
+    assert store.followers([1], 1) == (1, [101])
 
 
 def test_a_flood_of_followers_is_bounded_and_the_frequent_stay() -> None:
     store = NgramStore(1)
     for token in range(1000):
         store.add([7, 1, 7, token], 1)
-    assert store.after([7], 1000)[1][0] == 1
-    assert len(store.after([7], 1000)[1]) <= 8
+    assert store.followers([7], 1000)[1][0] == 1
+    assert len(store.followers([7], 1000)[1]) <= 8
 
 
 def test_answers_are_shared_and_prompts_are_not() -> None:
     store = NgramStore(2)
     first = NgramProposer(2, store=store)
     first.propose([1, 2, 3])
-    assert not store.after([1], 1)[0]
+    assert not store.followers([1], 1)[0]
     first.propose([1, 2, 3, 4, 5])
     assert NgramProposer(2, store=store, draft_length=2).propose([9, 3]).tokens == [4, 5]
 
 
 def test_rejection_sampling_never_sees_other_answers() -> None:
-    """They may have come from the same seed."""
+    """Other answers may have the same seed."""
     proposers, options = NgramProposers(), NgramOptions(longest=2, shared=True)
     writer = proposers.make(options, 2)
     writer.propose([1, 2, 3])
@@ -120,27 +120,27 @@ def test_text_and_store_make_a_tree() -> None:
     store.add([1, 2, 5, 7], 2)
     draft = NgramProposer(2, store=store, draft_length=2).propose([1, 2, 5, 6, 1, 2])
     assert (draft.tokens, draft.parents) == ([5, 6, 7], [-1, 0, 0])
-    assert DraftTrie([1, 2, 5, 6, 1, 2]).offer(6, draft.tokens, draft.parents, draft.chances)
+    assert DraftTrie([1, 2, 5, 6, 1, 2]).offer(6, draft.tokens, draft.parents, draft.probabilities)
 
 
-def test_chances_are_learned_by_length_of_the_match() -> None:
+def test_probabilities_are_learned_by_length_of_the_match() -> None:
     calibration = MatchCalibration()
-    assert calibration.chance(1) < calibration.chance(4) < calibration.chance(50) < 1
+    assert calibration.probability(1) < calibration.probability(4) < calibration.probability(50) < 1
     for _ in range(500):
         calibration.note(1, right=False)
         calibration.note(2, right=True)
-    assert calibration.chance(1) < 0.05
-    assert calibration.chance(2) > 0.95
+    assert calibration.probability(1) < 0.05
+    assert calibration.probability(2) > 0.95
 
 
 def test_a_proposer_learns_from_what_came() -> None:
-    """Of a draft, the tokens up to the first wrong one are counted."""
+    """Only the tokens up to the first wrong one count."""
     calibration = MatchCalibration()
-    before = [calibration.chance(length) for length in range(1, 5)]
+    before = [calibration.probability(length) for length in range(1, 5)]
     proposer = NgramProposer(1, calibration=calibration, draft_length=4)
     assert proposer.propose([5, 1, 2, 3, 4, 5]).tokens == [1, 2, 3, 4]
     proposer.propose([5, 1, 2, 3, 4, 5, 1, 2, 9])
-    after = [calibration.chance(length) for length in range(1, 5)]
+    after = [calibration.probability(length) for length in range(1, 5)]
     assert after[0] > before[0]
     assert after[1] > before[1]
     assert after[2] < before[2]

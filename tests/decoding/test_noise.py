@@ -1,4 +1,4 @@
-"""The noise is standard Gumbel, independent in every coordinate, and stays what it is."""
+"""The noise is standard Gumbel, independent in every coordinate, and stable."""
 
 import math
 from itertools import combinations
@@ -26,7 +26,7 @@ GOLDEN_VALUES = [
 
 
 def noise(seeds: list[int], positions: list[int], vocab_size: int) -> Tensor:
-    """[len(seeds), V], one row per (seed, position) pair."""
+    """Return a row per pair of seed and position, [N, V]."""
     keys = [noise_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     return gumbel(torch.tensor(keys, dtype=torch.int32), vocab_size)
 
@@ -50,7 +50,9 @@ def test_the_largest_noisy_log_probability_is_a_sample(order: str) -> None:
 
 def test_a_large_vocabulary_is_sampled_fairly() -> None:
     """Uniform over 32 768 tokens, counted in 64 blocks and by the low six bits; false alarm 2e-7."""
-    g = torch.cat([noise([3] * 500, list(range(at, at + 500)), 32_768).argmax(-1) for at in range(0, 4000, 500)])
+    g = torch.cat(
+        [noise([3] * 500, list(range(start, start + 500)), 32_768).argmax(-1) for start in range(0, 4000, 500)]
+    )
     uniform = torch.full((64,), 1 / 64)
     assert p_value(count(g // 512, 64), uniform) > 1e-7
     assert p_value(count(g % 64, 64), uniform) > 1e-7
@@ -90,12 +92,12 @@ def test_neighbours_are_independent(neighbour: str) -> None:
 
 
 def test_every_value_is_finite_and_the_upper_tail_is_fine_grained() -> None:
-    g = torch.cat([noise([at] * 100, list(range(100)), 50_000).flatten() for at in range(4)])  # 20 million
+    g = torch.cat([noise([seed] * 100, list(range(100)), 50_000).flatten() for seed in range(4)])  # 20 million
     assert g.isfinite().all()
     assert float(g.min()) >= -2.9
     top = g.topk(2000).values
     assert float(top[0]) > 15  # the largest of 2e7 exceeds ln(2e7) - 1.8
-    assert len(top.unique()) > 1950  # 31 bits: about ten of 2 000 meet by chance
+    assert len(top.unique()) > 1950  # 31 bits: about ten of 2 000 coincide
 
 
 def test_a_row_does_not_depend_on_its_batch_or_vocabulary() -> None:
@@ -111,7 +113,7 @@ def test_extreme_keys_work(seed: int, position: int) -> None:
 
 
 def test_golden_values() -> None:
-    """Stored texts depend on the noise: whoever changes it breaks every seed, and must know."""
+    """Stored texts depend on the noise, so a change breaks every seed."""
     assert [noise_key(0, 0), noise_key(1, 0), noise_key(0, 1), noise_key(2**62 + 12345, 678)] == GOLDEN_KEYS
     values = noise([0, 42, 2**62 + 12345], [0, 7, 678], 5)
     torch.testing.assert_close(values, torch.tensor(GOLDEN_VALUES), atol=2e-6, rtol=0)
@@ -147,7 +149,7 @@ def test_choices_have_seeds_of_their_own() -> None:
 
 
 def test_tokens_may_draw_by_other_ids() -> None:
-    """The same numbers, wherever the ids stand."""
+    """A token's noise depends on its id, not on its index."""
     keys = torch.tensor([noise_key(3, position) for position in range(4)], dtype=torch.int32)
     whole = gumbel(keys, 100)
     assert torch.equal(gumbel(keys, torch.arange(100, dtype=torch.int32)), whole)

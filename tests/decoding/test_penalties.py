@@ -1,4 +1,4 @@
-"""Biases and penalties, in batches of other settings, against transformers' processors and vLLM's formula."""
+"""Biases and penalties, in batches of different settings, against transformers' processors and vLLM's formula."""
 
 from typing import Any
 
@@ -23,12 +23,12 @@ def position_of(context: tuple[list[int], list[int], list[int]], params: Samplin
 
 
 def ids_of(position: Position) -> Any:
-    """[1, T]"""
+    """Return the position's tokens, [1, T]."""
     return torch.tensor([[*position.history.tokens, *position.path]])
 
 
 def by_vllm(logits: Tensor, position: Position, presence: float, frequency: float) -> Tensor:
-    """Frequency and presence penalty of one position, token by token. logits: [V]; returns the same."""
+    """Apply frequency and presence penalty to one position, token by token. logits: [V]"""
     answer = [*position.history.tokens, *position.path][position.history.prompt_length :]
     count = torch.tensor([answer.count(token) for token in range(len(logits))])
     return logits - torch.tensor(frequency) * count - torch.tensor(presence) * (count > 0)
@@ -38,7 +38,7 @@ def by_vllm(logits: Tensor, position: Position, presence: float, frequency: floa
 @given(st.data(), st.lists(st.one_of(st.just(1.0), OUR_SETTINGS["repetition_penalty"]), min_size=1, max_size=5))
 def test_repetition_penalty(data: st.DataObject, values: list[float]) -> None:
     params = [SamplingParams(max_tokens=20, repetition_penalty=value) for value in values]
-    positions = [position_of(data.draw(contexts), one) for one in params]
+    positions = [position_of(data.draw(contexts), settings) for settings in params]
     logits = data.draw(logits_of(len(values)))
     expected = [
         RepetitionPenaltyLogitsProcessor(value)(torch.tensor([[*position.history.tokens, *position.path]]), row[None])[
@@ -56,8 +56,11 @@ def test_repetition_penalty(data: st.DataObject, values: list[float]) -> None:
 @repeatable
 @given(st.data(), st.lists(st.tuples(st.sampled_from([0.0, -2.0, 0.3]), st.sampled_from([0.0, -0.7, 2.0])), min_size=1))
 def test_presence_and_frequency_penalty(data: st.DataObject, values: list[tuple[float, float]]) -> None:
-    params = [SamplingParams(max_tokens=20, presence_penalty=one, frequency_penalty=other) for one, other in values]
-    positions = [position_of(data.draw(contexts), one) for one in params]
+    params = [
+        SamplingParams(max_tokens=20, presence_penalty=presence, frequency_penalty=frequency)
+        for presence, frequency in values
+    ]
+    positions = [position_of(data.draw(contexts), settings) for settings in params]
     logits = data.draw(logits_of(len(values)))
     expected = [by_vllm(row, position, *value) for row, position, value in zip(logits, positions, values, strict=True)]
     penalties = Penalties.build(positions, VOCAB, "cpu")
@@ -92,7 +95,7 @@ def test_logit_bias(data: st.DataObject, biases: list[tuple[tuple[int, float], .
         if bias:
             processor = SequenceBiasLogitsProcessor([[[token], value] for token, value in bias])
             expected[row] = processor(torch.tensor([[0]]), logits[row : row + 1])
-    step = LogitBias.build([Position(History(one, [0], 1)) for one in params], VOCAB, "cpu")
+    step = LogitBias.build([Position(History(settings, [0], 1)) for settings in params], VOCAB, "cpu")
     if step:
         step.apply_(logits)
     assert torch.equal(logits, expected)

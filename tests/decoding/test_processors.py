@@ -35,7 +35,7 @@ THEIRS: dict[str, Callable[[Any], LogitsProcessor]] = {
 
 
 def assert_same(field: str, logits: Tensor, values: Sequence[float]) -> None:
-    """Ours, of all the rows where it is on, and transformers', of each alone."""
+    """Compare our processor on all rows with transformers' on each row."""
     processor = next(processor for processor in DISTRIBUTION if processor.field == field)
     settings = [(row, value) for row, value in enumerate(values) if value != processor.off]
     expected = logits.clone()
@@ -66,5 +66,5 @@ def test_all_processors_of_the_distribution_are_here() -> None:
 
 @pytest.mark.parametrize("k", range(1, 12))
 def test_top_p_of_equal_logits_keeps_what_transformers_keeps(k: int) -> None:
-    """Where the cumulative probability meets the threshold exactly, rounding decides."""
+    """The cumulative probability equals the threshold, so rounding decides."""
     assert_same("top_p", torch.zeros(1, 12), [k / 12])

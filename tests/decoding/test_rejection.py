@@ -19,13 +19,13 @@ def key_tensor(*keys: tuple[int, int]) -> Tensor:
 
 
 def dense(distribution: Distribution | None, token: int) -> Tensor:
-    """[V] float64, what a token was drawn from."""
+    """Return the distribution of a draft token, [V] float64."""
     ids, probs = distribution or ([token], [1.0])
     return torch.zeros(VOCAB, dtype=torch.float64).index_add_(0, torch.tensor(ids), torch.tensor(probs).double())
 
 
 class PlainRow:
-    """One row, token by token; of the code under test it uses only the noise."""
+    """One row, token by token. It shares only the noise with the code under test."""
 
     def __init__(self, row: RejectionRow, probs: Tensor) -> None:
         """probs: [K + 1, V]"""
@@ -34,39 +34,41 @@ class PlainRow:
         self.row = row
         self.drawn_from = [dense(d, t) for t, d in zip(row.draft.tokens, row.draft.distributions, strict=True)]
 
-    def own(self, rest: Tensor, accepted: int) -> int:
+    def own(self, residual: Tensor, accepted: int) -> int:
         noise = gumbel(key_tensor(noise_key(self.row.seed, self.row.position + accepted)), VOCAB)[0]
-        return int((rest.log() + noise).argmax())
+        return int((residual.log() + noise).argmax())
 
-    def children(self, at: int) -> list[int]:
-        return [place for place, parent in enumerate(self.draft.parents) if parent == at]
+    def children(self, last: int) -> list[int]:
+        return [index for index, parent in enumerate(self.draft.parents) if parent == last]
 
     def block(self) -> tuple[list[int], int, bool]:
         """Algorithm 2 of arXiv 2403.10444, of a chain."""
-        left, count, rest = 1.0, 0, (self.target[0] - self.drawn_from[0]).clamp(min=0)
+        remaining, count, residual = 1.0, 0, (self.target[0] - self.drawn_from[0]).clamp(min=0)
         for i, token in enumerate(self.draft.tokens, start=1):
-            left = min(left * float(self.target[i - 1, token] / self.drawn_from[i - 1][token]), 1.0)
-            chance = left
+            remaining = min(remaining * float(self.target[i - 1, token] / self.drawn_from[i - 1][token]), 1.0)
+            probability = remaining
             if i < len(self.draft.tokens):
-                excess = (left * self.target[i] - self.drawn_from[i]).clamp(min=0)
-                chance = float(excess.sum() / (excess.sum() + 1 - left)) if excess.sum() > 0 or left < 1 else 1.0
-            if self.u[i - 1] < chance:
-                count, rest = i, self.target[i] if i == len(self.draft.tokens) else excess
-        return list(range(count)), self.own(rest, count), count < len(self.draft.tokens)
+                excess = (remaining * self.target[i] - self.drawn_from[i]).clamp(min=0)
+                probability = (
+                    float(excess.sum() / (excess.sum() + 1 - remaining)) if excess.sum() > 0 or remaining < 1 else 1.0
+                )
+            if self.u[i - 1] < probability:
+                count, residual = i, self.target[i] if i == len(self.draft.tokens) else excess
+        return list(range(count)), self.own(residual, count), count < len(self.draft.tokens)
 
     def classical(self) -> tuple[list[int], int, bool]:
-        """Siblings one after the other, each from what is left of the draft's distribution."""
+        """Siblings one by one, each against the residual of the draft's distribution."""
         path: list[int] = []
-        at = -1
-        while below := self.children(at):
-            target, drawn = self.target[at + 1], None
-            for place in below:
-                token = self.draft.tokens[place]
-                source = self.drawn_from[place] if drawn is None or self.draft.distributions[place] is None else drawn
+        last = -1
+        while below := self.children(last):
+            target, drawn = self.target[last + 1], None
+            for index in below:
+                token = self.draft.tokens[index]
+                source = self.drawn_from[index] if drawn is None or self.draft.distributions[index] is None else drawn
                 source = source / source.sum()
-                if self.u[place] < float(target[token] / source[token]):
-                    path.append(place)
-                    at = place
+                if self.u[index] < float(target[token] / source[token]):
+                    path.append(index)
+                    last = index
                     break
                 target = (target - source).clamp(min=0)
                 target = target / target.sum()
@@ -74,7 +76,7 @@ class PlainRow:
                 drawn[token] = 0
             else:
                 return path, self.own(target, len(path)), True
-        return path, self.own(self.target[at + 1], len(path)), False
+        return path, self.own(self.target[last + 1], len(path)), False
 
 
 @st.composite
@@ -83,7 +85,7 @@ def rows(draw_: st.DrawFn, *, chain: bool) -> tuple[RejectionRow, Tensor]:
     generator = torch.Generator().manual_seed(draw_(st.integers(0, 2**32)))
     k = draw_(st.integers(1, 5))
     seed = draw_(st.integers(0, 2**40))
-    parents = [place - 1 if chain else draw_(st.integers(-1, place - 1)) for place in range(k)]
+    parents = [index - 1 if chain else draw_(st.integers(-1, index - 1)) for index in range(k)]
     tokens: list[int] = []
     origins: list[Distribution | None] = []
     for parent in dict.fromkeys(parents):
@@ -94,10 +96,13 @@ def rows(draw_: st.DrawFn, *, chain: bool) -> tuple[RejectionRow, Tensor]:
         for rank in range(count):
             tokens.append(int(ids[0, rank]))
             origins.append(distributions(ids, probs)[0] if drawn else None)
-    order = sorted(range(k), key=lambda place: list(dict.fromkeys(parents)).index(parents[place]))
-    placed = {place: at for at, place in enumerate(order)}
+    order = sorted(range(k), key=lambda index: list(dict.fromkeys(parents)).index(parents[index]))
+    new_index = {index: new for new, index in enumerate(order)}
     draft = Draft(
-        [tokens[placed[place]] for place in range(k)], parents, [], [origins[placed[place]] for place in range(k)]
+        [tokens[new_index[index]] for index in range(k)],
+        parents,
+        [],
+        [origins[new_index[index]] for index in range(k)],
     )
     logits = torch.randn(k + 1, VOCAB, generator=generator) * 2
     logits[torch.rand(k + 1, VOCAB, generator=generator) < 0.2] = -torch.inf
@@ -131,8 +136,8 @@ def test_without_a_draft_the_token_is_the_one_of_plain_decoding() -> None:
     probs = torch.rand(20, VOCAB).softmax(-1)
     keys = key_tensor(*(noise_key(seed, 30) for seed in range(20)))
     expected = (probs.log() + gumbel(keys, VOCAB)).argmax(-1).tolist()
-    found = verify_by_rejection(probs, [RejectionRow(Draft([], []), seed, 30) for seed in range(20)])
-    assert found == [([], token, False) for token in expected]
+    verdicts = verify_by_rejection(probs, [RejectionRow(Draft([], []), seed, 30) for seed in range(20)])
+    assert verdicts == [([], token, False) for token in expected]
 
 
 @pytest.mark.parametrize("block", [True, False])
@@ -167,11 +172,11 @@ def test_what_follows_an_impossible_token_does_not_matter() -> None:
 def test_a_draw_is_sparse_and_in_order() -> None:
     logits = torch.tensor([[0.0, 3.0, -torch.inf, 1.0, 2.0], [0.0, -torch.inf, -torch.inf, -torch.inf, 1.0]])
     tokens, ids, probs = draw(logits, key_tensor(draft_key(1, 2, 3), draft_key(4, 5, 6)), 3)
-    found = distributions(ids, probs)
-    assert tokens.tolist() == [origin.tokens[0] for origin in found]
-    assert sorted(found[0].tokens) == [1, 3, 4]
-    assert sorted(found[1].tokens) == [0, 4]
-    for row, origin in zip(logits, found, strict=True):
+    drawn_from = distributions(ids, probs)
+    assert tokens.tolist() == [origin.tokens[0] for origin in drawn_from]
+    assert sorted(drawn_from[0].tokens) == [1, 3, 4]
+    assert sorted(drawn_from[1].tokens) == [0, 4]
+    for row, origin in zip(logits, drawn_from, strict=True):
         expected = row[origin.tokens].softmax(-1).tolist()
         assert origin.probabilities == pytest.approx(expected)
         assert origin.is_sound

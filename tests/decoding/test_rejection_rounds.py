@@ -36,17 +36,17 @@ class Row:
         return self.ahead[-1][0] if self.ahead else self.tokens[-1]
 
     def key(self) -> tuple[int, int]:
-        """Of what the drafter draws next."""
+        """Return the noise key of the drafter's next draw."""
         return draft_key(self.seed, len(self.tokens) + len(self.ahead), self.fence)
 
     def offer(self, known: int) -> None:
-        """All that is ahead; of so many the distributions were offered before."""
-        origins = [([], []) if at < known else origin for at, (_, origin) in enumerate(self.ahead)]
+        """Offer all tokens ahead. known: the number of tokens whose distributions were offered before."""
+        origins = [([], []) if index < known else origin for index, (_, origin) in enumerate(self.ahead)]
         tokens = [token for token, _ in self.ahead]
         assert not tokens or self.trie.offer(len(self.tokens), tokens, distributions=origins)
 
     def commit(self, tokens: list[int], verdict: Verdict) -> None:
-        committed = [*(tokens[place] for place in verdict.path), verdict.own]
+        committed = [*(tokens[index] for index in verdict.path), verdict.own]
         self.trie.commit(committed)
         if verdict.rejected:
             self.trie.fence()
@@ -59,7 +59,7 @@ class Row:
 
 
 def run_ahead(rows: list[Row], count: int) -> None:
-    """So many more tokens of every row."""
+    """Draft `count` more tokens for every row."""
     for _ in range(count):
         keys = torch.tensor([row.key() for row in rows], dtype=torch.int32)
         tokens, ids, probs = draw(DRAFTER[[row.tip() for row in rows]].log(), keys, 2)
@@ -68,7 +68,7 @@ def run_ahead(rows: list[Row], count: int) -> None:
 
 
 def step(rows: list[Row], length: int) -> None:
-    """Verify at most so many draft tokens of every row, and commit."""
+    """Verify at most `length` draft tokens of every row, and commit."""
     drafts = [row.trie.best_draft(length, length) for row in rows]
     contexts = [token for row, draft in zip(rows, drafts, strict=True) for token in (row.tokens[-1], *draft.tokens)]
     judged = [RejectionRow(draft, row.seed, len(row.tokens)) for row, draft in zip(rows, drafts, strict=True)]
@@ -87,13 +87,13 @@ def simulate() -> list[Row]:
             run_ahead([row for row in active if len(row.ahead) < 6], 2 + turn % 3)
         for row, before in zip(active, known, strict=True):
             row.offer(before)
-            row.trie.offer(len(row.tokens), [LOOK_UP[row.tokens[-1]], 1], chances=[0.9, 0.9])
+            row.trie.offer(len(row.tokens), [LOOK_UP[row.tokens[-1]], 1], probabilities=[0.9, 0.9])
         step(active, 2 + turn % 4)
     return rows
 
 
 def p_of_pairs(texts: Tensor) -> float:
-    """Of two tokens, given the one before. texts: [N, 3]"""
+    """Return the least p-value of token pairs, given the token before. texts: [N, 3]"""
     worst = 1.0
     for before in range(VOCAB):
         pairs = texts[texts[:, 0] == before, 1:]
@@ -116,6 +116,6 @@ def test_every_position_is_a_sample(rows: list[Row]) -> None:
 
 def test_what_follows_a_rejection_is_a_sample(rows: list[Row]) -> None:
     """The two tokens after each recovered one; false alarm 3e-8."""
-    places = [(row, at) for row in rows for at in row.after_rejection if at + 2 <= LENGTH]
-    assert len(places) > 20_000
-    assert p_of_pairs(torch.tensor([row.tokens[at - 1 : at + 2] for row, at in places])) > LEAST_P
+    rejections = [(row, position) for row in rows for position in row.after_rejection if position + 2 <= LENGTH]
+    assert len(rejections) > 20_000
+    assert p_of_pairs(torch.tensor([row.tokens[position - 1 : position + 2] for row, position in rejections])) > LEAST_P

@@ -23,8 +23,8 @@ def sampled_params(seed: int = 0, temperature: float = 1.0, top_k: int = 0, top_
     return SamplingParams(max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
 
-def at(params: SamplingParams, index: int) -> Position:
-    """A position whose text has no more to say than its length."""
+def position_at(params: SamplingParams, index: int) -> Position:
+    """Return a position whose text is all zeros."""
     return Position(History(params, [0] * index, 0))
 
 
@@ -56,21 +56,23 @@ def test_greedy_is_argmax_in_any_float_type() -> None:
     greedy = SamplingParams(max_tokens=1, temperature=0, top_k=3, top_p=0.5)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         logits = random_logits(50, 100, seed=2).to(dtype)
-        drawn = sample(logits, SamplingBatch.build([at(greedy, i) for i in range(50)], 100))
+        drawn = sample(logits, SamplingBatch.build([position_at(greedy, i) for i in range(50)], 100))
         assert torch.equal(drawn, logits.argmax(-1))
 
 
 def test_the_best_ranked_is_the_sample_and_the_next_what_it_would_be_without() -> None:
     settings = [SamplingParams(max_tokens=1, temperature=0), sampled_params(1), sampled_params(2, 0.7)] * 30
     for part in (settings, settings[::3], settings[1::3]):
-        batch = SamplingBatch.build([at(params, i) for i, params in enumerate(part)], 100)
+        batch = SamplingBatch.build([position_at(params, i) for i, params in enumerate(part)], 100)
         logits = random_logits(len(part), 100, seed=3)
         tokens, scores = rank(logits, batch, 3)
         assert torch.equal(scores, scores.sort(descending=True).values)
         for column in tokens.unbind(dim=1):
             assert torch.equal(column, sample(logits, batch))
             logits = logits.scatter(1, column[:, None], -1e9)
-    _, scores = rank(random_logits(1, 100, seed=3), SamplingBatch.build([at(sampled_params(1, top_k=2), 0)], 100), 3)
+    _, scores = rank(
+        random_logits(1, 100, seed=3), SamplingBatch.build([position_at(sampled_params(1, top_k=2), 0)], 100), 3
+    )
     assert scores[0].isinf().tolist() == [False, False, True]
 
 
@@ -83,11 +85,13 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone() -> None:
         sampled_params(4, 1.2, 0, 0.8),
         sampled_params(5, 0.9, 7, 0.8),
     ]
-    positions = [at(settings[i * i % 6], 31 * i) for i in range(120)]
+    positions = [position_at(settings[i * i % 6], 31 * i) for i in range(120)]
     logits = random_logits(120, 50, seed=3)
     kept = logits.clone()
     together = sample(logits, SamplingBatch.build(positions, 50))
-    alone = [sample(row[None], SamplingBatch.build([one], 50)) for row, one in zip(logits, positions, strict=True)]
+    alone = [
+        sample(row[None], SamplingBatch.build([position], 50)) for row, position in zip(logits, positions, strict=True)
+    ]
     assert torch.equal(together, torch.cat(alone))
     assert torch.equal(logits, kept)
     processed = process(logits, SamplingBatch.build(positions, 50))
@@ -96,14 +100,14 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone() -> None:
 
 @cache
 def settings_of_draws() -> list[SamplingParams]:
-    """Of DRAWS texts, of which the i-th has seed i."""
+    """Return the parameters of DRAWS texts; the i-th has seed i."""
     return [sampled_params(i) for i in range(DRAWS)]
 
 
 @cache
 def batch_at(position: int) -> SamplingBatch:
-    """A position of these texts."""
-    return SamplingBatch.build([at(params, position) for params in settings_of_draws()], V)
+    """Return the batch of one position of these texts."""
+    return SamplingBatch.build([position_at(params, position) for params in settings_of_draws()], V)
 
 
 class Chain:
@@ -149,7 +153,7 @@ def test_committed_tokens_follow_the_target() -> None:
 
 
 def least_p_value(target: Chain, before: Tensor, after: Tensor) -> float:
-    """Of the tokens after each first token, against the target's distribution there; rare first tokens left out."""
+    """Return the least p-value of the tokens after each first token; rare first tokens are left out."""
     chosen = [after[before == token] for token in range(V)]
     return min(p_value(count(c, V), target.probs[i]) for i, c in enumerate(chosen) if len(c) > 2_000)
 

@@ -1,4 +1,4 @@
-"""All processors together: `generate`'s own list, rows of other settings, draft tokens, and what nothing allows."""
+"""All processors together: against `generate`, in mixed batches, with drafts, and if nothing is allowed."""
 
 from collections.abc import Iterator
 from math import inf
@@ -18,7 +18,7 @@ from tests.support.properties import repeatable
 
 
 def alone(position: Position, logits: Tensor) -> Tensor:
-    """[V], the processed logits of one position with logits [V]."""
+    """Process the logits of one position, [V]."""
     return process(logits[None], SamplingBatch.build([position], len(logits)))[0]
 
 
@@ -41,11 +41,11 @@ def test_rows_of_other_settings_change_nothing(data: st.DataObject, requests: li
     logits = data.draw(logits_of(len(positions)))
     kept = logits.clone()
     batch = SamplingBatch.build(positions, VOCAB)
-    ones = [(row[None], SamplingBatch.build([one], VOCAB)) for row, one in zip(logits, positions, strict=True)]
-    assert torch.equal(process(logits, batch), torch.cat([process(*one) for one in ones]))
-    assert torch.equal(probabilities(logits, batch), torch.cat([probabilities(*one) for one in ones]))
-    assert torch.equal(sample(logits, batch), torch.cat([sample(*one) for one in ones]))
-    assert torch.equal(rank(logits, batch, 3)[1], torch.cat([rank(*one, 3)[1] for one in ones]))
+    singles = [(row[None], SamplingBatch.build([single], VOCAB)) for row, single in zip(logits, positions, strict=True)]
+    assert torch.equal(process(logits, batch), torch.cat([process(*single) for single in singles]))
+    assert torch.equal(probabilities(logits, batch), torch.cat([probabilities(*single) for single in singles]))
+    assert torch.equal(sample(logits, batch), torch.cat([sample(*single) for single in singles]))
+    assert torch.equal(rank(logits, batch, 3)[1], torch.cat([rank(*single, 3)[1] for single in singles]))
     assert torch.equal(logits, kept)
     assert_is_a_distribution(process(logits, batch), probabilities(logits, batch))
 
@@ -60,7 +60,7 @@ def assert_is_a_distribution(logits: Tensor, probs: Tensor) -> None:
 @repeatable
 @given(st.data(), params_of())
 def test_a_draft_token_counts_as_a_committed_one(data: st.DataObject, params: SamplingParams) -> None:
-    """At every position of a draft, before it is committed and while the text grows by it."""
+    """Draft tokens count the same before and after they are committed."""
     history, path, allowed = data.draw(positions_of(params))
     logits = data.draw(logits_of(len(path) + 1))
     drafted = [Position(history, path[:depth], allowed) for depth in range(len(path) + 1)]

@@ -1,4 +1,4 @@
-"""Texts end at the same place whatever the pieces in which they arrive."""
+"""Texts end at the same position, in whatever pieces they arrive."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ STOPS = st.lists(st.text("ab.\n", min_size=1, max_size=4), max_size=3)
 
 
 def cut_by_hand(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Character by character: the text ends before the first stop string to be complete, the longest if several."""
+    """Search character by character: the text ends before the first complete stop string, the longest of several."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -23,9 +23,9 @@ def cut_by_hand(text: str, stops: list[str]) -> tuple[str, bool]:
 def stream(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
     finder, shown = StopStrings(stops), ""
     for piece in pieces:
-        safe, found = finder.add(piece)
+        safe, stop_string = finder.add(piece)
         shown += safe
-        if found:
+        if stop_string:
             return shown, True
     return shown + finder.flush(), False
 
@@ -43,10 +43,10 @@ def test_what_is_shown_is_never_taken_back_and_little_is_held(pieces: list[str],
     finder, shown, text = StopStrings(stops), "", ""
     for piece in pieces:
         text += piece
-        safe, found = finder.add(piece)
+        safe, stop_string = finder.add(piece)
         shown += safe
         assert text.startswith(shown)
-        if found:
+        if stop_string:
             return
         assert len(text) - len(shown) < max(map(len, stops), default=1)
 

@@ -1,4 +1,4 @@
-"""Masks along draft trees against fresh matchers, and whole answers against validators that know nothing of masks."""
+"""Masks along draft trees against fresh matchers, and answers against independent validators."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def text_of(tokens: list[int]) -> str:
 
 
 def expected(grammar: Grammar, path: list[int]) -> set[int] | None:
-    """What a fresh matcher allows after a path, and the end token where it may end; None: the path does not match."""
+    """Return the tokens that a fresh matcher allows after a path, with the end token; None if it does not match."""
     matcher: LLMatcher = grammar.matcher()
     if matcher.try_consume_tokens(path) < len(path):
         return None
@@ -65,7 +65,7 @@ def expected(grammar: Grammar, path: list[int]) -> set[int] | None:
 
 
 def draw_text(data: st.DataObject, grammar: Grammar, limit: int) -> list[int]:
-    """A text that matches so far, without an end token."""
+    """Draw a text that matches so far, without an end token."""
     tokens: list[int] = []
     for _ in range(data.draw(st.integers(0, limit))):
         fitting = sorted((expected(grammar, tokens) or set()) - {END})
@@ -76,7 +76,7 @@ def draw_text(data: st.DataObject, grammar: Grammar, limit: int) -> list[int]:
 
 
 def draw_tree(data: st.DataObject, grammar: Grammar, text: list[int]) -> tuple[Draft, list[list[int]]]:
-    """A draft of tokens that mostly match, end tokens among them, and the path to each."""
+    """Draw a draft of mostly matching tokens, some of them end tokens, and the path to each."""
     draft = Draft([], [])
     paths: list[list[int]] = []
     for _ in range(data.draw(st.integers(0, 10))):
@@ -112,11 +112,11 @@ def test_masks_along_a_tree_are_those_of_fresh_matchers(data: st.DataObject) -> 
         assert allowed(mask) == (fresh or {END})
         above = None if END in path[:-1] else expected(grammar, [*text, *path[:-1]])
         fits.append(not path or (above is not None and path[-1] in above))
-    kept = [place for place, fit in enumerate(fits[1:]) if fit]
+    kept = [index for index, fit in enumerate(fits[1:]) if fit]
     pruned = state.prune(draft)
-    assert pruned.tokens == [draft.tokens[place] for place in kept]
+    assert pruned.tokens == [draft.tokens[index] for index in kept]
     assert [kept[parent] if parent >= 0 else -1 for parent in pruned.parents] == [draft.parents[p] for p in kept]
-    assert torch.equal(state.masks(pruned), masks[[0, *(place + 1 for place in kept)]])
+    assert torch.equal(state.masks(pruned), masks[[0, *(index + 1 for index in kept)]])
     wanted = data.draw(st.lists(st.integers(0, len(paths)), max_size=4))
     assert torch.equal(state.masks_after([[[], *paths][row] for row in wanted]), masks[wanted])
 
@@ -195,7 +195,7 @@ def test_a_fault_of_the_engine_is_an_error_of_this_text_alone(begins_with: str) 
 
 
 def test_tokens_that_the_tokenizer_does_not_have() -> None:
-    """Models have more rows than their tokenizers tokens; a draft may name them, as often as it likes."""
+    """Models have more logits than their tokenizers tokens, and drafts may contain such ids."""
     text: list[int] = []
     state = follow(compiled("regex", "[a-z]{9}"), text, vocab_size=2100)
     letter = tokens_of("a")[0]
@@ -203,14 +203,14 @@ def test_tokens_that_the_tokenizer_does_not_have() -> None:
         draft = Draft([2048, letter, 2099, letter, -1], [-1, -1, 1, 0, 1])
         assert state.prune(draft).tokens == [letter]
         assert [allowed(mask) == {END} for mask in state.masks(draft)] == [False, True, False, True, True, True]
-        assert all(state.error_after(place) is None for place in range(-1, 5))
+        assert all(state.error_after(index) is None for index in range(-1, 5))
     text += [letter, 2050]
     assert allowed(state.masks(NO_DRAFT)[0]) == {END}
     assert "2050" in str(state.error_after(-1))
 
 
 def test_a_dead_end_is_an_error_where_it_is_and_nowhere_else() -> None:
-    """Nothing can follow `a`, which the matcher finds out there. What begins with `d` goes on."""
+    """Nothing can follow `a`, which the matcher detects there. Answers that begin with `d` continue."""
     grammar = compiled("grammar", 'start: "a" NOTHING | "d" "e"\nNOTHING: /[^\\s\\S]/')
     a, d, e = (tokens_of(letter)[0] for letter in "ade")
     for tokens in ([a, d], [d, a]):  # the matcher is at `d` before it fails, or after
@@ -228,7 +228,7 @@ def test_a_dead_end_is_an_error_where_it_is_and_nowhere_else() -> None:
 
 
 def test_a_request_that_exceeds_the_limits_does_not_disturb_others() -> None:
-    """Matchers of one grammar share a lexer, which stops for all of them when one has brought it to its limits."""
+    """Matchers of one grammar share a lexer. If one exhausts it, it stops for all."""
     compiler = GrammarCompiler(tokenizer())
     grammar = compiler.compile(Structure(kind="regex", definition="(foo|bar|[a-z]{3,900}){5000}"))
     texts: list[list[int]] = [[], tokens_of("foob")]
@@ -289,7 +289,7 @@ def test_answers_are_one_of_the_choices(texts: list[str], data: st.DataObject) -
 
 @pytest.mark.parametrize("notation", ["lark", "gbnf"])
 def test_answers_match_a_grammar(notation: str) -> None:
-    """Python evaluates what matches a grammar of sums."""
+    """Python evaluates every text of a grammar of sums."""
     definition = {
         "lark": 'start: term | start ("+" | "*") term\nterm: NUMBER | "(" start ")"\nNUMBER: /[1-9][0-9]{0,2}/',
         "gbnf": 'root ::= term | root ("+" | "*") term\nterm ::= number | "(" root ")"\nnumber ::= [1-9] [0-9]?',

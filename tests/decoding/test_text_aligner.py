@@ -1,4 +1,4 @@
-"""Texts and drafts between the bundled tokenizer and others, against what the tokenizers make of the whole text."""
+"""Texts and drafts between the bundled tokenizer and others, compared with encoding the whole text."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -39,23 +39,23 @@ def aligner_of(target: Tokenizer, drafter: Tokenizer, prefix: Sequence[int] = ()
 
 
 def whole(data: bytes) -> str:
-    """The characters that are whole."""
+    """Return the complete characters."""
     return data.decode("utf-8", "ignore")
 
 
 @repeatable
 @given(pairs, texts, st.lists(st.integers(1, 9), min_size=1, max_size=8))
 def test_the_text_is_written_as_if_it_came_at_once(pair: tuple, text: str, sizes: list[int]) -> None:
-    """However it is cut, at each commit, and what is said to have stayed has stayed."""
+    """The result does not depend on how the text is cut, and tokens reported as kept are kept."""
     target, drafter = speller_of(pair[0]()), speller_of(pair[1]())
     tokens = target.encode(text)
     aligner = TextAligner(target, drafter)
-    at = turn = 0
-    while at < len(tokens):
+    end = turn = 0
+    while end < len(tokens):
         before = list(aligner.tokens)
-        kept = aligner.commit(tokens[at : at + sizes[turn % len(sizes)]])
-        at, turn = at + sizes[turn % len(sizes)], turn + 1
-        committed = target.strip(target.vocabulary.spelled(tokens[:at]))
+        kept = aligner.commit(tokens[end : end + sizes[turn % len(sizes)]])
+        end, turn = end + sizes[turn % len(sizes)], turn + 1
+        committed = target.strip(target.vocabulary.decode_bytes(tokens[:end]))
         assert aligner.tokens == drafter.encode(whole(committed))
         assert aligner.tokens[:kept] == before[:kept]
         assert kept <= len(before)
@@ -65,40 +65,40 @@ def test_the_text_is_written_as_if_it_came_at_once(pair: tuple, text: str, sizes
 @given(pairs, texts, texts, texts)
 def test_what_is_certain_stays_whatever_comes_next(pair: tuple, before: str, draft: str, after: str) -> None:
     target, drafter = speller_of(pair[0]()), speller_of(pair[1]())
-    drafted, longer = drafter.go_on(draft), drafter.go_on(draft + after)
+    drafted, longer = drafter.encode_continuation(draft), drafter.encode_continuation(draft + after)
     if drafted is None or longer is None:
         return
     aligner = TextAligner(target, drafter)
     aligner.commit(target.encode(before + "."))
-    found, more = aligner.translate(drafted), aligner.translate(longer)
-    assert target.vocabulary.spelled(found.tokens) == draft.encode()
-    assert target.vocabulary.spelled(more.tokens) == (draft + after).encode()
-    assert more.tokens[: found.certain] == found.tokens[: found.certain]
-    assert more.certain >= found.certain
+    translation, more = aligner.translate(drafted), aligner.translate(longer)
+    assert target.vocabulary.decode_bytes(translation.tokens) == draft.encode()
+    assert target.vocabulary.decode_bytes(more.tokens) == (draft + after).encode()
+    assert more.tokens[: translation.certain] == translation.tokens[: translation.certain]
+    assert more.certain >= translation.certain
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair[1] is not unigram_tokenizer])
 def test_a_draft_of_the_text_itself_is_what_the_target_writes(pair: tuple) -> None:
-    """What is certain: where a word begins always, elsewhere nearly always. What is offered: most of it."""
+    """Certain tokens hold always before a word and nearly always elsewhere. Most of a draft is offered."""
     target, drafter = speller_of(pair[0]()), speller_of(pair[1]())
     right = asked = certain = likely = offered = 0
     for text in held_out_texts()[:60]:
         tokens = target.encode(text)
         aligner = TextAligner(target, drafter)
-        for at in range(1, len(tokens)):
-            aligner.commit(tokens[at - 1 : at])
-            rest = target.vocabulary.spelled(tokens[at:])
+        for end in range(1, len(tokens)):
+            aligner.commit(tokens[end - 1 : end])
+            rest = target.vocabulary.decode_bytes(tokens[end:])
             if 0x80 <= rest[0] < 0xC0:
                 continue  # within a character
-            drafted = drafter.go_on(rest.decode())
+            drafted = drafter.encode_continuation(rest.decode())
             assert drafted is not None
-            found = aligner.translate(drafted[:8])
-            same = found.tokens[: found.certain] == tokens[at : at + found.certain]
-            assert same or not rest.startswith(b" ") or rest[1:2].isspace(), (rest[:40], found)
+            translation = aligner.translate(drafted[:8])
+            same = translation.tokens[: translation.certain] == tokens[end : end + translation.certain]
+            assert same or not rest.startswith(b" ") or rest[1:2].isspace(), (rest[:40], translation)
             right, asked = right + same, asked + 1
-            agree = [a == b for a, b in zip(found.tokens, tokens[at:], strict=False)]
-            likely, certain = likely + [*agree, False].index(False), certain + found.certain
-            offered += len(found.tokens)
+            agree = [a == b for a, b in zip(translation.tokens, tokens[end:], strict=False)]
+            likely, certain = likely + [*agree, False].index(False), certain + translation.certain
+            offered += len(translation.tokens)
     assert right >= 0.95 * asked
     assert likely >= 0.7 * offered
     assert certain >= 0.15 * offered
@@ -109,18 +109,20 @@ def test_a_word_is_certain_when_the_next_one_begins() -> None:
     for target, drafter in ((bundled, piece), (piece, bundled)):
         aligner = aligner_of(target, drafter)
         aligner.commit(speller_of(target).encode("This is"))
-        spelled = speller_of(target).vocabulary.spelled
+        decode_bytes = speller_of(target).vocabulary.decode_bytes
         for draft, certain in ((" the", b""), (" the file", b" the"), (" the file is", b" the file")):
-            found = aligner.translate(speller_of(drafter).go_on(draft) or [])
-            assert spelled(found.tokens) == draft.encode()
-            assert spelled(found.tokens[: found.certain]) == certain
+            translation = aligner.translate(speller_of(drafter).encode_continuation(draft) or [])
+            assert decode_bytes(translation.tokens) == draft.encode()
+            assert decode_bytes(translation.tokens[: translation.certain]) == certain
 
 
 def test_signs_end_words_of_byte_level_tokenizers_alone() -> None:
     aligner = aligner_of(bundled_tokenizer(), sentencepiece_tokenizer())
     aligner.commit(speller_of(bundled_tokenizer()).encode("x"))
-    found = aligner.translate(speller_of(sentencepiece_tokenizer()).go_on(" file(") or [])
-    assert speller_of(bundled_tokenizer()).vocabulary.spelled(found.tokens[: found.certain]) == b" file"
+    translation = aligner.translate(speller_of(sentencepiece_tokenizer()).encode_continuation(" file(") or [])
+    assert (
+        speller_of(bundled_tokenizer()).vocabulary.decode_bytes(translation.tokens[: translation.certain]) == b" file"
+    )
     aligner = aligner_of(sentencepiece_tokenizer(), bundled_tokenizer())
     aligner.commit(speller_of(sentencepiece_tokenizer()).encode("x"))
     assert aligner.translate(speller_of(bundled_tokenizer()).encode(" file(")).certain == 0
@@ -135,13 +137,13 @@ def test_half_a_character_waits_and_its_draft_must_go_on_with_it() -> None:
     before = list(aligner.tokens)
     assert aligner.commit([first]) == len(before)
     assert aligner.tokens == before
-    drafted = piece.go_on("漢 is")
+    drafted = piece.encode_continuation("漢 is")
     assert drafted is not None
     assert aligner.translate(drafted).tokens[:2] == rest
-    assert bundled.spelled(aligner.translate(drafted).tokens) == "漢 is".encode()[1:]
+    assert bundled.decode_bytes(aligner.translate(drafted).tokens) == "漢 is".encode()[1:]
     assert aligner.translate(drafted[:1]).tokens == []  # no more than is committed
     assert aligner.translate(drafted[:2]).tokens == rest[:1]
-    assert aligner.translate(piece.go_on("b is") or []).tokens == []
+    assert aligner.translate(piece.encode_continuation("b is") or []).tokens == []
     aligner.commit(rest)
     assert aligner.tokens == piece.encode("a漢")
     aligner.commit([first, bundled.ids[b"b"]])  # a character that is never completed
@@ -170,13 +172,13 @@ def test_control_tokens_are_translated_by_their_role() -> None:
     aligner = TextAligner(bundled, piece)
     aligner.commit([1, USER, *bundled.encode("the"), EOS, *bundled.encode("file")])
     assert aligner.tokens == [bos, *piece.encode("the"), eos, *piece.encode("file")]
-    found = aligner.translate([*(piece.go_on(" is") or []), eos, *piece.encode("more")])
-    assert found.tokens == [*bundled.encode(" is"), EOS]
-    assert found.certain == len(found.tokens)
+    translation = aligner.translate([*(piece.encode_continuation(" is") or []), eos, *piece.encode("more")])
+    assert translation.tokens == [*bundled.encode(" is"), EOS]
+    assert translation.certain == len(translation.tokens)
     assert aligner.translate([eos]).tokens == [EOS]
     backward = TextAligner(piece, bundled)
     backward.commit(piece.encode("the"))
-    assert backward.translate([*bundled.encode(" file"), USER]).tokens == piece.go_on(" file")
+    assert backward.translate([*bundled.encode(" file"), USER]).tokens == piece.encode_continuation(" file")
 
 
 def test_a_drafter_that_needs_a_beginning_gets_one() -> None:
@@ -195,7 +197,7 @@ def test_what_the_target_cannot_write_is_no_draft() -> None:
 
 
 def test_a_long_text_costs_its_last_words() -> None:
-    """The texts that the drafter's tokenizer is given don't grow with what is committed."""
+    """The texts given to the drafter's tokenizer do not grow with the committed text."""
     asked: list[int] = []
     bundled, piece = speller_of(bundled_tokenizer()), speller_of(sentencepiece_tokenizer())
 

@@ -1,34 +1,34 @@
-"""Candidates, what is beyond them, and members with nothing to say, by hand."""
+"""Candidates, the tokens below them, and members without logits, by hand."""
 
 import math
 
 import pytest
 import torch
 
-from decoding.union import heard, narrowed, union_of_best, widened
+from decoding.union import keep_candidates, rank_others_below, replace_empty, top_k_union
 
 INF = math.inf
 OWN = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
 
 
 def test_candidates_are_the_best_of_each() -> None:
-    union = union_of_best(OWN, 2, [[[4], [0, 4]], [[], [1]]])
+    union = top_k_union(OWN, 2, [[[4], [0, 4]], [[], [1]]])
     assert union.tolist() == [[True, True, False, False, True], [True, True, False, True, True]]
-    assert union_of_best(OWN, 9, []).all()
-    assert narrowed(OWN, union)[0].tolist() == [4, 3, -INF, -INF, 0]
+    assert top_k_union(OWN, 9, []).all()
+    assert keep_candidates(OWN, union)[0].tolist() == [4, 3, -INF, -INF, 0]
 
 
 def test_all_else_is_far_below_in_the_leaders_order() -> None:
-    candidates = union_of_best(OWN, 2, [])
+    candidates = top_k_union(OWN, 2, [])
     blended = torch.tensor([[-INF, -0.1, -INF, -INF, -INF], [-INF, -INF, -INF, -3.0, -0.5]])
-    found = widened(blended, OWN, candidates)
-    assert found[0, :2].tolist() == pytest.approx([-INF, -0.1])
-    assert found[0, 2:].tolist() == pytest.approx([-10002.1, -10003.1, -10004.1])
-    assert found[1, 3:].tolist() == [-3.0, -0.5]
-    assert found[1, :3].argmax() == 2
-    assert found[1, :3].max() < -1e4
+    ranked = rank_others_below(blended, OWN, candidates)
+    assert ranked[0, :2].tolist() == pytest.approx([-INF, -0.1])
+    assert ranked[0, 2:].tolist() == pytest.approx([-10002.1, -10003.1, -10004.1])
+    assert ranked[1, 3:].tolist() == [-3.0, -0.5]
+    assert ranked[1, :3].argmax() == 2
+    assert ranked[1, :3].max() < -1e4
 
 
-def test_the_leader_stands_in_where_a_member_has_nothing_to_say() -> None:
+def test_the_leader_replaces_a_member_without_logits() -> None:
     logits = torch.tensor([[-INF] * 5, [1.0, -INF, -INF, -INF, -INF]])
-    assert heard(logits, OWN).tolist() == [OWN[0].tolist(), logits[1].tolist()]
+    assert replace_empty(logits, OWN).tolist() == [OWN[0].tolist(), logits[1].tolist()]

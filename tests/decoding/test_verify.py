@@ -40,21 +40,21 @@ def test_a_chain_is_a_tree_with_one_branch(batch: tuple[list[list[int]], list[li
 @repeatable
 @given(st.data())
 def test_trees(data: st.DataObject) -> None:
-    """Against a walk from the text down, over trees whose siblings differ."""
+    """Compare with a walk from the text down, over trees whose siblings differ."""
     parents: list[int] = []
     tokens: list[int] = []
-    for place in range(data.draw(st.integers(0, 8))):
-        parent = data.draw(st.integers(-1, place - 1))
+    for index in range(data.draw(st.integers(0, 8))):
+        parent = data.draw(st.integers(-1, index - 1))
         siblings = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
         parents.append(parent)
         tokens.append(next(token for token in range(9) if token not in siblings))
     sampled = data.draw(st.lists(st.integers(0, 2), min_size=len(tokens) + 1, max_size=len(tokens) + 1))
     expected: list[int] = []
     while True:
-        at = expected[-1] if expected else -1
-        below = [place for place, parent in enumerate(parents) if parent == at]
-        chosen = [place for place in below if tokens[place] == sampled[at + 1]]
+        last = expected[-1] if expected else -1
+        children = [index for index, parent in enumerate(parents) if parent == last]
+        chosen = [index for index in children if tokens[index] == sampled[last + 1]]
         if not chosen:
             break
         expected += chosen
-    assert accepted_path(sampled, Draft(tokens, parents)) == (expected, bool(below))
+    assert accepted_path(sampled, Draft(tokens, parents)) == (expected, bool(children))

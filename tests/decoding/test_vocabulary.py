@@ -1,4 +1,4 @@
-"""What tokens stand for, in the ways in which tokenizers write them."""
+"""The bytes of tokens, in both conventions of tokenizers."""
 
 import pytest
 from hypothesis import given
@@ -55,54 +55,58 @@ def test_the_convention_is_found(tokens: list[str], expected: str) -> None:
 
 
 def test_every_byte_has_its_own_character() -> None:
-    found = vocabulary_of(byte_level_tokenizer())
-    assert found.spells_any_byte
-    assert {meaning for meaning in found.meanings if len(meaning or "") == 1} == {bytes([byte]) for byte in range(256)}
+    vocabulary = vocabulary_of(byte_level_tokenizer())
+    assert vocabulary.spells_any_byte
+    assert {meaning for meaning in vocabulary.meanings if len(meaning or "") == 1} == {
+        bytes([byte]) for byte in range(256)
+    }
 
 
 def test_control_tokens_added_tokens_and_padding() -> None:
     tokens = {"Ġa": 0, "é": 1, "<|end|>": 2, "<|user|>": 3, "<tool>": 5, "Ã©": 6, "Ġb": 9}
-    found = Vocabulary.build(
+    vocabulary = Vocabulary.build(
         tokens, control={"<|end|>": "eos", "<|user|>": "<|user|>"}, added={"é", "<tool>"}, size=8
     )  # fmt: skip
     e_acute = "é".encode()
-    assert found.meanings == (b" a", e_acute, "eos", "<|user|>", None, b"<tool>", e_acute, None)
-    assert found.ids[e_acute] == 1
-    assert b" b" not in found.ids
-    assert found.spelled([0, 2, 4, 1]) == b" a" + e_acute
+    assert vocabulary.meanings == (b" a", e_acute, "eos", "<|user|>", None, b"<tool>", e_acute, None)
+    assert vocabulary.ids[e_acute] == 1
+    assert b" b" not in vocabulary.ids
+    assert vocabulary.decode_bytes([0, 2, 4, 1]) == b" a" + e_acute
     assert Vocabulary.build({}).size == 0
 
 
 def test_a_token_is_preferred_to_a_lone_byte() -> None:
-    found = Vocabulary.build({"<0x41>": 0, "A": 1, "<0x0A>": 2, "▁A": 3})
-    assert found.ids == {b"A": 1, b"\n": 2, b" A": 3}
-    assert found.meanings == (b"A", b"A", b"\n", b" A")
-    assert not found.spells_any_byte
+    vocabulary = Vocabulary.build({"<0x41>": 0, "A": 1, "<0x0A>": 2, "▁A": 3})
+    assert vocabulary.ids == {b"A": 1, b"\n": 2, b" A": 3}
+    assert vocabulary.meanings == (b"A", b"A", b"\n", b" A")
+    assert not vocabulary.spells_any_byte
 
 
 def test_what_can_be_spelled() -> None:
-    found = Vocabulary.build({"ab": 0, "é": 1, "a": 2, "▁": 3, "<0xC3>": 4, "<0xA8>": 5})
+    vocabulary = Vocabulary.build({"ab": 0, "é": 1, "a": 2, "▁": 3, "<0xC3>": 4, "<0xA8>": 5})
     for text in ("ab", "a", " a", "aéa", "è", ""):
-        assert found.can_spell(text.encode())
+        assert vocabulary.can_spell(text.encode())
     for text in ("b", "ba", "ê", "漢"):
-        assert not found.can_spell(text.encode())
-    assert found.can_spell(b"\xc3")
-    assert not found.can_spell(b"a\xe9")
+        assert not vocabulary.can_spell(text.encode())
+    assert vocabulary.can_spell(b"\xc3")
+    assert not vocabulary.can_spell(b"a\xe9")
 
 
 @pytest.mark.parametrize("text", [*HARD_TEXTS, "".join(held_out_texts()[::40])])
 def test_tokens_spell_the_text(text: str) -> None:
     for tokenizer in (bundled_tokenizer(), byte_level_tokenizer()):
-        assert vocabulary_of(tokenizer).spelled(tokenizer.encode(text, add_special_tokens=False).ids) == text.encode()
+        assert (
+            vocabulary_of(tokenizer).decode_bytes(tokenizer.encode(text, add_special_tokens=False).ids) == text.encode()
+        )
     speller = speller_of(sentencepiece_tokenizer())
-    assert speller.vocabulary.spelled(speller.encode(text)) == (" " * (text[0] != " ") + text).encode()
+    assert speller.vocabulary.decode_bytes(speller.encode(text)) == (" " * (text[0] != " ") + text).encode()
 
 
 @repeatable
 @given(st.text())
 def test_any_text_is_spelled(text: str) -> None:
     speller = speller_of(bundled_tokenizer())
-    assert speller.vocabulary.spelled(speller.encode(text)) == text.encode()
+    assert speller.vocabulary.decode_bytes(speller.encode(text)) == text.encode()
     assert speller.vocabulary.can_spell(text.encode())
 
 

@@ -45,7 +45,7 @@ class KnowingRunner(Runner):
         columns[trunk : trunk + len(path)] = [columns[column] for column in path]
 
     def _after(self, context: list[int]) -> Tensor:
-        data = self._speller.vocabulary.spelled(context).lstrip(b" ")
+        data = self._speller.vocabulary.decode_bytes(context).lstrip(b" ")
         if data not in self._next:
             rests = [text[len(data) :] for text in self._texts if text.startswith(data)]
             self._next[data] = self._first(rests[0]) if rests else None
@@ -57,7 +57,7 @@ class KnowingRunner(Runner):
 
     def _first(self, rest: bytes) -> int | None:
         try:
-            tokens = self._speller.go_on(rest.decode())
+            tokens = self._speller.encode_continuation(rest.decode())
         except UnicodeDecodeError:  # within a character
             tokens = self._speller.spell_bytes(rest[:1])
         return tokens[0] if tokens else self._speller.vocabulary.ids.get("eos")

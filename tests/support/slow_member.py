@@ -31,12 +31,14 @@ def meaning(tokenizer: Tokenizer, token: int, *, fresh: bool) -> Meaning | None:
 
 
 @cache
-def places(writer: Tokenizer, other: Tokenizer, *, fresh: bool = False) -> list[int]:
-    """With which of its tokens the writer begins to write each of the other's; −1 for none."""
-    return [_place(writer, meaning(other, token, fresh=fresh), fresh) for token in range(vocabulary_of(other).size)]
+def first_tokens(writer: Tokenizer, other: Tokenizer, *, fresh: bool = False) -> list[int]:
+    """Return the first token of the writer's spelling of each of the other's tokens, or −1."""
+    return [
+        _first_token(writer, meaning(other, token, fresh=fresh), fresh) for token in range(vocabulary_of(other).size)
+    ]
 
 
-def _place(writer: Tokenizer, string: Meaning | None, fresh: bool) -> int:
+def _first_token(writer: Tokenizer, string: Meaning | None, fresh: bool) -> int:
     ids = vocabulary_of(writer).ids
     if not isinstance(string, bytes):
         return -1 if string is None else ids.get(string, -1)
@@ -95,12 +97,12 @@ class SlowMember:
             return None
         own, fresh = reading
         probs = self._model(torch.tensor([own])).logits[0, -1].double().softmax(dim=-1).tolist()
-        going = places(self._leader, self._tokenizer, fresh=fresh)
+        going = first_tokens(self._leader, self._tokenizer, fresh=fresh)
         masses: defaultdict[int, float] = defaultdict(float)
         for token, prob in enumerate(probs):
             masses[going[token]] += prob
         if count:
-            for place, token in enumerate(places(self._tokenizer, self._leader, fresh=fresh)):
+            for place, token in enumerate(first_tokens(self._tokenizer, self._leader, fresh=fresh)):
                 if place not in masses and token >= 0:
                     masses[place] = probs[token]
         masses.pop(-1, None)
