@@ -12,6 +12,8 @@ def compute_environment(threads: int | None) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "100000",
         "THP_MEM_ALLOC_ENABLE": "1",  # weights in huge pages
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",  # code for shapes of products, 0.5 MiB each and more
+        "LRU_CACHE_CAPACITY": "512",  # what torch keeps of the same, in each thread that computes
         "TOKENIZERS_PARALLELISM": "false",
     }
     if threads is not None:

@@ -63,6 +63,13 @@ class Post:
         assert self._relay is not None
         return self._relay
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None
+        assert self._process.pid is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start a process; returns at once."""
         self._connection, child_end = self._context.Pipe()

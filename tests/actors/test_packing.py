@@ -9,9 +9,10 @@ from actors.faster_layers import use_faster_layers
 from actors.native.gated_mlp import GatedMLP
 from actors.native.library import library
 from actors.native.norm import TorchRMSNorm
-from actors.packing import JoinedLinear, PackedLinear
+from actors.packing import JoinedLinear, PackedLinear, padded_size
 from actors.row_input import RowInput
 from actors.runner import Runner
+from benchmarks.process_memory import native_bytes
 from tests.support.models import CONFIGS, tiny_model
 
 
@@ -50,3 +51,31 @@ def test_a_packed_model_gives_the_same_logits(family: str) -> None:
     assert any("forward" in vars(module) for module in model.modules()) >= native  # which rotate natively
     found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
     torch.testing.assert_close(found, expected, atol=5e-6, rtol=5e-6)
+
+
+def test_packed_layers_compute_few_numbers_of_tokens() -> None:
+    sizes = [padded_size(tokens) for tokens in range(1, 1025)]
+    assert sizes[:16] == [*range(1, 17)]
+    assert all(tokens <= size <= tokens * 9 / 8 for tokens, size in enumerate(sizes, 1))
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == 16 + 6 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_changes_no_bit(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(2)
+    packed = PackedLinear(torch.randn(96, 176, generator=generator).to(dtype), None)
+    for tokens in (17, 33, 61, 129):
+        x = torch.randn(1, tokens, 176, generator=generator).to(dtype)
+        exact = torch.ops.mkldnn._linear_pointwise(x, packed.weight, None, "none", [], "")
+        assert torch.equal(packed(x), exact)
+
+
+def test_memory_does_not_grow_with_the_number_of_sizes() -> None:
+    """Both caches, oneDNN's own and torch's before it, keep something for each number of tokens they have seen."""
+    packed = PackedLinear(torch.randn(96, 80), None)
+    x = torch.randn(256, 80)
+    before = native_bytes()
+    for tokens in range(1, 257):
+        packed(x[:tokens])
+    assert native_bytes() - before < 60 * 2**20  # without padding more than 100 MiB
