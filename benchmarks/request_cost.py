@@ -30,7 +30,9 @@ from actors.runner import Runner
 from actors.structure_tokenizer import structure_tokenizer
 from actors.target import Target
 from deployments.answers.writers import CompletionWriter
-from deployments.configuration.config import ROOT, EndpointConfig, ModelConfig, ServerConfig
+from deployments.configuration.config import ServerConfig
+from deployments.configuration.endpoint import EndpointConfig
+from deployments.configuration.model import ROOT, ModelConfig
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.requests.schema import CompletionRequest
 

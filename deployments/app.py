@@ -23,7 +23,8 @@ from ray.serve.schema import LoggingConfig
 
 from actors.environment import compute_environment
 from decoding.errors import ConfigError, UnavailableError
-from deployments.configuration.config import ModelConfig, ServerConfig, load_config, parse_config
+from deployments.configuration.config import ServerConfig, load_config, parse_config
+from deployments.configuration.model import ModelConfig
 from deployments.configuration.scaling import ScalingConfig
 from deployments.configuration.strict import StrictModel
 from deployments.gang import start_gang

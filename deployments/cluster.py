@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from decoding.errors import ConfigError, UnavailableError
 from deployments.commands.client import Client
-from deployments.configuration.config import ROOT, HttpConfig, ServerConfig
+from deployments.configuration.config import ServerConfig
+from deployments.configuration.http import HttpConfig
+from deployments.configuration.model import ROOT
 from deployments.http.proxy import CALLBACK
 
 if TYPE_CHECKING:

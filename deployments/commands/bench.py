@@ -13,7 +13,8 @@ from rich.table import Table
 from decoding.errors import ConfigError
 from deployments.cluster import Progress
 from deployments.commands.progress import ProgressDisplay
-from deployments.configuration.config import ROOT, ServerConfig, load_config, parse_config
+from deployments.configuration.config import ServerConfig, load_config, parse_config
+from deployments.configuration.model import ROOT
 
 if TYPE_CHECKING:
     from deployments.commands.profiling import Profile

@@ -7,52 +7,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from decoding.blend_params import BlendKind, BlendParams, ContrastiveForm, VocabularyKind
+from decoding.blend_params import BlendKind, BlendParams, VocabularyKind
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import InvalidRequestError
 from deployments.configuration.strict import StrictModel, nearest, wrong_field
+from deployments.requests.blend_fields import BlendFields
 
 EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
 
 MAX_CANDIDATES = 128  # of all members together: `mbr` compares each with each
 _STEP_TIMEOUT_MS = 30_000.0
 _ANSWER_TIMEOUT_MS = 600_000.0
-
-
-_BLEND = BlendParams()
-
-
-class BlendFields(StrictModel):
-    """Settings of a blend, for endpoints and requests. Null: in a request the endpoint's value, else the default."""
-
-    kind: BlendKind | None = Field(
-        None,
-        description="mixture (weighted mean of probabilities; the default), product (of log-probabilities), vote, "
-        "gated, single, or contrastive.",
-    )
-    threshold: float | None = Field(
-        None,
-        description="gated: the others are asked where the leader's best token is less probable; "
-        f"{_BLEND.threshold} unless set.",
-    )
-    form: ContrastiveForm | None = Field(
-        None,
-        description="contrastive: difference (arXiv 2210.15097) or scaled (arXiv 2309.09117); "
-        f"{_BLEND.form} unless set.",
-    )
-    alpha: float | None = Field(
-        None,
-        description="contrastive: tokens stay from this share of the expert's best probability on; "
-        f"{_BLEND.alpha} unless set.",
-    )
-    beta: float | None = Field(
-        None,
-        description=f"contrastive, scaled: how strongly the amateur is subtracted; {_BLEND.beta} unless set.",
-    )
-    amateur_temperature: float | None = Field(
-        None,
-        description=f"contrastive, difference: of the amateur's distribution; {_BLEND.amateur_temperature} unless set.",
-    )
 
 
 class BlendConfig(BlendFields):

@@ -1,8 +1,13 @@
-"""Which names endpoints may have: a name begins the endpoint's own base URL, so it must not be a route's."""
+"""Names of models, endpoints and keys. An endpoint's name begins its base URL, so it must not be a route's."""
 
 from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import Field
 
 from decoding.errors import ConfigError
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", max_length=200)]
 
 # The first segments of all routes, FastAPI's own included.
 RESERVED = {

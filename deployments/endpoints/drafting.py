@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from actors.vocabularies import vocabulary_of
 from decoding.alignment import Compatibility, compare_vocabularies
 from decoding.errors import ConfigError
-from deployments.configuration.config import EndpointConfig
+from deployments.configuration.endpoint import EndpointConfig
 
 _logger = logging.getLogger(__name__)
 

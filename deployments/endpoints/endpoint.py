@@ -19,8 +19,10 @@ from decoding.ngram import NgramOptions
 from decoding.noise import choice_seed
 from decoding.params import SamplingParams
 from decoding.vocabulary import Vocabulary as Tokens
-from deployments.configuration.config import EndpointConfig, ModelConfig, ServerConfig, locate
+from deployments.configuration.config import ServerConfig
+from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.entry_point import load_callable
+from deployments.configuration.model import ModelConfig, locate
 from deployments.endpoints.drafting import check_drafter
 from deployments.endpoints.encoding import Encoder
 from deployments.endpoints.feasibility import check_feasible

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decoding.alignment import Compatibility, compare_vocabularies
 from decoding.errors import ConfigError
 from decoding.vocabulary import Vocabulary
-from deployments.configuration.config import EndpointConfig
+from deployments.configuration.endpoint import EndpointConfig
 
 _logger = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from actors.request import Delta, Request, Statistics
 from decoding.errors import Bound, ConsortError, DeadlineError, OverloadedError
-from deployments.configuration.config import ModelConfig, ServerConfig
+from deployments.configuration.config import ServerConfig
+from deployments.configuration.model import ModelConfig
 from deployments.http.fair_queue import FairQueue
 from deployments.http.keys import ANYBODY, ApiKey
 from deployments.http.load import Load

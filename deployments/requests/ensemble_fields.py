@@ -7,8 +7,8 @@ from pydantic import Field
 
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import InvalidRequestError
-from deployments.configuration.ensembles import BlendFields
 from deployments.configuration.strict import StrictModel
+from deployments.requests.blend_fields import BlendFields
 
 _MAX_MEMBERS = 64
 

@@ -17,7 +17,7 @@ from actors.request import Delta, Endpoint, Request
 from actors.runner import Runner
 from decoding.errors import ConfigError
 from decoding.params import SamplingParams
-from deployments.configuration.config import ROOT
+from deployments.configuration.model import ROOT
 from tests.support.models import tiny_model
 from tests.support.reference import generate
 from training.acceptance import measure

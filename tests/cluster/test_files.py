@@ -16,7 +16,8 @@ from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 from cluster.pools import PoolProvider
 from deployments.app import COORDINATOR, BuildArgs, build_application, deployment_name
-from deployments.configuration.config import ROOT, ServerConfig, load_config
+from deployments.configuration.config import ServerConfig, load_config
+from deployments.configuration.model import ROOT
 from deployments.configuration.scaling import ScalingConfig
 from deployments.http.proxy import CALLBACK
 from deployments.scaling.policy import scale

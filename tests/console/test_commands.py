@@ -13,7 +13,7 @@ from rich.console import Console
 
 from deployments import cli
 from deployments.commands.client import Client
-from deployments.configuration.config import ROOT
+from deployments.configuration.model import ROOT
 from deployments.console.complete import complete
 from deployments.console.dashboard import render, watch
 from deployments.console.status import StatusReader

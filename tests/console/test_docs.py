@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from deployments import cli
-from deployments.configuration.config import ROOT
+from deployments.configuration.model import ROOT
 from deployments.console.slash import COMMANDS, KEYS
 
 PAGE = (ROOT / "docs" / "console.md").read_text(encoding="utf-8")

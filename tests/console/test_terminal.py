@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.configuration.config import ROOT
+from deployments.configuration.model import ROOT
 from tests.console.fake_server import FakeServer
 
 _PATIENCE_S = 10.0

@@ -8,7 +8,8 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from deployments.configuration.config import ROOT, load_config
+from deployments.configuration.config import load_config
+from deployments.configuration.model import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.admission import Limits

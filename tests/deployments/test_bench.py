@@ -13,7 +13,8 @@ from deployments.commands import profiling
 from deployments.commands.advice import advise, as_json
 from deployments.commands.bench import configured_pair, pair_config, read_prompts
 from deployments.commands.profiling import DRAFT_LENGTHS, STREAMS, Profile
-from deployments.configuration.config import DEFAULT_CONFIG, ROOT, load_config
+from deployments.configuration.config import DEFAULT_CONFIG, load_config
+from deployments.configuration.model import ROOT
 
 SHORT = ("--count", "2", "--new-tokens", "20")
 

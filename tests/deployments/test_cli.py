@@ -12,7 +12,8 @@ from deployments.cluster import Progress
 from deployments.commands.client import Client, Reply
 from deployments.commands.progress import ProgressDisplay
 from deployments.configuration.catalogue import catalogue, parameter_count
-from deployments.configuration.config import ROOT, load_config
+from deployments.configuration.config import load_config
+from deployments.configuration.model import ROOT
 
 
 def invoke(*arguments: str) -> Result:

@@ -8,7 +8,10 @@ import pytest
 
 from decoding.errors import ConfigError
 from deployments.cluster import _all_resources, _check_demand, _check_deployments, _check_port, failure
-from deployments.configuration.config import EndpointConfig, HttpConfig, ModelConfig, ServerConfig
+from deployments.configuration.config import ServerConfig
+from deployments.configuration.endpoint import EndpointConfig
+from deployments.configuration.http import HttpConfig
+from deployments.configuration.model import ModelConfig
 from deployments.configuration.scaling import ScalingConfig
 
 TRACE = """The deployment failed to start 2 times in a row. Error:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from deployments import cli
-from deployments.configuration.config import ROOT
+from deployments.configuration.model import ROOT
 from tests.deployments.conftest import tiny_runner
 
 if TYPE_CHECKING:

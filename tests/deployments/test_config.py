@@ -10,16 +10,10 @@ from pydantic import BaseModel
 
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs
-from deployments.configuration.config import (
-    ROOT,
-    EndpointConfig,
-    HttpConfig,
-    ModelConfig,
-    ServerConfig,
-    load_config,
-    locate,
-    parse_config,
-)
+from deployments.configuration.config import ServerConfig, load_config, parse_config
+from deployments.configuration.endpoint import EndpointConfig
+from deployments.configuration.http import HttpConfig
+from deployments.configuration.model import ROOT, ModelConfig, locate
 from deployments.configuration.names import RESERVED
 
 VALID: dict[str, Any] = {

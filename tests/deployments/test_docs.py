@@ -9,8 +9,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from deployments import cli
-from deployments.configuration.config import ROOT, EndpointConfig, HttpConfig, ModelConfig, NgramConfig, parse_config
+from deployments.configuration.config import parse_config
+from deployments.configuration.endpoint import EndpointConfig, NgramConfig
+from deployments.configuration.http import HttpConfig
 from deployments.configuration.keys import ApiKeyConfig
+from deployments.configuration.model import ROOT, ModelConfig
 from deployments.configuration.tracing import TracingConfig
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest

@@ -12,7 +12,9 @@ from tokenizers.models import WordLevel
 
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.ngram import NgramOptions
-from deployments.configuration.config import ROOT, EndpointConfig, ServerConfig, load_config
+from deployments.configuration.config import ServerConfig, load_config
+from deployments.configuration.endpoint import EndpointConfig
+from deployments.configuration.model import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
 from deployments.requests.schema import ChatRequest, CompletionRequest
 

@@ -11,8 +11,10 @@ from decoding.blend_params import BlendParams
 from decoding.ensemble_options import EnsembleOptions
 from decoding.errors import ConfigError, InvalidRequestError
 from deployments import cli
-from deployments.configuration.config import ROOT, EndpointConfig, load_config, parse_config
+from deployments.configuration.config import load_config, parse_config
+from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.ensembles import BlendConfig, StrategyConfig
+from deployments.configuration.model import ROOT
 from deployments.configuration.strict import problem_of
 from deployments.requests.ensemble_fields import EnsembleFields
 from deployments.strategies.loading import load_strategy

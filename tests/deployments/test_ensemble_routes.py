@@ -14,7 +14,8 @@ from fastapi.testclient import TestClient
 from actors.loading import load_tokenizer
 from actors.vocabularies import load_interpreters
 from decoding.errors import ConfigError
-from deployments.configuration.config import ROOT, ServerConfig, load_config, parse_config
+from deployments.configuration.config import ServerConfig, load_config, parse_config
+from deployments.configuration.model import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.admission import Limits

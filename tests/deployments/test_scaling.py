@@ -13,8 +13,9 @@ from ray.serve.schema import ServeApplicationSchema
 
 from decoding.errors import ConfigError, UnavailableError
 from deployments.app import BuildArgs, build
-from deployments.configuration.config import ROOT, parse_config
+from deployments.configuration.config import parse_config
 from deployments.configuration.keys import key_of
+from deployments.configuration.model import ROOT
 from deployments.configuration.scaling import ScalingConfig
 from deployments.http.errors import install_error_handlers
 from deployments.http.gate import Gate

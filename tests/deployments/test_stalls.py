@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.configuration.config import ROOT
+from deployments.configuration.model import ROOT
 
 LONGEST_STALL_S = 0.2
 MARGIN_S = 0.15  # for processor time that other processes' caches and the collector cost on a busy machine

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.commands.client import Client
-from deployments.configuration.config import ROOT
+from deployments.configuration.model import ROOT
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.configuration.config import ROOT
+from deployments.configuration.model import ROOT
 from tests.http.conftest import Server
 
 pytestmark = pytest.mark.cluster

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.configuration.config import ROOT, parse_config
+from deployments.configuration.config import parse_config
+from deployments.configuration.model import ROOT
 from tests.http.conftest import Server
 
 pytestmark = pytest.mark.cluster

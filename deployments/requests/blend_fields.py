@@ -1,0 +1,42 @@
+"""The settings of a blend, the same for endpoints and requests. Knows nothing of members."""
+
+from pydantic import Field
+
+from decoding.blend_params import BlendKind, BlendParams, ContrastiveForm
+from deployments.configuration.strict import StrictModel
+
+_DEFAULTS = BlendParams()
+
+
+class BlendFields(StrictModel):
+    """Settings of a blend, for endpoints and requests. Null: in a request the endpoint's value, else the default."""
+
+    kind: BlendKind | None = Field(
+        None,
+        description="mixture (weighted mean of probabilities; the default), product (of log-probabilities), vote, "
+        "gated, single, or contrastive.",
+    )
+    threshold: float | None = Field(
+        None,
+        description="gated: the others are asked where the leader's best token is less probable; "
+        f"{_DEFAULTS.threshold} unless set.",
+    )
+    form: ContrastiveForm | None = Field(
+        None,
+        description="contrastive: difference (arXiv 2210.15097) or scaled (arXiv 2309.09117); "
+        f"{_DEFAULTS.form} unless set.",
+    )
+    alpha: float | None = Field(
+        None,
+        description="contrastive: tokens stay from this share of the expert's best probability on; "
+        f"{_DEFAULTS.alpha} unless set.",
+    )
+    beta: float | None = Field(
+        None,
+        description=f"contrastive, scaled: how strongly the amateur is subtracted; {_DEFAULTS.beta} unless set.",
+    )
+    amateur_temperature: float | None = Field(
+        None,
+        description="contrastive, difference: of the amateur's distribution; "
+        f"{_DEFAULTS.amateur_temperature} unless set.",
+    )
