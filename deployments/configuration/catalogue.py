@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decoding.errors import ConfigError
-from deployments.configuration.config import ModelConfig, ServerConfig, locate
+from deployments.configuration.config import ServerConfig
+from deployments.configuration.model import ModelConfig, locate
 
 
 @dataclass(frozen=True, slots=True)
