@@ -11,15 +11,15 @@ from typing import Any
 
 import click
 
-from actors.loading import load_tokenizer
-from benchmarks.comparison import Comparison, run_comparison
-from benchmarks.figure import draw
+from actors.loading.checkpoint import load_tokenizer
+from benchmarks.comparison.comparison import Comparison, run_comparison
+from benchmarks.comparison.figure import draw
+from benchmarks.comparison.lineup import Lineup, Options, enter
+from benchmarks.comparison.tables import as_text
 from benchmarks.inflated import inflated_target
-from benchmarks.lineup import Lineup, Options, enter
-from benchmarks.ours import measure_times, swept_lengths
+from benchmarks.peers.ours import measure_times, swept_lengths
+from benchmarks.peers.workload import Workload
 from benchmarks.report import write
-from benchmarks.tables import as_text
-from benchmarks.workload import Workload
 from training.heldout import read_prompts
 
 FOLDER = click.Path(path_type=Path)

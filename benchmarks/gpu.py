@@ -20,21 +20,21 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from actors.faster_layers import use_faster_layers
-from actors.loading import ModelSpec, load_model, load_tokenizer
-from actors.runner import Runner
-from benchmarks.alternation import Alternation, AlternationContestant
-from benchmarks.bandwidth import Floor, measure_floor
-from benchmarks.comparison import Comparison, run_comparison
-from benchmarks.contestant import Contestant
-from benchmarks.gpu_checks import check_graphs
-from benchmarks.hosts import Local
-from benchmarks.huggingface import HuggingFace, HuggingFaceContestant
-from benchmarks.in_process import running
-from benchmarks.ours import Ours, measure_times, swept_lengths
+from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.model.faster_layers import use_faster_layers
+from actors.model.runner import Runner
+from benchmarks.comparison.comparison import Comparison, run_comparison
+from benchmarks.comparison.gpu_checks import check_graphs
+from benchmarks.comparison.tables import as_text
+from benchmarks.micro.bandwidth import Floor, measure_floor
+from benchmarks.peers.alternation import Alternation, AlternationContestant
+from benchmarks.peers.contestant import Contestant
+from benchmarks.peers.hosts import Local
+from benchmarks.peers.huggingface import HuggingFace, HuggingFaceContestant
+from benchmarks.peers.in_process import running
+from benchmarks.peers.ours import Ours, measure_times, swept_lengths
+from benchmarks.peers.workload import Workload
 from benchmarks.report import write
-from benchmarks.tables import as_text
-from benchmarks.workload import Workload
 from training.heldout import read_prompts
 from training.inflate import inflate
 

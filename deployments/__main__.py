@@ -1,5 +1,5 @@
 """`python -m deployments` is the `consort` command."""
 
-from deployments.cli import main
+from deployments.ui.cli import main
 
 main(prog_name="consort")

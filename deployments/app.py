@@ -21,19 +21,19 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from actors.environment import compute_environment
+from actors.model.thread_environment import compute_environment
 from decoding.errors import ConfigError, UnavailableError
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ModelConfig
-from deployments.configuration.scaling import ScalingConfig
-from deployments.configuration.strict import StrictModel
 from deployments.gang import start_gang
+from deployments.scaling.options import ScalingConfig
 from deployments.scaling.scaler import autoscaling_config, set_replicas
+from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
-    from actors.addresses import ReplicaAddress
-    from actors.messages import Report
-    from actors.replica import Role
+    from actors.replica.replica import Role
+    from actors.wire.addresses import ReplicaAddress
+    from actors.wire.messages import Report
     from deployments.discovery import Answers
 
 APP_NAME = "consort"
@@ -70,7 +70,7 @@ class ModelReplica:
         inside: the drafter inside a target, by name; empty if there is none.
         leaders: of ensembles whose text a member reads in other tokens, by name.
         """
-        from actors.replica import Replica
+        from actors.replica.replica import Replica
         from deployments.monitoring.replica_metrics import ReplicaMetrics
         from deployments.scaling.load_meter import LoadMeter
 
@@ -122,13 +122,13 @@ class CoordinatorIngress:
         self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]]
     ) -> None:
         """handles: of every model's deployment, by model."""
-        from actors.coordinator import Coordinator
-        from actors.loop import LoopThread
-        from actors.zmq_link import ConnectingZmqLink
+        from actors.coordinator.loop import Coordinator
+        from actors.loops.thread import LoopThread
+        from actors.wire.zmq_link import ConnectingZmqLink
+        from deployments.admission.admission import limits_of
         from deployments.discovery import Discovery
         from deployments.endpoints.endpoint import load_endpoints
         from deployments.endpoints.service import Service
-        from deployments.http.admission import limits_of
         from deployments.monitoring.tracing_setup import make_tracer
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -314,7 +314,7 @@ async def _addresses(
     handle: DeploymentHandle[ModelReplica], coordinator: str, held_back: Callable[[], int]
 ) -> "Answers":
     """What the replicas that are up answer; raises as `deployments.discovery.Discovery` says."""
-    from actors.addresses import ReplicaAddress
+    from actors.wire.addresses import ReplicaAddress
     from deployments.discovery import Answers
 
     response = handle.broadcast("address", coordinator, held_back())

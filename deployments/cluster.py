@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from decoding.errors import ConfigError, UnavailableError
-from deployments.commands.client import Client
+from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import ROOT

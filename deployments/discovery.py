@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.addresses import ReplicaAddress
+from actors.wire.addresses import ReplicaAddress
 from decoding.errors import UnavailableError
 
 

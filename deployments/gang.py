@@ -11,8 +11,8 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 if TYPE_CHECKING:
-    from actors.loading import ModelSpec
-    from actors.tensor_parallel import Rank
+    from actors.loading.checkpoint import ModelSpec
+    from actors.loading.tensor_parallel import Rank
 
 
 class Follower:
@@ -20,7 +20,7 @@ class Follower:
 
     def follow(self, spec: "ModelSpec", rank: "Rank") -> None:
         """Do what rank 0 does until it stops."""
-        from actors.tensor_parallel import follow_in_gang
+        from actors.loading.tensor_parallel import follow_in_gang
 
         follow_in_gang(spec, rank)
 
@@ -32,7 +32,7 @@ def start_gang(spec: "ModelSpec", host: str, options: dict[str, Any]) -> tuple["
         host: this node's address, as the others know it.
         options: of each rank's Ray actor: its CPUs, GPUs, resources and environment.
     """
-    from actors.tensor_parallel import Rank
+    from actors.loading.tensor_parallel import Rank
 
     with socket.create_server((host, 0)) as probe:
         port = probe.getsockname()[1]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from decoding.limits import tokens_per_step
+from evaluation.limits import tokens_per_step
 from training.sampling import continue_prompts, gumbel
 
 DRAFT_LENGTHS = range(1, 9)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Generator
 from typing import Any
 
-from deployments.answers.tool_format import AnswerEvent, Arguments, CallStart
+from deployments.tokenizers.tool_format import AnswerEvent, Arguments, CallStart
 
 Wait = Generator[None, None, None]
 WaitText = Generator[None, None, str]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 
-from deployments.endpoints.vocabulary import Vocabulary
+from deployments.tokenizers.vocabulary import Vocabulary
 
 
 class Echo:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from actors.messages import MemberShare
+from actors.wire.messages import MemberShare
 from deployments.strategies.progress import Outcome, Progress
 
 _DIGITS = 4

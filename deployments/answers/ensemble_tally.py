@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from actors.request import Delta, Request
+from actors.coordinator.request import Delta, Request
 from deployments.answers.ensemble_shapes import EnsembleDetail, of_outcome, of_shares
 from deployments.strategies.progress import Outcome
 

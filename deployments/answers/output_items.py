@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from deployments.answers.parts import Part
-from deployments.answers.tool_format import CallStart
+from deployments.tokenizers.tool_format import CallStart
 
 Event = tuple[str, dict[str, Any]]
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from actors.messages import MemberView
-from actors.request import Delta, Request, Statistics, TokenSource
-from decoding.logprobs import TokenLogprobs
-from decoding.params import SamplingParams
-from decoding.stopping import FinishReason
+from actors.coordinator.request import Delta, Request, Statistics, TokenSource
+from actors.wire.messages import MemberView
+from decoding.sampling.logprobs import TokenLogprobs
+from decoding.sampling.params import SamplingParams
+from decoding.sampling.stopping import FinishReason
 from deployments.answers.echo import Echo, begins
-from deployments.endpoints.vocabulary import Vocabulary
+from deployments.tokenizers.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

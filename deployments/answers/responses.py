@@ -6,8 +6,8 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, SkipValidation
 
-from actors.request import Statistics
-from decoding.stopping import FinishReason
+from actors.coordinator.request import Statistics
+from decoding.sampling.stopping import FinishReason
 from deployments.answers.ensemble_shapes import EnsembleDetail, ProgressDetail
 from deployments.answers.token_shapes import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TokenDetail
 

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from actors.messages import MemberView
-from actors.request import TokenSource
-from decoding.logprobs import TokenLogprobs
+from actors.coordinator.request import TokenSource
+from actors.wire.messages import MemberView
+from decoding.sampling.logprobs import TokenLogprobs
 from deployments.answers.parts import Part
-from deployments.endpoints.vocabulary import Vocabulary
+from deployments.tokenizers.vocabulary import Vocabulary
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 _DIGITS = 4  # of what members thought

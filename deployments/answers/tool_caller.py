@@ -5,9 +5,9 @@ from typing import Any
 
 from deployments.answers.parts import Part
 from deployments.answers.responses import FunctionCall, FunctionPiece, ToolCall, ToolCallPiece
-from deployments.answers.tool_format import AnswerEvent, Arguments, CallStart, ToolFormat
 from deployments.answers.tool_parser import ToolParser
 from deployments.requests.tool_fields import ToolUse
+from deployments.tokenizers.tool_format import AnswerEvent, Arguments, CallStart, ToolFormat
 
 Piece = tuple[str, list[ToolCallPiece]]  # content, and what is new of calls
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from deployments.answers.call_reader import SPACE, CallReader, Wait
-from deployments.answers.tool_format import AnswerEvent, CallStart, ToolFormat
+from deployments.tokenizers.tool_format import AnswerEvent, CallStart, ToolFormat
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG_BEGIN = re.compile("<")

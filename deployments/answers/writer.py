@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
-from actors.request import Delta
+from actors.coordinator.request import Delta
 from deployments.strategies.progress import Outcome, Progress
 
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from actors.request import Delta, Request, Statistics
+from actors.coordinator.request import Delta, Request, Statistics
 from deployments.answers.echo import Echo
 from deployments.answers.ensemble_shapes import of_progress
 from deployments.answers.ensemble_tally import EnsembleTally
@@ -33,10 +33,10 @@ from deployments.answers.token_shapes import (
 )
 from deployments.answers.tool_caller import ToolCaller
 from deployments.answers.writer import Writer
-from deployments.endpoints.vocabulary import Vocabulary
-from deployments.http.errors import body_of
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.strategies.progress import Outcome, Progress
+from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.validation.errors import body_of
 
 
 class AnswerWriter(Writer):

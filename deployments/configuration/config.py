@@ -13,10 +13,10 @@ from deployments.configuration.keys import environment_key
 from deployments.configuration.model import ROOT, ModelConfig, locate
 from deployments.configuration.names import Name, check_names
 from deployments.configuration.roles import check_roles, roles_in
-from deployments.configuration.strict import StrictModel, problem_of
+from deployments.validation.strict import StrictModel, problem_of
 
 if TYPE_CHECKING:
-    from actors.replica import Role
+    from actors.replica.replica import Role
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "default.yaml"
 

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from decoding.params import Verification
+from decoding.sampling.params import Verification
 from deployments.configuration.ensembles import EnsembleConfig
-from deployments.configuration.strict import StrictModel
 from deployments.requests.fields import MIN_TIMEOUT_S
 from deployments.requests.sampling_fields import SamplingFields
+from deployments.validation.strict import StrictModel
 
 
 class NgramConfig(StrictModel):

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from decoding.blend_params import BlendKind, BlendParams, VocabularyKind
-from decoding.ensemble_options import EnsembleOptions
+from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import BlendKind, BlendParams, VocabularyKind
 from decoding.errors import InvalidRequestError
-from deployments.configuration.strict import StrictModel, nearest, wrong_field
 from deployments.requests.blend_fields import BlendFields
+from deployments.validation.strict import StrictModel, nearest, wrong_field
 
 EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
 

@@ -5,14 +5,14 @@ from typing import Annotated
 from pydantic import Field
 
 from decoding.errors import ConfigError
-from decoding.params import MAX_LOGPROBS
+from decoding.sampling.params import MAX_LOGPROBS
+from deployments.configuration.key_ring import KeyRing
 from deployments.configuration.keys import ApiKeyConfig
 from deployments.configuration.model import Count
 from deployments.configuration.names import Name
-from deployments.configuration.strict import StrictModel
 from deployments.configuration.tracing import TracingConfig
-from deployments.http.keys import KeyRing
 from deployments.requests.json_body import MAX_BODY_BYTES
+from deployments.validation.strict import StrictModel
 
 
 class HttpConfig(StrictModel):

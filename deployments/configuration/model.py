@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter, WrapValidator
 
-from deployments.configuration.scaling import ScalingConfig
-from deployments.configuration.strict import StrictModel
+from deployments.scaling.options import ScalingConfig
+from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
-    from actors.loading import ModelSpec
+    from actors.loading.checkpoint import ModelSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +88,7 @@ class ModelConfig(StrictModel):
 
     def spec(self, name: str) -> "ModelSpec":
         """What to load, with the path as this machine knows it."""
-        from actors.loading import ModelSpec  # imports torch, which only replicas need
+        from actors.loading.checkpoint import ModelSpec  # imports torch, which only replicas need
 
         shared = {field.name for field in fields(ModelSpec)} & set(type(self).model_fields)
         return ModelSpec(

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from decoding.errors import ConfigError
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ModelConfig
-from deployments.configuration.strict import nearest
+from deployments.validation.strict import nearest
 
 if TYPE_CHECKING:
-    from actors.replica import Role
+    from actors.replica.replica import Role
 
 
 _OF_REPLICAS = {"slots", "threads", "replicas", "scaling", "tensor_parallel", "num_cpus", "num_gpus", "resources"}

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from deployments.configuration.strict import StrictModel
+from deployments.validation.strict import StrictModel
 
 
 class TracingConfig(StrictModel):

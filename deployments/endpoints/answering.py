@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
-from actors.request import Delta, Request
+from actors.coordinator.request import Delta, Request
+from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.keys import ANYBODY, ApiKey
 from deployments.strategies.deliberation import Deliberation
 from deployments.strategies.merging import merged
 from deployments.strategies.options import StrategyOptions

@@ -4,9 +4,9 @@ import logging
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.vocabularies import vocabulary_of
-from decoding.alignment import Compatibility, compare_vocabularies
+from actors.loading.tokenizer_pairs import vocabulary_of
 from decoding.errors import ConfigError
+from decoding.tokenizers.alignment import Compatibility, compare_vocabularies
 from deployments.configuration.endpoint import EndpointConfig
 
 _logger = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from decoding.errors import InvalidRequestError
-from deployments.answers.tool_format import tool_format
 from deployments.requests.fields import Prompt
 from deployments.requests.json_body import have_more_values
 from deployments.requests.message import Message
 from deployments.requests.token_requests import TokenizeRequest
 from deployments.requests.tool_fields import Tool
+from deployments.tokenizers.tool_format import tool_format
 
 _MOST_ARGUMENT_VALUES = 100_000  # in all calls of a conversation: they are JSON, which templates get parsed
 _PREFIX_CHARACTERS = 8  # for each token of the context: more than most texts take

@@ -8,17 +8,17 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
-from actors.loading import load_sampling_defaults, load_tokenizer
-from actors.request import Endpoint, Request, new_request_id
-from actors.vocabularies import vocabulary_of
-from decoding.alignment import Compatibility
-from decoding.beam_options import BeamOptions
-from decoding.ensemble_options import EnsembleOptions
+from actors.coordinator.request import Endpoint, Request, new_request_id
+from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
+from actors.loading.tokenizer_pairs import vocabulary_of
+from decoding.beams.options import BeamOptions
+from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConfigError, InvalidRequestError
-from decoding.ngram import NgramOptions
-from decoding.noise import choice_seed
-from decoding.params import SamplingParams
-from decoding.vocabulary import Vocabulary as Tokens
+from decoding.sampling.noise import choice_seed
+from decoding.sampling.params import SamplingParams
+from decoding.tokenizers.alignment import Compatibility
+from decoding.tokenizers.vocabulary import Vocabulary as Tokens
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.entry_point import load_callable
@@ -29,13 +29,13 @@ from deployments.endpoints.feasibility import check_feasible
 from deployments.endpoints.joining import check_members
 from deployments.endpoints.logprob_budget import LogprobBudget
 from deployments.endpoints.structures import StructureChecker
-from deployments.endpoints.vocabulary import Vocabulary, uses_backend
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.strategies.loading import load_strategy
 from deployments.strategies.options import StrategyOptions
+from deployments.tokenizers.vocabulary import Vocabulary, uses_backend
 
 
 @dataclass(frozen=True, slots=True, eq=False)

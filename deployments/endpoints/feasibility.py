@@ -6,7 +6,7 @@ Looks at the tokens that the request names, never at the whole vocabulary.
 from collections.abc import Collection
 
 from decoding.errors import InvalidRequestError
-from decoding.params import SamplingParams
+from decoding.sampling.params import SamplingParams
 
 
 def check_feasible(params: SamplingParams, vocab_size: int) -> None:

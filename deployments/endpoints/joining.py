@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Mapping
 
-from decoding.alignment import Compatibility, compare_vocabularies
 from decoding.errors import ConfigError
-from decoding.vocabulary import Vocabulary
+from decoding.tokenizers.alignment import Compatibility, compare_vocabularies
+from decoding.tokenizers.vocabulary import Vocabulary
 from deployments.configuration.endpoint import EndpointConfig
 
 _logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.request import Request
+from actors.coordinator.request import Request
 from decoding.errors import InvalidRequestError
 from deployments.requests.schema import GenerationRequest
 

@@ -6,7 +6,7 @@ Exact: a request is looked up by all that its answer depends on. Holds whole ans
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-from actors.request import Delta, Request
+from actors.coordinator.request import Delta, Request
 
 
 class ResponseCache:

@@ -7,19 +7,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from actors.addresses import ReplicaAddress
-from actors.coordinator import Coordinator
-from actors.messages import Report
-from actors.request import Delta, Request
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request import Delta, Request
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import Report
 from decoding.errors import ConsortError, InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
-from deployments.configuration.strict import nearest
+from deployments.admission.admission import Admission, Limits
+from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.response_cache import ResponseCache
-from deployments.http.admission import Admission, Limits
-from deployments.http.keys import ANYBODY, ApiKey
 from deployments.monitoring.metrics import Metrics
 from deployments.requests.schema import GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
+from deployments.validation.strict import nearest
 
 if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer

@@ -12,9 +12,9 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.errors import error_response
-from deployments.http.keys import ApiKey, KeyRing
+from deployments.configuration.key_ring import ApiKey, KeyRing
 from deployments.http.page import is_page
+from deployments.validation.errors import error_response
 
 _OPEN_PATHS = {"/health"}  # answered without a key
 _REQUEST_ID = "X-Request-Id"

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
-from deployments.http.errors import body_of, error_answer
+from deployments.validation.errors import body_of, error_answer
 
 CALLBACK = "deployments.http.proxy:middlewares"
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from actors.request import Delta
+from actors.coordinator.request import Delta
 from deployments.answers.writer import Writer
 from deployments.endpoints.answering import EventBatch
 from deployments.strategies.progress import Outcome, Progress

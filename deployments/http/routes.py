@@ -12,21 +12,19 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
-from actors import request as actors_request
+from actors.coordinator import request as actors_request
 from decoding.errors import ConsortError
 from deployments.answers.responses import Answer
 from deployments.answers.responses_writer import ResponsesWriter
 from deployments.answers.writer import Writer
 from deployments.answers.writers import ChatWriter, CompletionWriter
+from deployments.configuration.key_ring import KeyRing
 from deployments.endpoints.answering import EventBatch, answers
 from deployments.endpoints.logprob_budget import tokens_told
 from deployments.endpoints.service import Service
-from deployments.endpoints.vocabulary import Vocabulary
 from deployments.http.base_urls import BaseUrls, base_names, named_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
-from deployments.http.errors import ErrorBody, install_error_handlers
 from deployments.http.gate import Gate
-from deployments.http.keys import KeyRing
 from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
 from deployments.http.status_routes import add_status_routes
@@ -35,6 +33,8 @@ from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
+from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.validation.errors import ErrorBody, install_error_handlers
 
 _MANY_TOKENS_TOLD = 2000  # beyond, an answer is written in a thread
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

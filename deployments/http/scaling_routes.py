@@ -7,12 +7,12 @@ from fastapi import Depends, FastAPI
 from pydantic import BaseModel, Field
 
 from decoding.errors import InvalidRequestError
-from deployments.configuration.strict import StrictModel, nearest
-from deployments.http.errors import ErrorBody
 from deployments.http.gate import admins_only
+from deployments.validation.errors import ErrorBody
+from deployments.validation.strict import StrictModel, nearest
 
 if TYPE_CHECKING:
-    from actors.replica import Role
+    from actors.replica.replica import Role
 
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 503)}
 SetReplicas = Callable[[str, int], Awaitable[None]]  # of a model

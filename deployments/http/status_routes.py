@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.errors import ErrorBody
-from deployments.monitoring.live_metrics import LiveMetrics
-from deployments.monitoring.server_status import ServerStatus, server_status
+from deployments.http.live_metrics import LiveMetrics
+from deployments.http.server_status import ServerStatus, server_status
+from deployments.validation.errors import ErrorBody
 
 
 class ModelCard(BaseModel):

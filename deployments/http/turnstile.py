@@ -6,9 +6,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decoding.errors import OverloadedError
+from deployments.configuration.key_ring import ApiKey
 from deployments.http.bodies import SMALL_BYTES
-from deployments.http.errors import error_answer
-from deployments.http.keys import ApiKey
+from deployments.validation.errors import error_answer
 
 GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
 _WORKING_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}

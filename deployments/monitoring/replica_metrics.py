@@ -9,8 +9,8 @@ from typing import Any
 
 from ray.serve.metrics import Counter, Gauge
 
-from actors.loop import LoopTimes
-from actors.messages import Report
+from actors.loops.thread import LoopTimes
+from actors.wire.messages import Report
 
 GAUGES = {
     "vllm_num_requests_running": "Requests that hold a slot.",

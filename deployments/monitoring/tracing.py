@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from actors.journal import Journal, Stay
-from actors.request import Delta, Request
+from actors.coordinator.request import Delta, Request
+from actors.coordinator.timeline import Journal, Stay
 
 _PROPAGATOR = TraceContextTextMapPropagator()  # W3C's
 

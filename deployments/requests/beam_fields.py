@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from decoding.beam_options import MAX_BEAMS, BeamOptions
-from deployments.configuration.strict import StrictModel
+from decoding.beams.options import MAX_BEAMS, BeamOptions
 from deployments.requests.fields import Items, Words
+from deployments.validation.strict import StrictModel
 
 _DEFAULT_BEAMS = 4
 _MAX_ALTERNATIVES = 32

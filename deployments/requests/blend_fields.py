@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from decoding.blend_params import BlendKind, BlendParams, ContrastiveForm
-from deployments.configuration.strict import StrictModel
+from decoding.blending.params import BlendKind, BlendParams, ContrastiveForm
+from deployments.validation.strict import StrictModel
 
 _DEFAULTS = BlendParams()
 

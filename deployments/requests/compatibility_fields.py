@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from deployments.configuration.strict import StrictModel
 from deployments.requests.fields import Items, at_most, only
+from deployments.validation.strict import StrictModel
 
 _NEWER = "send tools and tool_choice"
 _MOST_METADATA = 64  # entries; OpenAI takes 16

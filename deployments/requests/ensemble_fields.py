@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from decoding.ensemble_options import EnsembleOptions
+from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.errors import InvalidRequestError
-from deployments.configuration.strict import StrictModel
 from deployments.requests.blend_fields import BlendFields
+from deployments.validation.strict import StrictModel
 
 _MAX_MEMBERS = 64
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandle
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from deployments.configuration.strict import Text, without_surrogates
+from deployments.validation.strict import Text, without_surrogates
 
 Prompt = str | list[int]
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from deployments.configuration.strict import StrictModel, Text, wrong_field
 from deployments.requests.fields import Items, only
 from deployments.requests.message import Message
+from deployments.validation.strict import StrictModel, Text, wrong_field
 
 ItemType = Literal["message", "function_call", "function_call_output"]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from decoding.errors import InvalidRequestError
-from deployments.configuration.strict import problem_of
+from deployments.validation.strict import problem_of
 
 MAX_BODY_BYTES = 6 * 2**20  # by default: 4 MB of text with its escapes
 _BYTES_PER_VALUE = 32  # of the largest body, one value may be there for so many

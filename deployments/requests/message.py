@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from deployments.configuration.strict import StrictModel, Text, wrong_field
 from deployments.requests.fields import Items
 from deployments.requests.tool_fields import PastCall
+from deployments.validation.strict import StrictModel, Text, wrong_field
 
 
 def _as_parts(value: object) -> object:

@@ -4,14 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from decoding.params import Structure
-from deployments.configuration.strict import StrictModel, Text, wrong_field
+from decoding.sampling.params import Structure
 from deployments.requests.fields import Items, Limit, only
 from deployments.requests.input_items import InputItem, conversation
 from deployments.requests.message import Message
 from deployments.requests.schema import GenerationRequest
 from deployments.requests.structure_fields import ResponseFormat
 from deployments.requests.tool_fields import FlatToolFields
+from deployments.validation.strict import StrictModel, Text, wrong_field
 
 _NO_STATE = "nothing is stored; send the whole conversation"
 

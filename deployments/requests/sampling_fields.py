@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from deployments.configuration.strict import StrictModel
 from deployments.requests.fields import BadWords, Limit, LogitBias, StopStrings, TokenId, TokenIds
+from deployments.validation.strict import StrictModel
 
 _CONVERTED = {"logit_bias", "max_time", "bad_words", "ignore_eos"}  # the others are SamplingParams' own
 

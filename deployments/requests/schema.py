@@ -6,9 +6,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from decoding.beam_options import MAX_BEAMS
-from decoding.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
-from deployments.configuration.strict import StrictModel, wrong_field
+from decoding.beams.options import MAX_BEAMS
+from decoding.sampling.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
 from deployments.requests.beam_fields import BeamFields
 from deployments.requests.compatibility_fields import ChatCompatibilityFields, CompatibilityFields
 from deployments.requests.ensemble_fields import EnsembleFields
@@ -17,6 +16,7 @@ from deployments.requests.message import Message
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs
 from deployments.requests.tool_fields import ToolFields
+from deployments.validation.strict import StrictModel, wrong_field
 
 _MAX_CHOICES = 128
 _MAX_DRAFT_LENGTH = 32

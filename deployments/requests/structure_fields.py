@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from decoding.params import Structure
-from deployments.configuration.strict import StrictModel, Text, wrong_field
+from decoding.sampling.params import Structure
+from deployments.validation.strict import StrictModel, Text, wrong_field
 
 _ANY_OBJECT = '{"type": "object"}'
 _MAX_CHARACTERS = 200_000

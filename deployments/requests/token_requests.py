@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from deployments.configuration.strict import StrictModel, Text, wrong_field
 from deployments.requests.fields import Items, TokenId
 from deployments.requests.message import Message
 from deployments.requests.tool_fields import MOST_TOOLS, Tool
+from deployments.validation.strict import StrictModel, Text, wrong_field
 
 
 class TokenizeRequest(StrictModel):

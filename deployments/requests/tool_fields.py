@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from decoding.params import Structure
-from deployments.configuration.strict import StrictModel, Text
+from decoding.sampling.params import Structure
 from deployments.requests.fields import Items
+from deployments.validation.strict import StrictModel, Text
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MOST_TOOLS = 128

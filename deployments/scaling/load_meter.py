@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from actors.loop import LoopTimes
-from actors.messages import Report
+from actors.loops.thread import LoopTimes
+from actors.wire.messages import Report
 from deployments.scaling.policy import ReplicaLoad
 
 _SILENCE_S = 5.0  # after which a coordinator's queue no longer counts; coordinators tell every second

@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
 from decoding.errors import UnavailableError
-from deployments.configuration.scaling import ScalingConfig
+from deployments.scaling.options import ScalingConfig
 from deployments.scaling.policy import ScalingRules
 
 _POLL_S, _POLLS = 0.1, 100

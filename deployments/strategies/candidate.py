@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
-from actors.request import Delta
+from actors.coordinator.request import Delta
 
 
 @dataclass(frozen=True, slots=True, eq=False)

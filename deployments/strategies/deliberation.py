@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from actors.request import Request, Statistics
+from actors.coordinator.request import Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
 from deployments.strategies.candidate import Candidate
 from deployments.strategies.merging import merged

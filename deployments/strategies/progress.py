@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.request import Delta
+from actors.coordinator.request import Delta
 
 ProgressKind = Literal["candidate", "scored", "member_failed"]
 

@@ -7,10 +7,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from actors.request import Delta, Request
+from actors.coordinator.request import Delta, Request
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
-from decoding.noise import choice_seed
-from decoding.params import SamplingParams
+from decoding.sampling.noise import choice_seed
+from decoding.sampling.params import SamplingParams
 from deployments.strategies.candidate import Candidate, joined
 
 Run = Callable[[Sequence[Request]], AsyncGenerator[list[tuple[int, Delta]], None]]

@@ -18,8 +18,8 @@ from cluster.pools import PoolProvider
 from deployments.app import COORDINATOR, BuildArgs, build_application, deployment_name
 from deployments.configuration.config import ServerConfig, load_config
 from deployments.configuration.model import ROOT
-from deployments.configuration.scaling import ScalingConfig
 from deployments.http.proxy import CALLBACK
+from deployments.scaling.options import ScalingConfig
 from deployments.scaling.policy import scale
 from deployments.scaling.scaler import with_fixed_count
 from tests.cluster.documented import with_redis

@@ -8,26 +8,26 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from deployments.admission.admission import Limits
 from deployments.configuration.config import load_config
 from deployments.configuration.model import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
 from deployments.endpoints.service import Service
-from deployments.http.admission import Limits
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 from tests.deployments.scripted import TEMPLATE, Scripted
 
 if TYPE_CHECKING:
-    from actors.engine import Engine
-    from actors.replica import Role
-    from actors.runner import Runner
+    from actors.model.runner import Runner
+    from actors.replica.in_process import Engine
+    from actors.replica.replica import Role
 
 MAX_REQUESTS = 8
 TARGET = str(ROOT / "models" / "target")
 
 
 def tiny_runner(seed: int) -> "Runner":
-    from actors.runner import Runner
+    from actors.model.runner import Runner
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -44,9 +44,9 @@ def tiny_runner(seed: int) -> "Runner":
 
 @pytest.fixture(scope="session")
 def engine() -> "Iterator[Engine]":
-    from actors.engine import Engine
-    from actors.loading import load_tokenizer
-    from actors.structure_tokenizer import structure_tokenizer
+    from actors.loading.checkpoint import load_tokenizer
+    from actors.loading.grammar_tokenizer import structure_tokenizer
+    from actors.replica.in_process import Engine
 
     replicas: dict[str, tuple[Role, Runner]] = {
         "target": ("target", tiny_runner(0)),

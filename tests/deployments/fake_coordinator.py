@@ -3,12 +3,12 @@
 import random
 from collections.abc import Callable
 
-from actors.addresses import ReplicaAddress
-from actors.answer import Answer
-from actors.messages import Report
-from actors.request import Delta, Request, Statistics, TokenSource
-from decoding.logprobs import TokenLogprobs
-from decoding.stopping import FinishReason
+from actors.coordinator.request import Delta, Request, Statistics, TokenSource
+from actors.coordinator.text_stream import Answer
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import Report
+from decoding.sampling.logprobs import TokenLogprobs
+from decoding.sampling.stopping import FinishReason
 
 VOCAB = 2048
 _FIRST_TOKEN = 6  # those below are special

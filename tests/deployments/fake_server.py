@@ -6,10 +6,10 @@ from typing import Any
 
 import uvicorn
 
+from deployments.admission.admission import Limits
 from deployments.configuration.config import load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
-from deployments.http.admission import Limits
 from deployments.http.gate import log_requests
 from deployments.http.routes import make_api
 from deployments.http.scaling_routes import add_scaling_route

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from actors.request import Delta, Request, Statistics
+from actors.coordinator.request import Delta, Request, Statistics
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{# <tool_call> #}{% for message in messages %}

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from decoding.errors import UnavailableError
-from deployments.commands.client import Client
+from deployments.client import Client
 
 STREAMS = {
     "/good": (200, 'data: {"a": 1}\n\ndata: {"a": 2}\n\ndata: [DONE]\n\n'),

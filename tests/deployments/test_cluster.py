@@ -1,4 +1,4 @@
-"""What is told about a start that failed, and what is asked of a local cluster. Ray itself is in tests/http."""
+"""What is told about a start that failed, and what is asked of a local cluster. Ray itself is in tests/server."""
 
 import socket
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import ModelConfig
-from deployments.configuration.scaling import ScalingConfig
+from deployments.scaling.options import ScalingConfig
 
 TRACE = """The deployment failed to start 2 times in a row. Error:
 ray::ServeReplica:consort:Target-target.initialize_and_get_metadata() (pid=1, ip=127.0.0.1)

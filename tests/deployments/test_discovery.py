@@ -9,7 +9,7 @@ import pytest
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from actors.addresses import ReplicaAddress
+from actors.wire.addresses import ReplicaAddress
 from decoding.errors import UnavailableError
 from deployments import app
 from deployments.discovery import Answers, Discovery

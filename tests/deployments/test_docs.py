@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from deployments import cli
 from deployments.configuration.config import parse_config
 from deployments.configuration.endpoint import EndpointConfig, NgramConfig
 from deployments.configuration.http import HttpConfig
@@ -18,6 +17,7 @@ from deployments.configuration.tracing import TracingConfig
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import TokenizeRequest
+from deployments.ui import cli
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")

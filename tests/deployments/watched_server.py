@@ -13,12 +13,12 @@ import psutil  # type: ignore[import-untyped]
 import uvicorn
 from fastapi import FastAPI
 
-from actors.request import Delta, Request
+from actors.coordinator.request import Delta, Request
+from deployments.admission.admission import Limits
 from deployments.app import _SWITCH_INTERVAL_S
 from deployments.configuration.config import load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
-from deployments.http.admission import Limits
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 from tests.deployments.scripted import TEMPLATE

@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from actors.draft_chain import ChainStart, DraftChain
-from actors.draft_tree import DraftChoice
-from actors.faster_layers import use_faster_layers
-from actors.packing import OneOfSeveral
-from actors.row_input import RowInput
-from actors.runner import Runner
-from actors.streams import use_own_stream
-from decoding.params import SamplingParams
+from actors.drafter.chain import ChainStart, DraftChain
+from actors.drafter.tree import DraftChoice
+from actors.model.cuda_streams import use_own_stream
+from actors.model.faster_layers import use_faster_layers
+from actors.model.forward_input import RowInput
+from actors.model.packed_linear import OneOfSeveral
+from actors.model.runner import Runner
+from decoding.sampling.params import SamplingParams
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

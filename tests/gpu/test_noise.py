@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoding.noise import gumbel, noise_key, uniform
+from decoding.sampling.noise import gumbel, noise_key, uniform
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 

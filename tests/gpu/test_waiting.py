@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actors.draft_chain import ChainStart, DraftChain
-from actors.row_input import RowInput
-from actors.runner import Runner
-from decoding.history import History, Position
-from decoding.params import SamplingParams
-from decoding.sampling import SamplingBatch, sample
+from actors.drafter.chain import ChainStart, DraftChain
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from decoding.sampling.history import History, Position
+from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import SamplingBatch, sample
 from tests.support.models import tiny_model
 
 pytestmark = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from actors.messages import Advance
+from actors.wire.messages import Advance
 
 
 def advance(

@@ -3,13 +3,13 @@
 import random
 from collections.abc import Mapping
 
-from actors.addresses import ReplicaAddress
-from actors.link import Link, Outbox
-from actors.messages import Admit, Advance, Offer
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.link import Link, Outbox
+from actors.wire.messages import Admit, Advance, Offer
 
 
 class AdversarialDrafter:
-    """Stands in for `actors.drafter.Drafter`. Some offers begin with the true continuation, so that it gets in."""
+    """Stands in for `actors.drafter.loop.Drafter`. Some offers begin with the true continuation, so that it gets in."""
 
     def __init__(self, link: Link, texts: Mapping[int, list[int]], *, vocab_size: int, seed: int) -> None:
         """texts: the whole true text of each request, prompt included, by request id."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from actors.beam_row import BeamRow
-from actors.messages import Admit
-from actors.row_input import RowInput
-from actors.runner import Runner
-from decoding.beam_group import Hypothesis
-from decoding.beam_options import BeamOptions
-from decoding.params import SamplingParams
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from actors.target.beams import BeamRow
+from actors.wire.messages import Admit
+from decoding.beams.group import Hypothesis
+from decoding.beams.options import BeamOptions
+from decoding.sampling.params import SamplingParams
 
 Asked = tuple[Sequence[int], SamplingParams, BeamOptions]
 

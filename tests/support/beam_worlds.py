@@ -8,9 +8,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from decoding.beam import BeamSearch, beam_noise
-from decoding.beam_group import Hypothesis
-from decoding.beam_options import BeamOptions
+from decoding.beams.group import Hypothesis
+from decoding.beams.options import BeamOptions
+from decoding.beams.search import BeamSearch, beam_noise
 
 World = Callable[[tuple[int, ...]], Tensor]  # the log-probabilities after an answer's tokens, [V]
 

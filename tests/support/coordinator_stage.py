@@ -1,10 +1,10 @@
 """A coordinator between fake replicas, turn by turn, with a clock that the test moves."""
 
-from actors.coordinator import Coordinator
-from actors.link import LocalExchange
-from actors.messages import Admit, Alive, Commit, Message, Report
-from actors.request import Delta, Endpoint, Request
-from decoding.params import SamplingParams
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request import Delta, Endpoint, Request
+from actors.wire.link import LocalExchange
+from actors.wire.messages import Admit, Alive, Commit, Message, Report
+from decoding.sampling.params import SamplingParams
 from tests.support.replicas import FakeReplica
 
 PROMPT = [10, 11, 12]

@@ -4,8 +4,8 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from actors.link import Envelope, LocalLink
-from actors.messages import Advance, Commit, Message, Missed, Offer
+from actors.wire.link import Envelope, LocalLink
+from actors.wire.messages import Advance, Commit, Message, Missed, Offer
 
 _POLL_S = 0.002  # while something is delayed
 

@@ -1,4 +1,4 @@
-"""Stands in for a drafter's `actors.runner.Runner`: no model, but it knows how the texts go on.
+"""Stands in for a drafter's `actors.model.runner.Runner`: no model, but it knows how the texts go on.
 
 What it answers depends on the tokens in a slot's columns alone, so it also shows whether a row keeps them right.
 """
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actors.row_input import RowInput
-from actors.runner import Runner
-from actors.slots import SlotCache
-from decoding.text_aligner import Speller
+from actors.model.forward_input import RowInput
+from actors.model.kv_slots import SlotCache
+from actors.model.runner import Runner
+from decoding.tokenizers.text_aligner import Speller
 
 _SURE = 20.0
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
-from decoding.history import History, Position
-from decoding.params import SamplingParams
+from decoding.sampling.history import History, Position
+from decoding.sampling.params import SamplingParams
 
 VOCAB = 24
 

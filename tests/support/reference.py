@@ -17,8 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from decoding.noise import gumbel, noise_key
-from decoding.params import SamplingParams
+from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.params import SamplingParams
 
 _BATCH = 20
 _TIE = 1e-4  # scores as close as this may swap when the shape of the batch changes

@@ -1,8 +1,8 @@
 """A replica without a model: the test reads what it was told, and speaks in its place."""
 
-from actors.addresses import ReplicaAddress
-from actors.link import LocalExchange
-from actors.messages import Message
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.link import LocalExchange
+from actors.wire.messages import Message
 
 
 class FakeReplica:

@@ -1,6 +1,6 @@
 """What a member with another tokenizer must say: by strings, in float64, every text written anew and run as a whole.
 
-Nothing of `decoding/projection.py`, `decoding/text_aligner.py` or `actors/` takes part.
+Nothing of `decoding/tokenizers/projection.py`, `decoding/tokenizers/text_aligner.py` or `actors/` takes part.
 """
 
 import math
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decoding.vocabulary import Meaning
+from decoding.tokenizers.vocabulary import Meaning
 from tests.support.tokenizers import vocabulary_of
 
 _SPACED = "▁"  # tokenizers that have it write a space before a text

@@ -8,11 +8,11 @@ import torch
 from llguidance import LLTokenizer
 from torch import Tensor
 
-from decoding.drafts import Draft
-from decoding.grammar import Grammar
-from decoding.params import Structure, StructureKind
-from decoding.structure import StructureState
-from decoding.verify import accepted_path
+from decoding.drafts.trie import Draft
+from decoding.drafts.verify import accepted_path
+from decoding.grammars.grammar import Grammar
+from decoding.grammars.structure import StructureState
+from decoding.sampling.params import Structure, StructureKind
 
 END = 2
 VOCAB_SIZE = 2048

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from decoding.text_aligner import Speller
-from decoding.vocabulary import Vocabulary
+from decoding.tokenizers.text_aligner import Speller
+from decoding.tokenizers.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[2]
 UNKNOWN, BOS, EOS = "<unk>", "<s>", "</s>"

@@ -1,0 +1,1 @@
+"""The coordinator: dispatches requests to replicas and streams their text."""

@@ -1,0 +1,56 @@
+"""Blocking use of a coordinator, for callers without an event loop.
+
+`check` is called every second without news, and raises when waiting has become pointless.
+"""
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request import Delta, Request
+
+_CHECK_PERIOD_S = 1.0
+
+
+def stream(coordinator: Coordinator, request: Request, check: Callable[[], None]) -> Iterator[Delta]:
+    """The deltas of one request, as they are committed. Leaving the iterator early cancels the request.
+
+    Raises:
+        ConsortError: the request was refused, or failed.
+    """
+    deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+    coordinator.submit(request, deltas.put)
+    try:
+        yield from _until_finished(deltas, check)
+    finally:
+        coordinator.cancel(request.request_id)
+
+
+def generate(coordinator: Coordinator, requests: Sequence[Request], check: Callable[[], None]) -> list[list[Delta]]:
+    """The deltas of several requests that run at the same time, in the order of the requests.
+
+    Raises:
+        ConsortError: a request was refused, or failed.
+    """
+    queues: list[queue.SimpleQueue[Delta]] = [queue.SimpleQueue() for _ in requests]
+    try:
+        for request, deltas in zip(requests, queues, strict=True):
+            coordinator.submit(request, deltas.put)
+        return [list(_until_finished(deltas, check)) for deltas in queues]
+    finally:
+        for request in requests:
+            coordinator.cancel(request.request_id)
+
+
+def _until_finished(deltas: queue.SimpleQueue[Delta], check: Callable[[], None]) -> Iterator[Delta]:
+    while True:
+        try:
+            delta = deltas.get(timeout=_CHECK_PERIOD_S)
+        except queue.Empty:
+            check()
+            continue
+        if delta.error is not None:
+            raise delta.error
+        yield delta
+        if delta.finish is not None:
+            return

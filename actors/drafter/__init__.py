@@ -1,0 +1,1 @@
+"""The drafter: runs ahead of the verdicts and offers drafts."""

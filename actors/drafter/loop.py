@@ -1,0 +1,247 @@
+"""The drafter loop: run ahead of the verdicts, up to a bounded lookahead, and offer what is new.
+
+It samples with the target's noise and parameters on its own distribution, so that its tokens tend to be the target's.
+With capacity to spare it also follows what else may come of the verdicts, the most probable first, so that the draft
+after a disagreement is at the target before the disagreement is known (Kumar, Dao, May, arXiv 2603.03251).
+It knows nothing of verification: the target tells it what the text became.
+"""
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from actors.drafter.chain import ChainStart, DraftChain
+from actors.drafter.choice import choose
+from actors.drafter.cross_tokenizer_row import TranslatingRow
+from actors.drafter.row import WIDTH, DrafterRow, DrafterStep
+from actors.drafter.tree import DraftNode
+from actors.loops.grammar_jobs import LoadTokenizer, Structures
+from actors.loops.mailbox import REPORT_PERIOD_S, Reception
+from actors.loops.oom_backoff import Shortage
+from actors.loops.row_table import PREPARING_S, RowKey, RowTable, choose_prefill
+from actors.loops.thread import LoopTimes
+from actors.model.runner import Runner
+from actors.tokenizers.draft_mapping import Translator
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.link import ConnectingLink
+from actors.wire.messages import Admit, Advance, Message, Missed, Offer, Report
+from decoding.drafts.calibration import RankCalibration
+from decoding.errors import UnavailableError
+from decoding.sampling.transfer import tensor_on
+
+_log = logging.getLogger(__name__)
+
+
+class Drafter:
+    """One replica of a drafter model."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        link: ConnectingLink,
+        *,
+        prefill_chunk: int = 256,
+        alternatives: int = WIDTH,
+        ahead: bool = True,
+        load_tokenizer: LoadTokenizer | None = None,
+        translators: Mapping[str, Translator] | None = None,
+    ) -> None:
+        """
+        prefill_chunk: prompt tokens processed between two steps of the running rows.
+        alternatives: the most nodes per row and step when there is capacity to spare; 0: the chain alone.
+        ahead: of the verdicts, and offer whatever is new; otherwise only one draft, offered when `offers` is called.
+        load_tokenizer: for structured answers.
+        translators: by the names of targets that have another tokenizer.
+        """
+        self.times = LoopTimes()
+        self._runner = runner
+        self._alternatives = min(alternatives, WIDTH)
+        self._ahead = ahead
+        self._link = link
+        self._targets: Counter[str] = Counter()  # rows of each target that is connected
+        self._rows: RowTable[DrafterRow] = RowTable(runner.cache, removed=self._leave)
+        self._chain = DraftChain(runner)
+        self._chain.warm_up()
+        self._reception = Reception(link, self._rows, self.times)
+        chunk = min(prefill_chunk, runner.max_query)
+        self._shortage = Shortage(runner.cache.slots, self.times, self._give_back, prefill_chunk=chunk)
+        self._structures = Structures(load_tokenizer, runner.vocab_size)
+        self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
+        self._translators = {name: translator.to(runner.device) for name, translator in (translators or {}).items()}
+
+    def load(self, peer: str | None = None) -> Report:
+        """The load at this moment, and which requests of `peer` are here; any thread may ask."""
+        return self._rows.report(peer)
+
+    @property
+    def drafting(self) -> bool:
+        """Whether a row that has all its text in the cache wants to be drafted for."""
+        return any(row.pending <= WIDTH for row in self._wanting()[0])
+
+    def offers(self, keys: Iterable[RowKey]) -> list[Offer]:
+        """All that is drafted for some rows, by a drafter that is not ahead."""
+        rows = [row for row in map(self._rows.get, keys) if row is not None]
+        drafted = [(row, list(row.tree.root.descendants())) for row in rows]
+        offers = [row.offer(nodes) for row, nodes in drafted if nodes]
+        return [offer for offer in offers if offer is not None]
+
+    def turn(self) -> None:
+        """Receive; prefill one chunk of the new rows; take one step with the others; offer."""
+        for peer, message in self._reception.receive(self.timeout_s()):
+            self._handle(peer, message)
+        for row, error in self._rows.make_ready():
+            self._give_back(row, error)
+        wanting, alternatives = self._wanting()
+        behind = [row for row in wanting if row.pending > WIDTH]
+        running = self._shortage.choose([row for row in wanting if row.pending <= WIDTH])
+        if behind:
+            chosen = choose_prefill(behind, self._shortage.prefill_chunk)
+            self._shortage.prefill(partial(self._prefill, chosen), chosen)
+        if running:
+            self._shortage.step(partial(self._step, running, alternatives), running)
+        self._reception.close_turn()
+
+    def _prefill(self, rows: list[DrafterRow]) -> None:
+        chunk = self._shortage.prefill_chunk
+        self.times.prefill_s += self._run([(row, row.text_step(chunk)) for row in rows])
+
+    def _step(self, rows: list[DrafterRow], alternatives: int) -> None:
+        length = 0 if alternatives else self._chain_length(rows)
+        if length:
+            self.times.step_s += self._run_chains(rows, length)
+        else:
+            self.times.step_s += self._run([(row, row.next_step(alternatives)) for row in rows])
+        self.times.steps += max(length, 1)
+
+    def timeout_s(self) -> float:
+        """How long to wait for messages: not at all while there is something to compute."""
+        if self._wanting()[0]:
+            return 0.0
+        return REPORT_PERIOD_S if all(row.ready for row in self._rows) else PREPARING_S
+
+    def _wanting(self) -> tuple[list[DrafterRow], int]:
+        """The rows to work on, and how many nodes of each at most: more than the chain's only where no row is late."""
+        late = any(row.ready and row.is_late() for row in self._rows)
+        alternatives = self._alternatives if self._shortage.speculates and not late else 0
+        return [row for row in self._rows if row.ready and row.wants_step(alternatives)], alternatives
+
+    def _give_back(self, row: DrafterRow, error: BaseException) -> None:
+        if self._rows.get(row.key) is row:
+            self._reception.give_back(row.key, row.admission, error)
+
+    def _run(self, steps: list[tuple[DrafterRow, DrafterStep]]) -> float:
+        """One batched forward; every node that was run gets children, which are offered. Returns seconds."""
+        began_s = time.perf_counter()
+        logits = self._node_logits([step for _, step in steps])
+        choices = iter(choose([row for row, _ in steps], [step.nodes for _, step in steps], logits))
+        for row, step in steps:
+            calibration = self._calibrations[row.calibrated_as]
+            self._offer(row, [child for node in step.nodes for child in row.extend(node, [next(choices)], calibration)])
+        return time.perf_counter() - began_s
+
+    def _chain_length(self, rows: list[DrafterRow]) -> int:
+        """How many tokens of each row to draft before looking at them; 0: take a step of one."""
+        late = [row for row in rows if row.is_late()]
+        wanted = max(row.missing() for row in late or rows)
+        allowed = min(row.chain_length(wanted) for row in rows)
+        return self._chain.length(allowed, max(row.tree.tip().position for row in rows) + allowed, len(rows))
+
+    def _run_chains(self, rows: list[DrafterRow], length: int) -> float:
+        """So many forwards, each over the tokens of the one before; every token is offered. Returns seconds."""
+        began_s = time.perf_counter()
+        steps = [row.next_step(0, following=length - 1) for row in rows]
+        starts = [
+            ChainStart(step.input, row.params, row.position_below(step.nodes[0]))
+            for row, step in zip(rows, steps, strict=True)
+        ]
+        for row, step, choices in zip(rows, steps, self._chain.run(starts, length), strict=True):
+            self._offer(row, row.extend(step.nodes[0], choices, self._calibrations[row.calibrated_as]))
+        return time.perf_counter() - began_s
+
+    def _offer(self, row: DrafterRow, children: list[DraftNode]) -> None:
+        offer = row.offer(children) if children and self._ahead else None
+        if offer is not None:
+            self._reception.put(row.target, offer)
+
+    def _node_logits(self, steps: list[DrafterStep]) -> Tensor:
+        """[N, V], after each of the nodes that are run."""
+        last_only = all(len(step.nodes) <= 1 for step in steps)
+        logits = self._runner.logits([step.input for step in steps], last_only=last_only)  # [N or more, V]
+        wanted: list[int] = []
+        end = 0
+        for step in steps:
+            end += 1 if last_only else len(step.input.tokens)
+            wanted += range(end - len(step.nodes), end)
+        if len(wanted) < len(logits):
+            logits = logits[tensor_on(logits.device, wanted, torch.int64)]
+        return logits
+
+    def _handle(self, peer: str, message: Message) -> None:
+        match message:
+            case Advance():
+                self._advance(peer, message)
+            case Admit():
+                try:
+                    self._admit(peer, message)
+                except Exception as error:  # a fault of a tokenizer, among others, must not end the other requests
+                    self._reception.give_back((peer, message.request_id), message.admission, error)
+            case Report():
+                pass  # of a target
+            case _:
+                _log.warning("%s sent a %s, which is not for drafters", peer, type(message).__name__)
+
+    def _admit(self, peer: str, message: Admit) -> None:
+        row: DrafterRow | None
+        translator = None if message.target is None else self._translators.get(message.target.model)
+        if translator is not None:
+            row = TranslatingRow.make(peer, message, self._runner, translator, ahead=self._ahead)
+        elif self._runner.knows(message.tokens):
+            row = DrafterRow(peer, message, self._runner, ahead=self._ahead)
+        else:
+            row = None
+        if row is None:
+            raise UnavailableError("the drafter has no room for the text, or not its tokens")
+        if message.target is not None:
+            self._reach(message.target)
+        self._structures.begin(row)
+        self._rows.add(row)
+
+    def _reach(self, target: ReplicaAddress) -> None:
+        """Connect to one more row's target; hang up on those without a row, which may be gone."""
+        if target.name not in self._targets:
+            for name in [name for name, rows in self._targets.items() if rows == 0]:
+                self._link.disconnect(name)
+                del self._targets[name]
+            self._link.connect(target)
+        self._targets[target.name] += 1
+
+    def _leave(self, row: DrafterRow) -> None:
+        """A row is removed."""
+        self._targets[row.target] -= 1
+
+    def _advance(self, peer: str, message: Advance) -> None:
+        """Go on with the text, or give the request back where that is impossible."""
+        row = self._rows.get((message.coordinator, message.request_id))
+        if row is None or row.target != peer or message.admission < row.admission:
+            return
+        try:
+            self._go_on(row, message)
+        except (
+            Exception
+        ) as error:  # as with an admission; should that have been lost, the coordinator knows the new one
+            self._reception.give_back(row.key, message.admission, error)
+
+    def _go_on(self, row: DrafterRow, message: Advance) -> None:
+        """Raises UnavailableError if that is impossible."""
+        if message.admission > row.admission or not row.can_read(message.tokens):
+            raise UnavailableError("an admission was lost, or the text has tokens beyond the drafter's")
+        if message.base > row.known:  # something was lost on the way, or told before it was connected
+            self._reception.put(row.target, Missed(message.request_id, message.coordinator, row.known))
+        elif message.base + len(message.tokens) > row.known:
+            row.look_ahead(message.draft_length)
+            row.commit(message, self._calibrations[row.calibrated_as])

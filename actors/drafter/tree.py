@@ -1,0 +1,117 @@
+"""A drafter's own tree of what may follow a text: which of its nodes to run next, and where in the cache they are.
+
+It knows nothing of models, requests or messages: token ids, columns and chances only.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from decoding.drafts.trie import Distribution
+
+_MIN_CHANCE = 0.01  # an alternative less probable than that is not worth a message
+
+
+class DraftChoice(NamedTuple):
+    """What the drafter would have after a node."""
+
+    tokens: Sequence[int]  # best first
+    gap: float  # how clear the choice is, as in `RankCalibration`
+    drawn_from: Distribution | None = None  # if it was by chance
+
+    @classmethod
+    def ranked(cls, tokens: Sequence[float], scores: Sequence[float]) -> "DraftChoice":
+        """From the best tokens and their scores, −∞ for what can't be; both best first, at least two."""
+        possible = [int(token) for token, score in zip(tokens, scores, strict=True) if score > -math.inf]
+        return cls(possible, scores[0] - scores[1])
+
+
+class DraftNode:
+    """One token. It is pending until the model has run it, which tells what it would choose next."""
+
+    __slots__ = ("chance", "children", "choice", "column", "parent", "position", "token")
+
+    def __init__(self, token: int, position: int, chance: float = 1.0, parent: "DraftNode | None" = None) -> None:
+        self.token = token
+        self.position = position  # in the text
+        self.chance = chance  # that the target's text comes by here
+        self.parent = parent
+        self.column = -1  # of the KV slot; -1: pending. The root's is not kept here
+        self.choice: DraftChoice | None = None  # what may follow
+        self.children: dict[int, DraftNode] = {}  # by token, best first; those worth following
+
+    def __lt__(self, other: "DraftNode") -> bool:
+        """Whether it is the more promising one."""
+        return self.chance > other.chance
+
+    def descendants(self) -> Iterator["DraftNode"]:
+        """All nodes below, parents first."""
+        for child in self.children.values():
+            yield child
+            yield from child.descendants()
+
+    def path(self) -> list["DraftNode"]:
+        """The nodes from below the root down to this one."""
+        nodes: list[DraftNode] = []
+        node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+class DraftTree:
+    """The nodes below a text's last token, the root."""
+
+    def __init__(self, root: DraftNode, last_position: int, ends: Collection[int]) -> None:
+        """last_position: nothing is drafted beyond it. ends: tokens that nothing follows."""
+        self.root = root
+        root.parent = None
+        self.last_position = last_position
+        self._ends = ends
+        self.ran = 0  # nodes below the root that are not pending
+        self._pending: list[DraftNode] = []  # a heap
+        for node in root.descendants():
+            node.chance /= root.chance
+            if node.column >= 0:
+                self.ran += 1
+            else:
+                self._pending.append(node)
+        root.chance = 1.0
+        heapify(self._pending)
+
+    def tip(self) -> DraftNode:
+        """The end of the chain: of the path that the drafter itself would write; the root if there is none."""
+        node = self.root
+        while node.children:
+            node = next(iter(node.children.values()))
+        return node
+
+    def can_run(self, node: DraftNode) -> bool:
+        """Whether anything may follow a pending node."""
+        return node.position < self.last_position and node.token not in self._ends
+
+    def has_pending(self) -> bool:
+        """Whether there are nodes to run, the tip of the chain included."""
+        while self._pending and not (self._pending[0].column < 0 and self.can_run(self._pending[0])):
+            heappop(self._pending)
+        return bool(self._pending)
+
+    def pop_pending(self) -> DraftNode:
+        """The most promising node to run; the caller has asked whether there is one, and gives it a column."""
+        return heappop(self._pending)
+
+    def expand(self, node: DraftNode, choice: DraftChoice, chances: Sequence[float]) -> list[DraftNode]:
+        """Give a node that was run its children, and return them.
+
+        chances: of each of the tokens to be the target's; there may be fewer tokens.
+        """
+        node.choice = choice
+        self.ran += node is not self.root
+        for rank, (token, chance) in enumerate(zip(choice.tokens, chances, strict=False)):
+            if rank == 0 or node.chance * chance >= _MIN_CHANCE:
+                child = DraftNode(token, node.position + 1, node.chance * chance, node)
+                node.children[token] = child
+                heappush(self._pending, child)
+        return list(node.children.values())

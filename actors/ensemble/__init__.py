@@ -1,0 +1,1 @@
+"""Ensembles: a request's rounds with its members, and a member's side of them."""

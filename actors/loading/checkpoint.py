@@ -1,0 +1,241 @@
+"""Loads models and tokenizers from a local folder or the Hub, through transformers; refuses what can't be served."""
+
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from actors.loading import memory_budget
+from actors.loading.quantization import Quantization, quantization_config, weight_bytes
+from actors.loading.supported import check_config, check_modules
+from decoding.errors import ConfigError
+
+_LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
+_SHOWN_WEIGHTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model to load, and the room to give it."""
+
+    name: str
+    path: str  # a local folder or a Hub id
+    revision: str | None = None
+    trust_remote_code: bool = False  # run Python code that comes with the checkpoint
+    safetensors_only: bool = True  # False: pickled weights too, which can run any code
+    adapter: str | None = None  # LoRA weights to merge: a local folder or a Hub id
+    dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
+    quantization: Quantization | None = None
+    kv_dtype: str = "auto"  # of the KV slots; "auto": as the layers compute; else a torch dtype's name
+    device: str = "auto"  # "auto": a GPU if there is one, else the CPU; "balanced": all GPUs; else a torch device
+    tensor_parallel: int = 1  # over how many devices each layer is spread; see actors/loading/tensor_parallel.py
+    memory_bytes: int | None = None  # the most for weights and KV slots, per device; None: what is free
+    slots: int | Literal["auto"] = 16  # requests that run at once; "auto": as many as fit
+    max_length: int = 1024  # tokens per slot, prompt and output
+    prefill_chunk: int = 256  # prompt tokens processed between two steps of running requests
+    threads: int | None = None  # CPU threads; None: torch's own choice
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Where the weights go."""
+        if self.device == "balanced":
+            return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        if self.device == "auto":
+            return [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
+        return [torch.device(self.device)]
+
+    @property
+    def kv_torch_dtype(self) -> torch.dtype | None:
+        """Of the KV slots; None: as the layers compute."""
+        return None if self.kv_dtype == "auto" else getattr(torch, self.kv_dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What a checkpoint's authors recommend, named as in SamplingParams; None: they say nothing."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    max_tokens: int | None = None
+
+    def given(self) -> dict[str, float]:
+        """Those that they say."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def load_model(spec: ModelSpec) -> PreTrainedModel:
+    """The model on its device or devices, with its adapter merged.
+
+    Raises:
+        ConfigError: the checkpoint can't be found or loaded, lacks weights, can't be served, needs more memory than
+            there is, or its positions are fewer than `max_length`.
+    """
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    devices = spec.devices
+    if not devices:
+        raise ConfigError(f"models.{spec.name}.device is 'balanced', but there is no GPU")
+    config = _load_config(spec)
+    skeleton = _skeleton(spec, config)
+    options: dict[str, Any] = {}
+    if spec.quantization is not None:
+        if getattr(config, "quantization_config", None) is not None:
+            raise ConfigError(f"models.{spec.name}.quantization: the checkpoint is quantised already; leave it out")
+        try:
+            options["quantization_config"] = quantization_config(spec.quantization, skeleton, devices[0])
+        except ConfigError as error:
+            raise ConfigError(f"models.{spec.name}.quantization: {error}") from error
+    _check_memory(spec, config, skeleton)
+    model = _load_weights(spec, options)
+    return model if spec.adapter is None else _merge_adapter(spec, model)
+
+
+def load_tokenizer(
+    path: str, revision: str | None = None, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer that comes with a checkpoint, and its chat template.
+
+    Raises:
+        ConfigError: there is none, or it can't be loaded.
+    """
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, revision=revision, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"can't load the tokenizer of {path!r}: {error}") from error
+    return tokenizer
+
+
+def load_sampling_defaults(path: str, revision: str | None = None) -> SamplingDefaults:
+    """What the checkpoint's generation configuration says; nothing if it has none.
+
+    `do_sample: false`, where it is written down, means temperature 0; where nothing is, the request decides.
+    """
+    try:
+        config = GenerationConfig.from_pretrained(path, revision=revision or "main")
+    except OSError:  # many checkpoints have none
+        return SamplingDefaults()
+    return SamplingDefaults(
+        temperature=0.0 if config.do_sample is False else config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        typical_p=config.typical_p,
+        repetition_penalty=config.repetition_penalty,
+        no_repeat_ngram_size=config.no_repeat_ngram_size,
+        max_tokens=config.max_new_tokens,
+    )
+
+
+def _load_config(spec: ModelSpec) -> PretrainedConfig:
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code
+        )
+    except (*_LOAD_ERRORS, KeyError) as error:
+        raise _cannot_load(spec, error) from error
+    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if positions is not None and spec.max_length > positions:
+        raise ConfigError(
+            f"models.{spec.name}.max_length is {spec.max_length}, but the model has {positions} positions; lower it"
+        )
+    try:
+        check_config(config, max_length=spec.max_length)
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
+    return config
+
+
+def _skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
+    """The model without data, to be looked at before memory is spent on it."""
+    try:
+        with torch.device("meta"):
+            skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
+                deepcopy(config), trust_remote_code=spec.trust_remote_code
+            )
+    except (*_LOAD_ERRORS, KeyError) as error:
+        raise _cannot_load(spec, error) from error
+    try:
+        check_modules(skeleton)
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
+    return skeleton
+
+
+def _check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrainedModel) -> None:
+    """Raises ConfigError if the weights won't fit. Of checkpoints that are quantised already the size is not known."""
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    dtype: torch.dtype = stored if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    device = spec.devices[0]
+    needed = weight_bytes(skeleton, dtype, spec.quantization, device)
+    smaller = {"dtype: bfloat16": weight_bytes(skeleton, torch.bfloat16, None, device)} if dtype.itemsize > 2 else {}
+    kinds: tuple[Quantization, ...] = ("int8", "nf4")
+    smaller |= {f"quantization: {kind}": weight_bytes(skeleton, dtype, kind, device) for kind in kinds}
+    memory_budget.check_weights(
+        spec.name, needed, smaller, room=memory_budget.room_for_weights(spec.devices, spec.memory_bytes)
+    )
+
+
+def _load_weights(spec: ModelSpec, options: dict[str, Any]) -> PreTrainedModel:
+    device_map = "balanced" if spec.device == "balanced" else {"": spec.devices[0]}
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            spec.path,
+            revision=spec.revision,
+            trust_remote_code=spec.trust_remote_code,
+            dtype=spec.dtype,
+            device_map=device_map,
+            use_safetensors=True if spec.safetensors_only else None,
+            output_loading_info=True,
+            **options,
+        )
+    except _LOAD_ERRORS as error:
+        raise _cannot_load(spec, error) from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:_SHOWN_WEIGHTS]) + (", …" if len(missing) > _SHOWN_WEIGHTS else "")
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} lacks {len(missing)} weights: {shown}")
+    placed = set(getattr(model, "hf_device_map", {}).values())
+    if spec.device == "balanced" and placed & {"cpu", "disk"}:
+        raise ConfigError(f"models.{spec.name}.device: the weights don't fit on the {len(spec.devices)} GPUs")
+    return model
+
+
+def _merge_adapter(spec: ModelSpec, model: PreTrainedModel) -> PreTrainedModel:
+    """The model with its LoRA weights added to its own: Hu et al., arXiv 2106.09685, section 4.1."""
+    assert spec.adapter is not None
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ConfigError(f"models.{spec.name}.adapter needs peft: pip install 'consort[lora]'") from error
+    try:
+        adapted = PeftModel.from_pretrained(model, spec.adapter, use_safetensors=spec.safetensors_only)
+        merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+    except (*_LOAD_ERRORS, KeyError, TypeError) as error:
+        raise ConfigError(f"models.{spec.name}.adapter: can't merge {spec.adapter!r}: {error}") from error
+    return merged
+
+
+def _cannot_load(spec: ModelSpec, error: Exception) -> ConfigError:
+    return ConfigError(f"models.{spec.name}.path: can't load {spec.path!r}: {error}")

@@ -1,0 +1,132 @@
+"""Which models a runner can serve: refused by their configuration, by their modules, or by a trial of a few tokens.
+
+A runner keeps keys and values of every token in slots, and lays the tokens of all rows one after the other. So it can
+serve a model whose layers know nothing of a text but its positions and its keys and values.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from actors.model.forward_input import RowInput
+from actors.model.kv_slots import SlotCache
+from actors.model.runner import Runner
+from decoding.errors import ConfigError
+
+_LAYER_KINDS = {"full_attention", "sliding_attention"}
+_LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rotary positions that change with the length of the text
+_LENGTHS = (5, 9)  # tokens of the trial's two calls
+_TOLERANCES = {torch.float32: 0.01}  # of the trial's logits, relative to how much logits vary
+_LOOSE = 0.3  # the same for other types: rounding alone gives some per cent, a text that is not seen gives 1
+
+
+def check_config(config: PretrainedConfig, *, max_length: int) -> None:
+    """Raises ConfigError, with the reason, if the configuration shows that a runner can't serve the model."""
+    text = config.get_text_config(decoder=True)
+    if config.is_encoder_decoder:
+        raise ConfigError(f"{config.model_type} models have an encoder; only decoder-only models can be served")
+    foreign = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_KINDS)
+    if foreign:
+        raise ConfigError(f"it has layers of kind {', '.join(foreign)}; only {', '.join(sorted(_LAYER_KINDS))} can run")
+    if _uses_alibi(text):
+        raise ConfigError("it biases attention by distance (ALiBi), which attention over KV slots does not support")
+    if getattr(text, "attn_logit_softcapping", None) is not None:
+        raise ConfigError("it caps attention scores (softcap), which attention over KV slots does not support")
+    for kind, original in _length_dependent_positions(text):
+        if max_length > original:
+            raise ConfigError(
+                f"its rotary positions ({kind}) change with the length of a text that exceeds {original} tokens; "
+                f"lower max_length from {max_length} to {original}, up to which they don't"
+            )
+
+
+def check_modules(model: PreTrainedModel) -> None:
+    """Raises ConfigError, with the reason, if its class or its layers show that a runner can't serve the model.
+
+    model: may be without data, on the meta device.
+    """
+    name = type(model).__name__
+    if model._is_stateful:
+        raise ConfigError(f"{name} carries a state from token to token (recurrent layers), which slots do not hold")
+    if not model._can_set_attn_implementation():
+        raise ConfigError(f"{name} computes attention itself, not through transformers' AttentionInterface")
+    for path, module in model.named_modules():
+        if getattr(module, "is_causal", True) is False:
+            raise ConfigError(f"{name} is no decoder: in {path}, tokens see those that come after them")
+        if getattr(module, "sinks", None) is not None:
+            raise ConfigError(f"{name} has attention sinks, which attention over KV slots does not support")
+
+
+def try_out(model: PreTrainedModel) -> SlotCache:
+    """Run a few tokens over slots, in two calls and beside another row, and compare with the model's plain forward.
+
+    Returns the trial's cache, which shows what each layer keeps.
+
+    Raises:
+        ConfigError: the logits differ, or the model's forward does not run.
+    """
+    runner = Runner(model, slots=2, max_length=sum(_LENGTHS), max_query=max(_LENGTHS))
+    if runner.device.type == "cuda":
+        runner.use_graphs(capture=lambda run: run)
+    tokens = [(7 + 131 * place) % runner.vocab_size for place in range(sum(_LENGTHS))]
+    try:
+        expected = _plain(model, tokens)
+        found = _over_slots(runner, tokens)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ConfigError(f"{type(model).__name__} does not run over KV slots: {error}") from error
+    difference = float((found - expected).norm() / (expected - expected.mean(dim=-1, keepdim=True)).norm())
+    tolerance = _LOOSE if _has_few_bits(model) else _TOLERANCES.get(model.dtype, _LOOSE)
+    if not difference <= tolerance:
+        raise ConfigError(
+            f"{type(model).__name__} gives other logits over KV slots than without: they differ by "
+            f"{difference:.1%} of their own variation, and {tolerance:.0%} would be rounding"
+        )
+    return runner.cache
+
+
+@torch.inference_mode()
+def _plain(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """[T, V] float32 logits of the whole text, without a cache."""
+    ids = torch.tensor([tokens], device=model.device)
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    return logits.float()
+
+
+def _over_slots(runner: Runner, tokens: list[int]) -> Tensor:
+    """[T, V] float32 logits of the text in two calls, the first of them beside another row."""
+    first, second = _LENGTHS
+    before = runner.logits([RowInput(0, 0, tokens[:3]), RowInput(1, 0, tokens[:first])])[3:]
+    after = runner.logits([RowInput(1, first, tokens[first : first + second])])
+    return torch.cat([before, after]).float()
+
+
+def _has_few_bits(model: PreTrainedModel) -> bool:
+    return getattr(model, "quantization_method", None) is not None
+
+
+def _uses_alibi(config: PretrainedConfig) -> bool:
+    """Bloom always does, Falcon and MPT have a switch."""
+    switches = (getattr(config, "alibi", False), getattr(getattr(config, "attn_config", None), "alibi", False))
+    return config.model_type == "bloom" or any(switches)
+
+
+def _length_dependent_positions(config: PretrainedConfig) -> Iterator[tuple[str, int]]:
+    """Kinds of rotary positions that depend on the length of a text, and the length up to which they don't."""
+    parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    by_layer = [value for value in parameters.values() if isinstance(value, Mapping)]
+    for one in by_layer or [parameters]:
+        kind = str(one.get("rope_type", "default"))
+        if kind in _LENGTH_DEPENDENT:
+            given = one.get("original_max_position_embeddings") if kind == "longrope" else None
+            yield kind, int(given or config.max_position_embeddings)

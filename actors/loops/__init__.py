@@ -1,0 +1,1 @@
+"""What all loops share: a thread, a mailbox, a table of rows, back-off when memory runs out."""

@@ -1,0 +1,73 @@
+"""Gated feed-forward layers, SwiGLU (Shazeer, arXiv 2002.05202), as two matrix products and one pass in between."""
+
+import torch
+from torch import Tensor, nn
+
+from actors.model.native.library import library
+from actors.model.operator_trace import as_one_operator
+from actors.model.packed_linear import OneOfSeveral, PackedTogether
+
+_NAMES = {torch.float32: "silu_gate_float32", torch.bfloat16: "silu_gate_bfloat16"}
+_TOLERANCE = 0.02  # of the length of a result: some steps of bfloat16
+
+
+class GatedMLP(nn.Module):
+    """Down from silu(gate) · up, with transformers' rounding."""
+
+    def __init__(self, gate_and_up: PackedTogether, down: nn.Module) -> None:
+        super().__init__()
+        self.down_proj = down
+        self._gate_and_up = gate_and_up
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., H]; returns the same shape."""
+        result: Tensor = self.down_proj(silu_gate(self._gate_and_up.joined(x)))
+        return result
+
+
+@as_one_operator
+def silu_gate(both: Tensor) -> Tensor:
+    """both: [..., 2I], gates before what they let through; returns [..., I]."""
+    native = library()
+    assert native is not None
+    both = both.contiguous()
+    size = both.shape[-1] // 2
+    output = both.new_empty(*both.shape[:-1], size)
+    getattr(native, _NAMES[both.dtype])(
+        both.data_ptr(), output.numel() // size, size, torch.get_num_threads(), output.data_ptr()
+    )
+    return output
+
+
+@torch.no_grad()
+def replace_mlps(module: nn.Module) -> None:
+    """Replace the layers below `module` that compute what `GatedMLP` does, on CPUs: each is tried on random numbers."""
+    for name, child in module.named_children():
+        gate, down = getattr(child, "gate_proj", None), getattr(child, "down_proj", None)
+        if not isinstance(gate, OneOfSeveral) or not isinstance(down, nn.Module):
+            replace_mlps(child)
+        elif _may_be_faster(gate.together.like) and not hasattr(child, "_hf_hook"):
+            faster = GatedMLP(gate.together, down)
+            if _agree(faster, child, gate.together):
+                setattr(module, name, faster)
+
+
+def _may_be_faster(like: Tensor) -> bool:
+    return like.device.type == "cpu" and like.dtype in _NAMES and library() is not None
+
+
+def _agree(faster: GatedMLP, mlp: nn.Module, together: PackedTogether) -> bool:
+    """Where gates bend, and far out, where some layers limit them."""
+    x = torch.randn(1, 4, together.in_features, generator=torch.Generator().manual_seed(0)).to(together.like)
+    gates, _ = together.joined(x).float().chunk(2, dim=-1)
+    for spread in (3.0, 300.0):
+        scaled = x * (spread / gates.std())
+        try:
+            found, expected = faster(scaled), mlp(scaled)
+        except Exception:  # it wants something else
+            return False
+        if not isinstance(expected, Tensor) or expected.shape != found.shape:
+            return False
+        if not (found - expected).float().norm() <= _TOLERANCE * expected.float().norm():
+            return False
+    return True

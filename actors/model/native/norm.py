@@ -1,0 +1,74 @@
+"""Root mean square normalisation as one pass over memory, where a model's own takes eight."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from actors.model.native.library import library
+from actors.model.operator_trace import as_one_operator
+
+_NAMES = {torch.float32: "rms_norm_float32", torch.bfloat16: "rms_norm_bfloat16"}
+_TOLERANCE = 0.01  # half a step of bfloat16 and a little more
+
+
+class NativeRMSNorm(nn.Module):
+    """Zhang and Sennrich, arXiv 1910.07467, with transformers' rounding."""
+
+    def __init__(self, original: nn.Module, weight: Tensor, eps: float) -> None:
+        """original: the layer that this one stands for, and that is asked about inputs of another type."""
+        super().__init__()
+        self.weight, self._eps, self._original = weight, eps, original
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., H]; returns the same shape."""
+        if x.dtype != self.weight.dtype:
+            result: Tensor = self._original(x)
+            return result
+        return _normalise(x, self.weight, self._eps)
+
+
+@as_one_operator
+def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.contiguous()
+    output = torch.empty_like(x)
+    size = x.shape[-1]
+    native = library()
+    assert native is not None
+    getattr(native, _NAMES[x.dtype])(
+        x.data_ptr(), weight.data_ptr(), eps, x.numel() // size, size, torch.get_num_threads(), output.data_ptr()
+    )
+    return output
+
+
+class TorchRMSNorm(nn.Module):
+    """The same in torch's own kernel, on GPUs: it rounds once, after the weights."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight, self._eps = weight, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., H]; returns the same shape."""
+        return rms_norm(x, self.weight.shape, self.weight, self._eps)
+
+
+@torch.no_grad()
+def replace_norms(module: nn.Module) -> None:
+    """Replace the layers below `module` that compute what those here do: each is tried on random numbers."""
+    for name, child in module.named_children():
+        weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", getattr(child, "eps", None))
+        if not type(child).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
+            replace_norms(child)
+        elif (faster := _faster(child, weight, eps)) is not None:
+            x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+            if torch.allclose(faster(x), child(x), rtol=_TOLERANCE, atol=_TOLERANCE):
+                setattr(module, name, faster)
+
+
+def _faster(norm: nn.Module, weight: Tensor, eps: float) -> nn.Module | None:
+    """What might stand for a norm, on its device."""
+    if weight.device.type == "cuda" and not hasattr(norm, "_hf_hook"):
+        return TorchRMSNorm(weight, eps)
+    if weight.device.type == "cpu" and weight.dtype in _NAMES and weight.is_contiguous() and library():
+        return NativeRMSNorm(norm, weight, eps)
+    return None

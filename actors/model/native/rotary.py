@@ -1,0 +1,116 @@
+"""Rotary position embedding in one pass over queries and keys, where a model's own takes ten.
+
+Models of transformers call it by the same name, each from its own module. What is replaced is the meaning of that name
+in the `forward` of one model's attention layers; the module is left alone.
+"""
+
+import ctypes
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actors.model.native.library import library
+from actors.model.operator_trace import as_one_operator
+
+_CALLED = "apply_rotary_pos_emb"
+_NAMES = {torch.float32: "rotate_float32", torch.bfloat16: "rotate_bfloat16"}
+
+Rotate = Callable[..., tuple[Tensor, Tensor]]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            *("tokens", "heads", "kv_heads", "head_dim", "threads"),
+            *("query_token", "query_head", "key_token", "key_head"),
+        )
+    ]
+
+
+class NativeRotary:
+    """Su et al., arXiv 2104.09864, in the half-split form of GPT-NeoX, with transformers' rounding."""
+
+    def __init__(self, original: Rotate) -> None:
+        """original: the function that this one stands for, and that is asked about everything else."""
+        self._original = original
+
+    def __call__(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Of q [1, heads, N, D], k [1, kv_heads, N, D], cos and sin [1, N, D]: returns q and k, turned."""
+        if options or len(given) != 4 or not _can_rotate(*given):
+            return self._original(*given, **options)
+        return _rotate(*given)
+
+
+@as_one_operator
+def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    native = library()
+    assert native is not None
+    _, heads, tokens, head_dim = q.shape
+    to_q, to_k = q.new_empty(1, tokens, heads, head_dim), k.new_empty(1, tokens, k.shape[1], head_dim)
+    shape = _Shape(
+        *(tokens, heads, k.shape[1], head_dim, torch.get_num_threads()),
+        *(q.stride(2), q.stride(1), k.stride(2), k.stride(1)),
+    )
+    getattr(native, _NAMES[q.dtype])(ctypes.byref(shape), *(x.data_ptr() for x in (q, k, cos, sin, to_q, to_k)))
+    return to_q.transpose(1, 2), to_k.transpose(1, 2)
+
+
+def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether it is a batch of one on a CPU, all of one type, whose heads turn as a whole."""
+    return (
+        q.device.type == "cpu"
+        and q.dtype in _NAMES
+        and q.dtype == k.dtype == cos.dtype == sin.dtype
+        and q.dim() == k.dim() == 4
+        and len(q) == 1
+        and cos.shape == sin.shape == (1, q.shape[2], q.shape[3])
+        and q.shape[2:] == k.shape[2:]
+        and q.stride(3) == k.stride(3) == 1
+        and cos.is_contiguous()
+        and sin.is_contiguous()
+    )
+
+
+@torch.no_grad()
+def replace_rotary(model: nn.Module) -> None:
+    """Let the attention layers below `model` rotate natively, if theirs computes the same: tried on random numbers."""
+    if not any(parameter.device.type == "cpu" for parameter in model.parameters()) or library() is None:
+        return
+    faster = {kind: _with_native_rotary(kind.forward) for kind in {type(layer) for layer in model.modules()}}
+    for layer in model.modules():
+        forward = faster[type(layer)]
+        if forward is not None and "forward" not in vars(layer):
+            layer.forward = MethodType(forward, layer)
+
+
+def _with_native_rotary(forward: Callable[..., object]) -> FunctionType | None:
+    """The function, for which one name of its module means something else; None if it does not call that."""
+    if not isinstance(forward, FunctionType) or _CALLED not in forward.__code__.co_names:
+        return None
+    original = forward.__globals__.get(_CALLED)
+    if original is None or not _agrees(original):
+        return None
+    meanings = {**forward.__globals__, _CALLED: NativeRotary(original)}
+    faster = FunctionType(forward.__code__, meanings, forward.__name__, forward.__defaults__, forward.__closure__)
+    faster.__kwdefaults__ = forward.__kwdefaults__
+    return faster
+
+
+def _agrees(original: Rotate) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    heads = [torch.randn(1, count, 3, 8, generator=generator) for count in (4, 2)]
+    angles = [torch.randn(1, 3, 8, generator=generator) for _ in range(2)]
+    for dtype, agree in ((torch.float32, torch.allclose), (torch.bfloat16, torch.equal)):
+        given = [x.to(dtype) for x in (*heads, *angles)]
+        try:
+            expected = original(*given)
+        except Exception:  # it wants something else
+            return False
+        found = NativeRotary(original)(*given)
+        if not all(x.dtype == y.dtype and agree(x, y) for x, y in zip(found, expected, strict=True)):
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Mappings between the tokens of two models."""

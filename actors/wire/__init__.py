@@ -1,0 +1,1 @@
+"""What crosses processes: addresses, messages, links, logits as bytes."""

@@ -1,0 +1,86 @@
+"""Logits as bytes, for the wire: the one kind of tensor that crosses links."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from actors.wire.logits_memory import SharedLogits
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsTransport:
+    """How exactly logits travel.
+
+    float32 is exact. 16 bits halve the traffic, for a relative error of each logit of up to 2^-9 (bfloat16) or 2^-12
+    (float16, whose range ends at 65504). With `top_k` only the largest logits travel and all other tokens count as
+    impossible to the member, so its distribution is that of top-k sampling: it lacks the probability of its tail.
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    top_k: int = 0  # 0: all
+
+
+class PackedLogits(msgspec.Struct, frozen=True):
+    """[N, V] logits, or of each of N positions the k largest."""
+
+    positions: int
+    vocab_size: int
+    dtype: str
+    values: bytes
+    tokens: bytes | None = None  # int32, with top-k
+    shared: bool = False  # the values are not here, but in the memory that the leader shares with the member
+
+
+def pack(logits: Tensor, transport: LogitsTransport, memory: SharedLogits | None = None) -> PackedLogits:
+    """logits: [N, V] of any float type, on any device. memory: that the leader shares, for all of them, if they fit.
+
+    Logits of a narrower type than the transport's travel as they are: nothing is lost.
+    """
+    dtype = getattr(torch, transport.dtype)
+    dtype = min(dtype, logits.dtype, key=lambda one: one.itemsize)
+    positions, vocab_size = logits.shape
+    tokens = None
+    if 0 < transport.top_k < vocab_size:
+        logits, indices = logits.topk(transport.top_k, dim=-1)
+        tokens = _to_bytes(indices.int())
+    name, logits = str(dtype).removeprefix("torch."), logits.to(dtype)
+    if tokens is None and memory is not None and memory.write(logits):
+        return PackedLogits(positions, vocab_size, name, b"", shared=True)
+    return PackedLogits(positions, vocab_size, name, _to_bytes(logits), tokens)
+
+
+def unpack(packed: PackedLogits, device: torch.device | str = "cpu", memory: SharedLogits | None = None) -> Tensor:
+    """[N, V] float32; −∞ for what did not travel. memory: shared with the member, to be read before its next answer.
+
+    Raises:
+        ValueError: sizes that don't fit together.
+    """
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if packed.shared and packed.dtype in dtypes and memory is not None:
+        return memory.read(dtypes[packed.dtype], packed.positions, packed.vocab_size).to(device).float()
+    if packed.dtype not in dtypes or packed.positions < 1 or not packed.values:
+        raise ValueError(f"logits of {packed.positions} positions in {packed.dtype}")
+    values = _from_bytes(packed.values, dtypes[packed.dtype], packed.positions).float()
+    if packed.tokens is not None:
+        tokens = _from_bytes(packed.tokens, torch.int32, packed.positions).long()
+        if tokens.shape != values.shape or not 0 <= int(tokens.min()) <= int(tokens.max()) < packed.vocab_size:
+            raise ValueError("tokens that don't belong to the logits")
+        values = torch.full((packed.positions, packed.vocab_size), -math.inf).scatter_(-1, tokens, values)
+    if values.shape[1] != packed.vocab_size:
+        raise ValueError(f"{values.shape[1]} logits of a vocabulary of {packed.vocab_size}")
+    return values.to(device)
+
+
+def _to_bytes(values: Tensor) -> bytes:
+    return values.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+
+def _from_bytes(data: bytes, dtype: torch.dtype, rows: int) -> Tensor:
+    """[rows, …]"""
+    if not data or len(data) % (rows * dtype.itemsize):
+        raise ValueError(f"{len(data)} bytes for {rows} rows of {dtype}")
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(rows, -1)

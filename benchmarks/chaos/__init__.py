@@ -1,0 +1,1 @@
+"""Faults under load: every answer must be what it always is."""

@@ -1,0 +1,105 @@
+"""Who takes part on a CPU, each in processes of its own, and how they are brought up: one after the other."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from transformers.utils import logging
+
+from actors.loading.checkpoint import ModelSpec
+from actors.replica.replica import load_runner
+from benchmarks.peers import huggingface
+from benchmarks.peers.alternation import Alternation, AlternationContestant
+from benchmarks.peers.contestant import Contestant
+from benchmarks.peers.hosts import Child, Host
+from benchmarks.peers.huggingface import HuggingFace, HuggingFaceContestant
+from benchmarks.peers.ours import Ours
+from benchmarks.peers.processes import Consort, Models
+from benchmarks.peers.vllm import Vllm, VllmContestant
+
+_HF_DRAFT_LENGTHS = (4, 8, None)  # None: the defaults of `generate`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the contestants are given; the command line explains each."""
+
+    target: Path
+    drafter: Path
+    dtype: str
+    drafter_dtype: str
+    streams: Sequence[int]
+    draft_lengths: Sequence[int]
+    adaptive_limit: int
+    threads: int
+    target_threads: int
+    drafter_threads: int
+    vllm_python: Path
+
+    @property
+    def models(self) -> Models:
+        slots = max(self.streams)
+        return Models(
+            ModelSpec(name="target", path=str(self.target), dtype=self.dtype, device="cpu", slots=slots),
+            ModelSpec(name="drafter", path=str(self.drafter), dtype=self.drafter_dtype, device="cpu", slots=slots),
+            threads=self.threads,
+            target_threads=self.target_threads,
+            drafter_threads=self.drafter_threads,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """All who take part, all paused, and what the comparison has to know of some of them."""
+
+    contestants: Sequence[Contestant]
+    models: Host[HuggingFace]
+    plain: Ours
+    drafting: Ours
+    left_out: Sequence[str]  # who does not take part, and why
+
+
+@contextlib.contextmanager
+def enter(options: Options, *, report: Callable[[str], None]) -> Iterator[Lineup]:
+    """Start every process, load one after the other, and pause them; end them afterwards."""
+    models, γs = options.models, options.draft_lengths
+    hf = Child(partial(huggingface.load, *_specs(models)), threads=models.threads)
+    alternation = Child(partial(_load_alternation, models), threads=models.threads)
+    consort = Consort(models)  # by now all begin to import, at the same time
+    with contextlib.ExitStack() as stack:
+        peers: list[Contestant] = []
+        left_out = []
+        if options.vllm_python.exists():
+            report("vLLM loads and compiles …")
+            engine = Vllm(options.vllm_python, models.target, threads=models.threads, log=Path(".bench/vllm.log"))
+            peers.append(VllmContestant(stack.enter_context(engine)))
+            engine.pause()
+        else:
+            left_out.append(f"vLLM is left out: there is no {options.vllm_python} (`make bench-peers` makes it)")
+            report(left_out[0])
+        report("the others load …")
+        for child in (hf, alternation):
+            stack.enter_context(child)
+            child.pause()
+        plain, *drafting = stack.enter_context(consort.running(γs, options.adaptive_limit))
+        contestants = [
+            HuggingFaceContestant(hf),
+            *(HuggingFaceContestant(hf, assisted=True, draft_length=γ) for γ in _HF_DRAFT_LENGTHS),
+            *peers,
+            *(AlternationContestant(alternation, draft_length=γ) for γ in γs),
+            plain,
+            *drafting,
+        ]
+        yield Lineup(contestants, hf, plain, drafting[0], left_out)
+
+
+def _specs(models: Models) -> tuple[ModelSpec, ModelSpec]:
+    """Of contestants that run both models in one process, in turn."""
+    return replace(models.target, threads=models.threads), replace(models.drafter, threads=models.threads)
+
+
+def _load_alternation(models: Models) -> Alternation:
+    logging.disable_progress_bar()
+    return Alternation(*map(load_runner, _specs(models)))

@@ -1,0 +1,257 @@
+"""`python -m benchmarks.micro.acceptance`: the share of drafts that each rule of verification accepts, bundled pair.
+
+Texts are rolled out in earnest: the drafter writes γ tokens, the target verifies them, and what is committed is what
+both go on from. Without servers, clocks or waiting: the figures don't depend on the machine, but for rounding.
+"""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from actors.replica.replica import load_runner
+from benchmarks.report import table
+from decoding.drafts.ngram import NgramProposer
+from decoding.drafts.rejection import RejectionRow, Verdict, distributions, draft_key, draw, verify_by_rejection
+from decoding.drafts.trie import Draft
+from decoding.drafts.verify import accepted_path
+from decoding.sampling.noise import gumbel, noise_key
+from training.heldout import read_prompts
+
+_MAX_LENGTH, _PREFILL = 320, 160
+_TOP_K = 64
+
+
+class Row:
+    """A text in the making; both models keep it in the slot of its number, which is its seed, too."""
+
+    def __init__(self, number: int, prompt: Sequence[int]) -> None:
+        self.number, self.tokens, self.prompt_length = number, list(prompt), len(prompt)
+        self.known = len(prompt) - 1  # tokens that the drafter has in its cache
+        self.lookup = NgramProposer()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both models, at one temperature."""
+
+    target: Runner
+    drafter: Runner
+    temperature: float
+
+    def prefill(self, rows: list[Row]) -> None:
+        """Everything but the last token of each prompt."""
+        for runner in (self.target, self.drafter):
+            runner.logits([RowInput(row.number, 0, row.tokens[:-1]) for row in rows], last_only=True)
+
+    def verify_logits(self, rows: list[Row], drafts: list[Draft]) -> Tensor:
+        """[N, V] the target's after each text and each of its draft tokens."""
+        inputs = [
+            RowInput(row.number, len(row.tokens) - 1, [row.tokens[-1], *draft.tokens])
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+        return self.target.logits(inputs) / self.temperature
+
+    def draft_logits(self, rows: list[Row], drafts: list[Draft]) -> Tensor:
+        """[B, V] the drafter's after what was drafted so far."""
+        inputs = []
+        for row, draft in zip(rows, drafts, strict=True):
+            text = row.tokens + draft.tokens
+            start = len(text) - 1 if draft.tokens else row.known
+            inputs.append(RowInput(row.number, start, text[start:]))
+        return self.drafter.logits(inputs, last_only=True) / self.temperature
+
+
+DraftRows = Callable[[Pair, list[Row], int], list[Draft]]
+VerifyRows = Callable[[Tensor, list[Row], list[Draft]], list[Verdict]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One way to draft and verify, at one temperature."""
+
+    way: str
+    temperature: float
+    draft_length: int
+    steps: int
+    drafted: int
+    accepted: int
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / max(self.drafted, 1)
+
+    @property
+    def acceptance_length(self) -> float:
+        return 1 + self.accepted / self.steps
+
+
+def draft_drawn(pair: Pair, rows: list[Row], count: int, *, top_k: int) -> list[Draft]:
+    """Chains that the drafter draws from its own distribution."""
+    drafts = [Draft([], list(range(-1, count - 1))) for _ in rows]
+    for depth in range(count):
+        keys = [draft_key(row.number, len(row.tokens) + depth, len(row.tokens)) for row in rows]
+        tokens, ids, probs = draw(pair.draft_logits(rows, drafts), torch.tensor(keys, dtype=torch.int32), top_k)
+        for draft, token, origin in zip(drafts, tokens.tolist(), distributions(ids, probs), strict=True):
+            draft.tokens.append(token)
+            draft.distributions.append(origin)
+    return drafts
+
+
+def draft_best(pair: Pair, rows: list[Row], count: int, *, shared_noise: bool) -> list[Draft]:
+    """Chains of the drafter's best tokens, with the target's noise or without any."""
+    drafts = [Draft([], list(range(-1, count - 1)), [], [None] * count) for _ in rows]
+    for depth in range(count):
+        scores = pair.draft_logits(rows, drafts)
+        if shared_noise:
+            scores += _noise([(row, len(row.tokens) + depth) for row in rows], scores.shape[-1])
+        for draft, token in zip(drafts, scores.argmax(-1).tolist(), strict=True):
+            draft.tokens.append(token)
+    return drafts
+
+
+def draft_looked_up(_: Pair, rows: list[Row], count: int) -> list[Draft]:
+    """What followed in the text before, where there is such a thing."""
+    drafts = [row.lookup.propose(row.tokens).first(count) for row in rows]
+    return [Draft(draft.tokens, draft.parents, [], [None] * len(draft.tokens)) for draft in drafts]
+
+
+def verify_coupled(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[Verdict]:
+    """By shared noise. logits: [N, V] at the rows' temperatures, as `verify_by_rejection` wants probabilities."""
+    places = [
+        (row, len(row.tokens) + depth)
+        for row, draft in zip(rows, drafts, strict=True)
+        for depth in (0, *draft.depths())
+    ]
+    sampled = (logits + _noise(places, logits.shape[-1])).argmax(-1)
+    verdicts = []
+    for own, draft in zip(sampled.split([len(draft.tokens) + 1 for draft in drafts]), drafts, strict=True):
+        path, rejected = accepted_path(own.tolist(), draft)
+        verdicts.append(Verdict(path, int(own[path[-1] + 1 if path else 0]), rejected))
+    return verdicts
+
+
+def verify_rejecting(logits: Tensor, rows: list[Row], drafts: list[Draft], *, block: bool) -> list[Verdict]:
+    """By rejection sampling. logits: as above."""
+    judged = [RejectionRow(draft, row.number, len(row.tokens)) for row, draft in zip(rows, drafts, strict=True)]
+    return verify_by_rejection(logits.softmax(-1), judged, block=block)
+
+
+def ways(vocab_size: int) -> dict[str, tuple[DraftRows, VerifyRows]]:
+    """By name: how drafts are made, and how they are verified."""
+    tokenwise, block = partial(verify_rejecting, block=False), partial(verify_rejecting, block=True)
+    whole, sparse = partial(draft_drawn, top_k=vocab_size), partial(draft_drawn, top_k=_TOP_K)
+    return {
+        "coupled": (partial(draft_best, shared_noise=True), verify_coupled),
+        "rejection, whole distribution": (whole, tokenwise),
+        f"rejection, top {_TOP_K}": (sparse, tokenwise),
+        "block, whole distribution": (whole, block),
+        f"block, top {_TOP_K}": (sparse, block),
+        "block, the drafter's best tokens": (partial(draft_best, shared_noise=False), block),
+        "block, looked up": (draft_looked_up, block),
+        "coupled, looked up": (draft_looked_up, verify_coupled),
+    }
+
+
+def roll_out(pair: Pair, name: str, rows: list[Row], *, draft_length: int, new_tokens: int) -> Finding:
+    """Write at least so many tokens after each prompt, by the way of that name."""
+    draft_rows, verify_rows = ways(pair.target.vocab_size)[name]
+    pair.prefill(rows)
+    steps = drafted = accepted = 0
+    while rows := [row for row in rows if len(row.tokens) < row.prompt_length + new_tokens]:
+        drafts = draft_rows(pair, rows, draft_length)
+        verdicts = verify_rows(pair.verify_logits(rows, drafts), rows, drafts)
+        for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
+            row.known = len(row.tokens) + min(len(verdict.path), draft_length - 1)
+            row.tokens += [*(draft.tokens[place] for place in verdict.path), verdict.own]
+            drafted += len(draft.tokens)
+            accepted += len(verdict.path)
+        steps += len(rows)
+    return Finding(name, pair.temperature, draft_length, steps, drafted, accepted)
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """A table: a line for each way; for each temperature tokens per step, and the share of draft tokens accepted."""
+    temperatures = list(dict.fromkeys(finding.temperature for finding in findings))
+    head = ["way", *(title for t in temperatures for title in (f"T = {t:g}: tokens/step", "α"))]
+    lines = {finding.way: [finding.way] for finding in findings}
+    for finding in findings:
+        lines[finding.way] += [f"{finding.acceptance_length:.2f}", f"{finding.acceptance_rate:.3f}"]
+    return table(head, list(lines.values()))
+
+
+def _noise(places: Sequence[tuple[Row, int]], vocab_size: int) -> Tensor:
+    """[N, V] the target's own."""
+    keys = [noise_key(row.number, position) for row, position in places]
+    return gumbel(torch.tensor(keys, dtype=torch.int32), vocab_size)
+
+
+def main() -> None:
+    """Print a table and write JSON."""
+    options = _options()
+    torch.set_num_threads(options.threads)
+    target, drafter = (_load(name, options.prompts) for name in ("target", "drafter"))
+    tokenizer = load_tokenizer("models/target")
+    prompts = [tokenizer(text)["input_ids"] for text in read_prompts(Path("models/heldout.jsonl"))[: options.prompts]]
+    findings: list[Finding] = []
+    for temperature in options.temperatures:
+        for name in ways(target.vocab_size):
+            rows = [Row(number, prompt) for number, prompt in enumerate(prompts)]
+            pair = Pair(target, drafter, temperature)
+            findings.append(
+                roll_out(pair, name, rows, draft_length=options.draft_length, new_tokens=options.new_tokens)
+            )
+            print(findings[-1], file=sys.stderr, flush=True)
+    print(as_text(findings))
+    options.output.write_text(json.dumps(_as_json(findings), indent=2) + "\n", encoding="utf-8")
+
+
+def _load(name: str, slots: int) -> Runner:
+    spec = ModelSpec(
+        name=name,
+        path=f"models/{name}",
+        dtype="float32",
+        device="cpu",
+        slots=slots,
+        max_length=_MAX_LENGTH,
+        prefill_chunk=_PREFILL,
+    )
+    return load_runner(spec)
+
+
+def _as_json(findings: Sequence[Finding]) -> dict[str, object]:
+    scores = [
+        {**asdict(finding), "acceptance_length": finding.acceptance_length, "acceptance_rate": finding.acceptance_rate}
+        for finding in findings
+    ]
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    return {
+        "command": ["python", "-m", "benchmarks.micro.acceptance", *sys.argv[1:]],
+        "versions": versions,
+        "scores": scores,
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.micro.acceptance", description=__doc__)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.3, 0.7, 1.0])
+    parser.add_argument("--prompts", type=int, default=96, help="how many held-out prompts")
+    parser.add_argument("--new-tokens", type=int, default=96, help="after each prompt")
+    parser.add_argument("--draft-length", type=int, default=4, help="γ")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/acceptance.json"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

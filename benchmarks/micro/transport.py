@@ -1,0 +1,133 @@
+"""What a member's answer costs on its way to a leader of the same node: through a socket, and through shared memory.
+
+python -m benchmarks.micro.transport
+
+A round trip each: a question without content, an answer with the logits of a draft's positions, unpacked to float32. No
+model is run.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from actors.loops.thread import LoopThread
+from actors.wire.logits_codec import LogitsTransport, pack, unpack
+from actors.wire.logits_memory import SharedLogits, SharedOffer, accept, offer
+from actors.wire.messages import Answer, Cancel
+from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from benchmarks.peers.hosts import Child
+from benchmarks.report import table, write
+
+_TRIPS = 10
+_WAIT_S = 10.0
+
+
+class Member:
+    """Answers at once, with logits that it has."""
+
+    def __init__(self) -> None:
+        self.link = ReplicaZmqLink("member", "127.0.0.1")
+        self._memory: SharedLogits | None = None
+        self._logits = torch.zeros(1, 1)
+        self._thread = LoopThread("member", self._turn, self.link.wake)
+        self._thread.start()
+
+    def prepare(self, positions: int, vocab_size: int, dtype: str, shared: SharedOffer | None) -> None:
+        """From now on answer with such logits, in the memory that is shared, if any is."""
+        self._memory = None if shared is None else accept(shared)
+        self._logits = torch.randn(positions, vocab_size).to(getattr(torch, dtype))
+
+    def _turn(self) -> None:
+        for peer, message in self.link.receive(0.1):
+            if isinstance(message, Cancel):  # the question
+                self.link.send(peer, [Answer(1, 1, pack(self._logits, LogitsTransport(), self._memory), [])])
+
+    def stop(self) -> None:
+        """End the loop."""
+        self._thread.stop()
+        self.link.close()
+
+
+def main() -> None:
+    """Measure, print, and write JSON."""
+    options = _options()
+    torch.set_num_threads(1)
+    link = ConnectingZmqLink("leader")
+    with Child(Member, threads=1) as member:
+        address = member.call(attrgetter("link.address"))
+        link.connect(address)
+        ask = partial(_round_trip_ms, link, address.name)
+        findings = [
+            _measure(ask, member, positions, vocab_size, dtype, options.repetitions)
+            for vocab_size in (8192, 32000, 152000)
+            for dtype in ("float32", "bfloat16")
+            for positions in (1, 5)
+        ]
+        member.call(Member.stop)
+    link.close()
+    head = ("logits", "bytes", "socket, ms", "shared, ms", "socket / shared")
+    rows = [
+        (
+            f"{one['positions']} × {one['vocab_size']} {one['dtype']}",
+            str(one["bytes"]),
+            *(
+                f"{median(one[way]):.2f} ({min(one[way]):.2f}–{max(one[way]):.2f})"
+                for way in ("socket_ms", "shared_ms")
+            ),
+            f"{median(one['socket_ms']) / median(one['shared_ms']):.1f}",
+        )
+        for one in findings
+    ]
+    print(table(head, rows))
+    write(options.output, "benchmarks.micro.transport", vars(options), findings=findings)
+
+
+def _measure(
+    ask: Callable[[SharedLogits], float],
+    member: Child[Member],
+    positions: int,
+    vocab_size: int,
+    dtype: str,
+    repetitions: int,
+) -> dict[str, Any]:
+    """Both ways by turns. ask: for the milliseconds of a round trip."""
+    size = positions * vocab_size * getattr(torch, dtype).itemsize
+    offered = offer(size)
+    assert offered is not None, "this system has no anonymous files"
+    memory, told = offered
+    times: dict[str, list[float]] = {"socket_ms": [], "shared_ms": []}
+    for repetition in range(repetitions + 1):
+        for way in times:
+            member.call(Member.prepare, positions, vocab_size, dtype, told if way == "shared_ms" else None)
+            found = [ask(memory) for _ in range(_TRIPS)]
+            times[way] += [median(found)] if repetition else []
+    memory.withdraw()
+    return {"positions": positions, "vocab_size": vocab_size, "dtype": dtype, "bytes": size, **times}
+
+
+def _round_trip_ms(link: ConnectingZmqLink, member: str, memory: SharedLogits) -> float:
+    began_s = time.perf_counter()
+    link.send(member, [Cancel(1)])
+    envelopes = link.receive(_WAIT_S)
+    message = envelopes[0][1]
+    assert isinstance(message, Answer)
+    unpack(message.logits, memory=memory).clone()
+    return (time.perf_counter() - began_s) * 1e3
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5, help=f"of {_TRIPS} round trips")
+    parser.add_argument("--output", type=Path, default=Path(".bench/transport.json"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Contestants of a comparison: Consort, Hugging Face `generate`, vLLM, classical alternation."""

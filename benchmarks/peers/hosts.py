@@ -1,0 +1,127 @@
+"""Where an object of the benchmark lives: in this process, or in one of its own that can be stopped.
+
+Knows nothing of models. A stopped process computes nothing, spins on nothing and polls nothing, so a contestant that
+waits for its turn takes no time from the one that runs.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+from actors.model.thread_environment import compute_environment
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+_GRACE_S = 10.0  # for a process to end by itself
+
+
+class Pausable(Protocol):
+    """Something that computes when it should not."""
+
+    def pause(self) -> None:
+        """Stop computing, spinning and polling until `resume`."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+
+class Host(Pausable, Protocol[T_co]):
+    """One object, wherever it lives."""
+
+    def call(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`method` of the object: `host.call(Runner.forward, rows)`. What crosses over must be picklable."""
+
+
+class Local(Generic[T]):
+    """An object in this process, which is never stopped."""
+
+    def __init__(self, held: T) -> None:
+        self._held = held
+
+    def call(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(self._held, *args, **kwargs)
+
+    def pause(self) -> None:
+        """Nothing to do."""
+
+    def resume(self) -> None:
+        """Nothing to do."""
+
+
+class Child(Generic[T]):
+    """An object made and used in a process, and process group, of its own, which ends with the `with` block."""
+
+    def __init__(self, make: Callable[[], T], *, threads: int) -> None:
+        """make: picklable. Starts to import what it needs at once, in parallel with other children."""
+        saved = dict(os.environ)
+        os.environ |= compute_environment(threads)  # children inherit it, before they import torch
+        context = multiprocessing.get_context("spawn")
+        self._connection, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(make, child_end), daemon=True)
+        self._process.start()
+        os.environ.clear()
+        os.environ.update(saved)
+
+    def __enter__(self) -> "Child[T]":
+        """Make the object, now, and wait for that."""
+        self._ask(None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+        if self._process.is_alive():
+            self.resume()
+            self._process.join(_GRACE_S)
+            self._process.kill()
+        self._process.join()
+
+    def call(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        answer: R = self._ask((method, args, kwargs))
+        return answer
+
+    def pause(self) -> None:
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.pid, signal.SIGCONT)
+
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its group."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def _ask(self, question: object) -> Any:
+        self._connection.send(question)
+        answer = self._connection.recv()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def _serve(make: Callable[[], Any], connection: Connection) -> None:
+    """The child's loop: make the object when told to, then call its methods, one question at a time."""
+    os.setpgid(0, 0)
+    held: Any = None
+    while True:
+        try:
+            question = connection.recv()
+        except EOFError:
+            return
+        try:
+            if question is None:
+                held = make()
+                connection.send(None)
+            else:
+                method, args, kwargs = question
+                connection.send(method(held, *args, **kwargs))
+        except Exception as error:
+            connection.send(error)

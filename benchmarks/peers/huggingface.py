@@ -1,0 +1,123 @@
+"""Hugging Face `generate`, plain and with an assistant model; and the same models as judges of texts."""
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging
+
+from actors.loading.checkpoint import ModelSpec, load_model
+from benchmarks.peers.contestant import Contestant
+from benchmarks.peers.hosts import Host
+from benchmarks.peers.workload import Text, Workload
+from decoding.sampling.history import History
+from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.params import SamplingParams
+from evaluation import limits
+
+_PAD = 0
+
+
+class HuggingFace:
+    """A target and its drafter on one device."""
+
+    def __init__(self, target: PreTrainedModel, drafter: PreTrainedModel) -> None:
+        """The models' generation configs are replaced: without EOS, every answer has the same length."""
+        self._target, self._drafter = target, drafter
+        target.generation_config = GenerationConfig(pad_token_id=_PAD)
+
+    @torch.inference_mode()
+    def generate(self, workload: Workload, *, assisted: bool, draft_length: int | None = None) -> list[list[int]]:
+        """draft_length: γ, constant and without a confidence threshold; None: the defaults of `generate`."""
+        config = GenerationConfig(
+            max_new_tokens=workload.new_tokens,
+            do_sample=workload.temperature > 0,
+            temperature=workload.temperature or None,
+            top_k=0 if workload.temperature else None,
+            pad_token_id=_PAD,
+            eos_token_id=None,
+        )
+        self._drafter.generation_config = _assistant_config(draft_length)
+        assistant = self._drafter if assisted else None
+        answers = []
+        for prompts, _ in workload.batches():
+            tokens, mask = _pad_left(prompts)
+            output = self._target.generate(  # type: ignore[operator]  # PreTrainedModel hides its mixin
+                tokens.to(self._target.device),
+                attention_mask=mask.to(self._target.device),
+                generation_config=config,
+                assistant_model=assistant,
+            )
+            answers += output[:, tokens.shape[1] :].tolist()
+        return answers
+
+    @torch.inference_mode()
+    def agreement(self, text: Text) -> Tensor:
+        """[N] bool: where along the target's answer the drafter samples the same token."""
+        logits = self._logits(self._drafter, text.prompt, text.answer)
+        return limits.agreement(logits, History(text.params, text.prompt, len(text.prompt)), text.answer)
+
+    @torch.inference_mode()
+    def gap(self, prompt: list[int], answer: list[int], other: int, params: SamplingParams) -> float:
+        """By how much the target's score of the answer's last token is above that of `other` in its place.
+
+        Scores are logits; where the answer was sampled, divided by the temperature, with the seed's noise.
+        """
+        scores = self._logits(self._target, prompt, answer)[-1].float()
+        if not params.greedy:
+            key = noise_key(params.seed, len(prompt) + len(answer) - 1)
+            noise = gumbel(torch.tensor([key], dtype=torch.int32, device=scores.device), len(scores))[0]
+            scores = scores / params.temperature + noise
+        return float(scores[answer[-1]] - scores[other])
+
+    @staticmethod
+    def _logits(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> Tensor:
+        """[N, V], each after the text before the answer's token of that place."""
+        tokens = torch.tensor([prompt + answer[:-1]], device=model.device)
+        logits: Tensor = model(tokens).logits[0, len(prompt) - 1 :]
+        return logits
+
+
+class HuggingFaceContestant(Contestant):
+    """`generate` in one of its ways. With an assistant it answers one prompt at a time: it does no batching then."""
+
+    def __init__(self, models: Host[HuggingFace], *, assisted: bool = False, draft_length: int | None = None) -> None:
+        if assisted:
+            how = f"γ = {draft_length}" if draft_length else "defaults"
+            super().__init__("HF assisted", how, "hf-assisted", [models], draft_length=draft_length)
+        else:
+            super().__init__("HF", "plain", "hf", [models])
+        self._models, self._assisted = models, assisted
+
+    def takes_part(self, workload: Workload) -> bool:
+        return not self._assisted or workload.streams == 1
+
+    def run(self, workload: Workload) -> list[list[int]]:
+        return self._models.call(
+            HuggingFace.generate, workload, assisted=self._assisted, draft_length=self.draft_length
+        )
+
+
+def load(target: ModelSpec, drafter: ModelSpec) -> HuggingFace:
+    """Both models from their folders."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return HuggingFace(load_model(target), load_model(drafter))
+
+
+def _assistant_config(draft_length: int | None) -> GenerationConfig:
+    if draft_length is None:
+        return GenerationConfig(pad_token_id=_PAD)
+    return GenerationConfig(
+        pad_token_id=_PAD,
+        num_assistant_tokens=draft_length,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+
+
+def _pad_left(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """[B, P] int64 tokens and mask, as `generate` wants prompts of unequal length."""
+    width = max(map(len, prompts))
+    tokens = [[_PAD] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(tokens), torch.tensor(mask)

@@ -1,0 +1,57 @@
+"""A Consort in the threads of this process, on local links: for a drafter on the target's GPU, or on the CPU beside it.
+
+Unlike actors/replica/in_process.py it needs no ZeroMQ, can fix γ, and runs several loops over one model, in turn.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request import Endpoint
+from actors.loops.thread import LoopThread
+from actors.model.runner import Runner
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.link import LocalExchange
+from benchmarks.peers.hosts import Local
+from benchmarks.peers.ours import Ours
+from benchmarks.peers.replica import MeasuredReplica, Role
+
+MakeRunner = Callable[[], Runner]  # called in the thread that will run the model
+
+
+@contextlib.contextmanager
+def running(
+    target: Runner, drafters: Mapping[str, MakeRunner], *, draft_lengths: Sequence[int], most: int
+) -> Iterator[list[Ours]]:
+    """Contestants: plain, then for each drafter, by the name of its group, one per fixed γ and an adaptive one."""
+    exchange = LocalExchange()
+    with contextlib.ExitStack() as stack:
+        link = exchange.join("coordinator")
+        coordinator = Coordinator(link)
+        thread = LoopThread("coordinator", coordinator.turn, link.wake)
+        thread.start()
+        stack.callback(thread.stop)
+        names: list[str] = []
+
+        def replica(role: Role, name: str, make_runner: MakeRunner) -> Local[MeasuredReplica]:
+            one = MeasuredReplica(role, exchange.join(name), make_runner)
+            stack.callback(one.stop)
+            names.append(name)
+            return Local(one)
+
+        fixed = replica("target", "fixed", lambda: target)
+        contestants = [Ours("plain", _endpoint("fixed", None, 0), coordinator, thread.check, fixed, None)]
+        for group, make_drafter in drafters.items():
+            drafter = replica("drafter", group, make_drafter)
+            adaptive = replica("adaptive-target", f"{group}, adaptive", lambda: target)
+            for γ in draft_lengths:
+                endpoint = _endpoint("fixed", group, γ)
+                contestants.append(Ours("fixed", endpoint, coordinator, thread.check, fixed, drafter, group=group))
+            endpoint = _endpoint(f"{group}, adaptive", group, most)
+            contestants.append(Ours("adaptive", endpoint, coordinator, thread.check, adaptive, drafter, group=group))
+        coordinator.set_replicas(ReplicaAddress(name, name) for name in names)
+        yield contestants
+
+
+def _endpoint(target: str, drafter: str | None, draft_length: int) -> Endpoint:
+    return Endpoint("bench", target, drafter, draft_length, lambda tokens: "")

@@ -1,0 +1,1 @@
+"""How Consort scales: a simulator, and what it is validated with."""

@@ -1,0 +1,166 @@
+"""Real runs to hold the simulator against: a target, a drafter and a coordinator, each in a process of its own.
+
+The drafter offers its chain alone, as the simulated one does. Every process has one thread, and the machine more cores.
+"""
+
+import contextlib
+import queue
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+
+from transformers.utils import logging
+
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request import Delta, Endpoint, Request
+from actors.drafter.loop import Drafter
+from actors.loading.checkpoint import ModelSpec
+from actors.loops.thread import LoopThread, LoopTimes
+from actors.replica.replica import load_runner
+from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from benchmarks.peers.hosts import Child
+from benchmarks.peers.replica import MeasuredReplica, Role
+from decoding.drafts.calibration import RankCalibration
+from decoding.sampling.params import SamplingParams
+
+_Seen = tuple[float, int, Delta]  # when, of which stream, what
+
+
+class _FirstOnly(RankCalibration):
+    def probabilities(self, gap: float) -> list[float]:
+        return super().probabilities(gap)[:1]
+
+
+class ChainReplica(MeasuredReplica):
+    """A loop as in actors/; a drafter offers its chain alone."""
+
+    def _load(self) -> None:
+        super()._load()
+        if isinstance(self._loop, Drafter):
+            self._loop = Drafter(self._runner, self.link, alternatives=0)
+            self._loop._calibrations = defaultdict(_FirstOnly)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One real run, seen from its first moment with all streams running to the last such moment."""
+
+    streams: int
+    draft_length: int
+    new_tokens: int  # of each answer
+    tokens_per_s: float
+    acceptance: float  # the chance of a draft token to be accepted, if those before it are
+    drafted: float  # draft tokens per row and turn
+    coordinator_cpu_per_1000_tokens_s: float  # of its thread
+    seconds: float  # that the loops' times are of
+    target: LoopTimes
+    drafter: LoopTimes
+
+
+class _TimedCoordinator:
+    """Counts the processor time of a coordinator's loop."""
+
+    def __init__(self, link: ConnectingZmqLink) -> None:
+        self.coordinator = Coordinator(link)
+        self.cpu_s = 0.0
+
+    def turn(self) -> None:
+        began_s = time.thread_time()
+        self.coordinator.turn()
+        self.cpu_s += time.thread_time() - began_s
+
+
+class Stage:
+    """The running processes."""
+
+    def __init__(self, timed: _TimedCoordinator, target: Child[ChainReplica], drafter: Child[ChainReplica]) -> None:
+        self._timed, self._target, self._drafter = timed, target, drafter
+
+    def run(self, prompts: Sequence[list[int]], *, draft_length: int, new_tokens: int) -> Measured:
+        """Answer the prompts, all at the same time, greedily."""
+        drafter = "drafter" if draft_length else None
+        endpoint = Endpoint("bench", "target", drafter, draft_length, lambda tokens: "")
+        params = SamplingParams(max_tokens=new_tokens, temperature=0)
+        deltas: queue.SimpleQueue[_Seen] = queue.SimpleQueue()
+        cpu_s = self._timed.cpu_s
+        for at, prompt in enumerate(prompts):
+            self._timed.coordinator.submit(Request(endpoint, prompt, params), partial(_note, deltas, at))
+        seen: list[_Seen] = []
+        while len({at for _, at, _ in seen}) < len(prompts):
+            seen.append(_next(deltas))
+        self._times()
+        began_s = time.perf_counter()
+        while all(delta.finish is None for _, _, delta in seen):
+            seen.append(_next(deltas))
+        target, drafting = self._times()  # while all streams ran
+        seconds = time.perf_counter() - began_s
+        while sum(delta.finish is not None for _, _, delta in seen) < len(prompts):
+            seen.append(_next(deltas))
+        cpu_s = self._timed.cpu_s - cpu_s
+        last = [delta.statistics for _, _, delta in seen if delta.finish is not None]
+        accepted, missed = sum(one.accepted for one in last), sum(one.missed for one in last)
+        return Measured(
+            len(prompts),
+            draft_length,
+            new_tokens,
+            _rate(seen, len(prompts)),
+            accepted / max(1, accepted + missed),
+            sum(one.drafted for one in last) / (sum(one.steps for one in last) - len(last)),
+            1e3 * cpu_s / sum(one.committed for one in last),
+            seconds,
+            target,
+            drafting,
+        )
+
+    def _times(self) -> tuple[LoopTimes, LoopTimes]:
+        target = self._target.call(MeasuredReplica.take_times)
+        return target, self._drafter.call(MeasuredReplica.take_times)
+
+
+def _note(deltas: "queue.SimpleQueue[_Seen]", stream: int, delta: Delta) -> None:
+    deltas.put((time.perf_counter(), stream, delta))
+
+
+def _next(deltas: "queue.SimpleQueue[_Seen]") -> _Seen:
+    seen = deltas.get(timeout=120)
+    if seen[2].error is not None:
+        raise seen[2].error
+    return seen
+
+
+def _rate(seen: Sequence[_Seen], streams: int) -> float:
+    """Tokens per second between the last stream's first delta and the first stream's last."""
+    first = [next(at_s for at_s, which, _ in seen if which == stream) for stream in range(streams)]
+    began_s = max(first)
+    ended_s = min(at_s for at_s, _, delta in seen if delta.finish is not None)
+    tokens = sum(len(delta.tokens) for at_s, _, delta in seen if began_s < at_s <= ended_s)
+    return tokens / (ended_s - began_s)
+
+
+@contextlib.contextmanager
+def running(target: ModelSpec, drafter: ModelSpec) -> Iterator[Stage]:
+    """Both models, each in a process, and a coordinator here."""
+    with contextlib.ExitStack() as stack:
+        children = [Child(partial(_open, role, spec), threads=1) for role, spec in _roles(target, drafter)]
+        link = ConnectingZmqLink("bench")
+        stack.callback(link.close)
+        timed = _TimedCoordinator(link)
+        addresses = [stack.enter_context(child).call(attrgetter("link.address")) for child in children]
+        thread = LoopThread("coordinator", timed.turn, link.wake)
+        thread.start()
+        stack.callback(thread.stop)
+        timed.coordinator.set_replicas(addresses)
+        yield Stage(timed, *children)
+
+
+def _roles(target: ModelSpec, drafter: ModelSpec) -> list[tuple[Role, ModelSpec]]:
+    return [("target", replace(target, name="target")), ("drafter", replace(drafter, name="drafter"))]
+
+
+def _open(role: Role, spec: ModelSpec) -> ChainReplica:
+    logging.disable_progress_bar()
+    link = ReplicaZmqLink(spec.name, "127.0.0.1")
+    return ChainReplica(role, link, partial(load_runner, spec))

@@ -1,0 +1,1 @@
+"""Load over HTTP, beside vLLM's server."""

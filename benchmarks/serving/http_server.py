@@ -1,0 +1,109 @@
+"""A real `consort serve`, in a process of its own that ends with the `with` block, and what it uses."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil  # type: ignore[import-untyped]
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.serving.server_process import ServerProcess
+from benchmarks.serving.servers import free_port
+from decoding.errors import ConsortError
+from deployments.client import Client
+from deployments.configuration.config import ServerConfig
+
+_START_S = 120.0
+_POLL_S = 0.1
+_OURS = "ray::ServeReplica:"  # how Ray calls the processes that hold replicas
+_PROXY = "ray::ProxyActor"
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What the server holds at one moment."""
+
+    running: int  # requests that have begun
+    waiting: int
+    slots: dict[str, int]  # in use or waited for, by replica
+    tasks: int  # of the coordinator's event loop
+    open_files: int  # of the coordinator
+    resident_mib: dict[str, float]  # by process
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in progress anywhere."""
+        return self.running == self.waiting == 0 and not any(self.slots.values())
+
+
+class ServeProcess(ServerProcess):
+    """Started at once; `with` waits until it is ready."""
+
+    def __init__(self, config: ServerConfig, *, folder: Path) -> None:
+        """folder: for its configuration file and its log."""
+        config.http.port = free_port()
+        self.url = config.http.url
+        self.client = Client(self.url)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "http-server.yaml"
+        file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
+        super().__init__(
+            [sys.executable, "-m", "deployments", "serve", str(file)],
+            ready=self._has_all,
+            start_s=_START_S,
+            log=folder / "http-server.log",
+        )
+
+    def footprint(self) -> Footprint:
+        """What it holds now; replicas have told up to a second ago."""
+        status, metrics = self.client.document("/v1/status"), self._metrics()
+        return Footprint(
+            running=status["requests"]["running"],
+            waiting=status["requests"]["waiting"],
+            slots={one["name"]: one["running"] + one["waiting"] for one in status["replicas"]},
+            tasks=int(metrics["consort:event_loop_tasks"]),
+            open_files=int(metrics["process_open_fds"]),
+            resident_mib=self._resident_mib(),
+        )
+
+    def wait_until_idle(self, timeout_s: float) -> float | None:
+        """Seconds until nothing was in progress; None: that did not come."""
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < timeout_s:
+            if self.footprint().idle:
+                return time.monotonic() - began_s
+            time.sleep(_POLL_S)
+        return None
+
+    def _has_all(self) -> bool:
+        try:
+            status = self.client.get("/v1/status").document
+        except ConsortError:
+            return False
+        return bool(status.get("status") == "ready" and len(status["replicas"]) > 1)
+
+    def _metrics(self) -> dict[str, float]:
+        with urlopen(f"{self.url}/metrics", timeout=10) as response:
+            text = response.read().decode()
+        families = text_string_to_metric_families(text)
+        return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+
+    def _resident_mib(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for process in psutil.Process(self.pid).children(recursive=True):
+            name = _title(process)
+            if name.startswith((_OURS, _PROXY)):
+                found[name.removeprefix(_OURS)] = round(process.memory_info().rss / 2**20, 1)
+        return found
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        words: Sequence[str] = process.cmdline()
+    except psutil.Error:
+        return ""
+    return words[0] if words else ""

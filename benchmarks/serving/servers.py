@@ -1,0 +1,119 @@
+"""The servers under load: Consort's, started in this process's own Ray, and vLLM's, as a child."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from actors.wire.addresses import ReplicaAddress
+from benchmarks.serving.server_process import ServerProcess
+from deployments.cluster import serving
+from deployments.configuration.config import ServerConfig, parse_config
+
+MODEL = "bench"  # what every server calls the model
+_START_S = 300.0  # vLLM compiles the model before it answers
+_THEIR_OWN_CHOICE = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY_")  # variables not handed on
+
+
+def make_config(
+    target: Path,
+    drafter: Path,
+    *,
+    dtype: str,
+    drafter_dtype: str,
+    target_threads: int,
+    drafter_threads: int,
+    slots: int,
+    draft_length: int,
+    inside: bool,
+) -> ServerConfig:
+    """What `consort serve` would read from a file, with a slot for every stream. inside: the drafter is, in the target.
+
+    Then the target has the drafter's threads, too.
+    """
+    common = {"device": "cpu", "slots": slots}
+    threads = target_threads + drafter_threads * inside
+    of_drafter = {"inside": "target"} if inside else {"threads": drafter_threads, "slots": slots}
+    models = {
+        "target": {"path": str(target), "dtype": dtype, "threads": threads, **common},
+        "drafter": {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **of_drafter},
+    }
+    endpoint = {"target": "target", "drafter": "drafter", "draft_length": draft_length}
+    document = {"models": models, "endpoints": {MODEL: endpoint}, "http": {"port": free_port()}}
+    return parse_config(document, folder=Path.cwd())
+
+
+@contextmanager
+def our_server(config: ServerConfig) -> Iterator[str]:
+    """Our server's URL; the server ends with the block."""
+    with serving(config, address=None, verbose=False, watch=lambda progress: None):
+        yield config.http.url
+
+
+def replica_addresses(config: ServerConfig) -> list[ReplicaAddress]:
+    """Where a coordinator of this process reaches the running server's own replicas."""
+    from ray import serve
+
+    from deployments.app import APP_NAME, deployment_name
+
+    handles = (serve.get_deployment_handle(deployment_name(*pair), APP_NAME) for pair in config.roles().items())
+    return [address for handle in handles for address in handle.broadcast("address").results(timeout_s=10)]
+
+
+class VllmServer(ServerProcess):
+    """vLLM's OpenAI server over the same checkpoint."""
+
+    def __init__(self, python: Path, model: Path, *, dtype: str, slots: int, threads: int | None, log: Path) -> None:
+        """Begins to load at once. threads: cores to bind its workers to; None: its own choice."""
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        options = {
+            "--model": model.resolve(),
+            "--served-model-name": MODEL,
+            "--dtype": dtype,
+            "--host": "127.0.0.1",
+            "--port": port,
+            "--max-model-len": 1024,
+            "--max-num-seqs": slots,
+        }
+        arguments = [str(part) for pair in options.items() for part in pair]
+        # Prompts come back in every repetition, and nobody else may remember them either.
+        arguments.append("--no-enable-prefix-caching")
+        super().__init__(
+            [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments],
+            ready=partial(_healthy, self.url),
+            start_s=_START_S,
+            log=log,
+            environment=_environment(threads),
+        )
+
+
+def free_port() -> int:
+    """A port on loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/health", timeout=5) as response:
+            return bool(response.status == 200)
+    except (URLError, OSError):
+        return False
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_THEIR_OWN_CHOICE)}
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    return inherited | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": "auto" if threads is None else ",".join(map(str, cores)),
+        "VLLM_NO_USAGE_STATS": "1",
+    }

@@ -1,0 +1,1 @@
+"""Blends of several models' logits, and how an ensemble is configured."""

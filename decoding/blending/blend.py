@@ -1,0 +1,219 @@
+"""Blends: how the members' logits become the logits of one target distribution.
+
+Works on a flat batch of N positions of any rows, each with its own weights and settings. Knows nothing of where members
+run. The result needs no normalisation and is sampled like the logits of a single model. Absent members have weight 0;
+their logits may be anything, NaN included. If all members with a weight have the same logits, the blend is bitwise
+these logits, except that of `contrastive`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from decoding.blending.params import BlendParams
+from decoding.sampling.transfer import tensor_on
+
+_NEG_INF = float("-inf")
+_MIN_LOG_PROB = -1e3  # of a token that the amateur rules out
+_TIE = 1e-5  # tolerance for votes, which sum to 1, and for logarithms of mean probabilities
+
+
+def mixture(logits: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean of the members' probabilities.
+
+    Args:
+        logits: [M, N, V] float32, −∞ for tokens that a member rules out.
+        weights: [M, N] float32, at least 0, with a positive sum; 0: the member is absent.
+
+    Returns:
+        [N, V] float32 logits.
+    """
+    logits = _replace_absent(logits, weights)
+    return _unless_equal(_log_mean(logits.log_softmax(dim=-1), weights), logits)
+
+
+def product(logits: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean of the members' log-probabilities. A token that one member rules out is ruled out.
+
+    Positions without any token left get the mixture. Shapes as for `mixture`.
+    """
+    logits = _replace_absent(logits, weights)
+    log_probs = logits.log_softmax(dim=-1)
+    weighted = (log_probs * _shares(weights)[:, :, None]).nan_to_num(nan=0.0, neginf=_NEG_INF)  # 0 · −∞ is 0
+    blended = weighted.sum(dim=0)
+    impossible = blended.amax(dim=-1, keepdim=True) == _NEG_INF
+    return _unless_equal(torch.where(impossible, _log_mean(log_probs, weights), blended), logits)
+
+
+def vote(logits: Tensor, weights: Tensor) -> Tensor:
+    """Return the mixture of the members in the majority. Each member votes for its most probable token, by weight.
+
+    Ties go to the token with the greater mean probability, then to the first member. The winner is the most probable
+    token of the result. Shapes as for `mixture`.
+    """
+    logits = _replace_absent(logits, weights)
+    shares = _shares(weights)
+    choices = logits.argmax(dim=-1)  # [M, N]
+    votes = ((choices[:, None] == choices) * shares).sum(dim=1)  # [M, N] for each member's choice
+    log_probs = logits.log_softmax(dim=-1).gather(-1, choices.T.expand(len(logits), -1, -1))  # [M, N, M] of each choice
+    means = _log_mean(log_probs, weights).T  # [M, N]
+    means = means.masked_fill((votes < votes.amax(dim=0) - _TIE) | (weights <= 0), _NEG_INF)
+    leaders = (means >= means.amax(dim=0) - _TIE).int().argmax(dim=0, keepdim=True)  # [1, N] a member for each position
+    return mixture(logits, shares * (choices == choices.gather(0, leaders)))
+
+
+def gated(logits: Tensor, weights: Tensor, threshold: Tensor) -> Tensor:
+    """Return the first member's logits where it is sure, and the mixture of all elsewhere.
+
+    Yu et al., arXiv 2406.12585. An absent gate is never sure. Shapes as for `mixture`; threshold: [N] float32.
+    """
+    sure = (weights[0] > 0) & ~is_unsure(logits[0], threshold)
+    return torch.where(sure[:, None], logits[0], mixture(logits, weights))
+
+
+def is_unsure(logits: Tensor, threshold: Tensor) -> Tensor:
+    """Return where a gate's best token has a probability below the threshold, [N] bool.
+
+    logits: [N, V] float32; threshold: [N] float32.
+    """
+    best = logits.amax(dim=-1) - logits.logsumexp(dim=-1)
+    return best < threshold.log()
+
+
+def difference(expert: Tensor, amateur: Tensor, alpha: Tensor, temperature: Tensor) -> Tensor:
+    """Return log expert − log amateur, on tokens that have at least α of the expert's best probability.
+
+    Others get −∞. Contrastive decoding: Li et al., arXiv 2210.15097, section 3.
+
+    Args:
+        expert: [N, V] float32 logits.
+        amateur: [N, V] float32 logits; −∞ counts as log-probability −1000.
+        alpha: [N] float32 in 0…1.
+        temperature: [N] float32, of the amateur.
+
+    Returns:
+        [N, V] float32.
+    """
+    amateur_log_probs = (amateur / temperature[:, None]).log_softmax(dim=-1).clamp(min=_MIN_LOG_PROB)
+    return (expert.log_softmax(dim=-1) - amateur_log_probs).masked_fill(_implausible(expert, alpha), _NEG_INF)
+
+
+def scaled(expert: Tensor, amateur: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """Return (1 + β) · expert logits − β · amateur logits, on the same tokens as `difference`.
+
+    O'Brien, Lewis, arXiv 2309.09117. Shapes as for `difference`; beta: [N] float32.
+    """
+    least = amateur.amax(dim=-1, keepdim=True) + _MIN_LOG_PROB
+    contrast = expert + beta[:, None] * (expert - torch.maximum(amateur, least))
+    return contrast.masked_fill(_implausible(expert, alpha), _NEG_INF)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlendBatch:
+    """Weights and settings of N positions, grouped by kind of blend."""
+
+    weights: Tensor  # [M, N] float32, 0 where the member is absent, 1 in total
+    threshold: Tensor  # [N] float32
+    alpha: Tensor  # [N] float32
+    beta: Tensor  # [N] float32
+    amateur_temperature: Tensor  # [N] float32
+    groups: tuple[tuple[str, Tensor], ...]  # kinds, and their positions, [n] int64; they cover 0…N−1
+
+    @classmethod
+    def build(
+        cls, positions: Sequence[tuple[BlendParams, Sequence[bool]]], device: torch.device | str = "cpu"
+    ) -> "BlendBatch":
+        """Build tensors on `device`. positions: [N] parameters, and which of the M members answered.
+
+        Raises:
+            InvalidRequestError: the parameters don't fit the members; the error names the field.
+            UnavailableError: too few members answered.
+        """
+        weights = [params.member_weights(present) for params, present in positions]
+        groups: dict[str, list[int]] = {}
+        for i, (params, _) in enumerate(positions):
+            groups.setdefault(_blend_kind(params, weights[i]), []).append(i)
+
+        def column(values: Sequence[float]) -> Tensor:
+            return tensor_on(device, values, torch.float32)
+
+        return cls(
+            weights=tensor_on(device, weights, torch.float32).T.contiguous(),
+            threshold=column([params.threshold for params, _ in positions]),
+            alpha=column([params.alpha for params, _ in positions]),
+            beta=column([params.beta for params, _ in positions]),
+            amateur_temperature=column([params.amateur_temperature for params, _ in positions]),
+            groups=tuple((kind, tensor_on(device, rows, torch.int64)) for kind, rows in groups.items()),
+        )
+
+    def select(self, positions: Tensor) -> "BlendBatch":
+        """Return the batch of some positions, without groups. positions: [n] int64."""
+        return BlendBatch(
+            weights=self.weights[:, positions],
+            threshold=self.threshold[positions],
+            alpha=self.alpha[positions],
+            beta=self.beta[positions],
+            amateur_temperature=self.amateur_temperature[positions],
+            groups=(),
+        )
+
+
+def blend(logits: Tensor, batch: BlendBatch) -> Tensor:
+    """Return the target distribution's logits, [N, V] float32. logits: [M, N, V] of any float type."""
+    logits = logits.float()
+    if len(batch.groups) == 1:
+        return _BLENDS[batch.groups[0][0]](logits, batch)
+    blended = torch.empty_like(logits[0])
+    for kind, positions in batch.groups:
+        blended[positions] = _BLENDS[kind](logits[:, positions], batch.select(positions))
+    return blended
+
+
+_BLENDS: dict[str, Callable[[Tensor, BlendBatch], Tensor]] = {
+    "single": lambda logits, batch: logits[0],
+    "mixture": lambda logits, batch: mixture(logits, batch.weights),
+    "product": lambda logits, batch: product(logits, batch.weights),
+    "vote": lambda logits, batch: vote(logits, batch.weights),
+    "gated": lambda logits, batch: gated(logits, batch.weights, batch.threshold),
+    "difference": lambda logits, batch: difference(logits[0], logits[1], batch.alpha, batch.amateur_temperature),
+    "scaled": lambda logits, batch: scaled(logits[0], logits[1], batch.alpha, batch.beta),
+}
+
+
+def _blend_kind(params: BlendParams, weights: Sequence[float]) -> str:
+    """Return a key of `_BLENDS`. A contrastive blend has two forms; without its amateur it is the expert alone."""
+    if params.kind != "contrastive":
+        return params.kind
+    return params.form if weights[1] > 0 else "single"
+
+
+def _shares(weights: Tensor) -> Tensor:
+    return weights / weights.sum(dim=0)
+
+
+def _replace_absent(logits: Tensor, weights: Tensor) -> Tensor:
+    """Replace the logits of members with weight 0 by those of the first with a weight, [M, N, V]."""
+    is_present = weights > 0
+    first = is_present.int().argmax(dim=0)  # [N] a member for each position
+    return torch.where(is_present[:, :, None], logits, logits[first, torch.arange(len(first), device=first.device)])
+
+
+def _log_mean(log_probs: Tensor, weights: Tensor) -> Tensor:
+    """Return the logarithm of the weighted mean probabilities, [N, V]. log_probs: [M, N, V]; weights: [M, N]."""
+    mean: Tensor = reduce(torch.logaddexp, log_probs + _shares(weights).log()[:, :, None])
+    return mean
+
+
+def _unless_equal(blended: Tensor, logits: Tensor) -> Tensor:
+    """Return the blend, [N, V], or the members' logits where all are equal. logits: [M, N, V]."""
+    equal = (logits.amax(dim=0) == logits.amin(dim=0)).all(dim=-1, keepdim=True)
+    return torch.where(equal, logits[0], blended)
+
+
+def _implausible(expert: Tensor, alpha: Tensor) -> Tensor:
+    """Return which tokens are less probable than α times the expert's best, [N, V]. expert: [N, V]; alpha: [N]."""
+    best = expert.amax(dim=-1, keepdim=True)
+    return (expert < best + alpha.log()[:, None]) | (expert == _NEG_INF)

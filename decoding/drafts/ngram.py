@@ -1,0 +1,214 @@
+"""Drafts without a model: n-gram look-up in the request's own text and in earlier answers.
+
+Prompt look-up finds the last occurrence of the text's last n tokens, for the largest n, and drafts what followed. A
+store shared by many requests counts which tokens followed which, and evicts the least recently used contexts. Knows
+token ids only.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from decoding.drafts.token_tree import TokenTree
+from decoding.drafts.trie import Draft
+
+_LONGEST = 16  # longer matches count as matches of this length
+_DECAY = 0.998  # weight of an observation after the next one of its length
+_PRIOR_TOKENS = 8.0  # the prior counts as so many observations
+_MAX_FOLLOWERS = 8  # distinct tokens counted after one context
+
+
+@dataclass(frozen=True, slots=True)
+class NgramOptions:
+    """Options of n-gram look-up. longest: the longest n-gram to look for."""
+
+    longest: int = 4
+    shared: bool = False  # also use earlier answers of other requests, and share this one
+
+
+class MatchCalibration:
+    """The probability that a draft token is right, given those above, by the length of the match before it."""
+
+    def __init__(self) -> None:
+        self._right = [_PRIOR_TOKENS * (1 - 0.7**length) for length in range(_LONGEST + 1)]
+        self._seen = [_PRIOR_TOKENS] * (_LONGEST + 1)
+
+    def probability(self, length: int) -> float:
+        """Return the probability of a token after a match of this length."""
+        index = min(length, _LONGEST)
+        return self._right[index] / self._seen[index]
+
+    def note(self, length: int, *, right: bool) -> None:
+        """Count one draft token."""
+        index = min(length, _LONGEST)
+        self._right[index] = _DECAY * self._right[index] + right
+        self._seen[index] = _DECAY * self._seen[index] + 1
+
+
+class TextIndex:
+    """The last occurrence of each n-gram of at most `longest` tokens in a growing text, before its end."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._indexed = 0  # n-grams that end up to here are in the index
+
+    def update(self, tokens: Sequence[int]) -> None:
+        """Index the tokens that are new since the last call."""
+        for end in range(self._indexed + 1, len(tokens)):
+            for length in range(1, min(self._longest, end) + 1):
+                self._ends[tuple(tokens[end - length : end])] = end
+        self._indexed = max(self._indexed, len(tokens) - 1)
+
+    def match(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return the length of the longest suffix that occurred before, and where it ended last; (0, 0): none did."""
+        for length in range(min(self._longest, len(tokens)), 0, -1):
+            end = self._ends.get(tuple(tokens[-length:]))
+            if end is not None:
+                return length, end
+        return 0, 0
+
+
+class NgramStore:
+    """Counts of the tokens that followed contexts of at most `longest` tokens in earlier answers."""
+
+    def __init__(self, longest: int = 4, *, capacity: int = 200_000) -> None:
+        """capacity: maximum number of contexts; the least recently used are evicted."""
+        self.longest = longest
+        self.calibration = MatchCalibration()
+        self._capacity = capacity
+        self._counts: OrderedDict[tuple[int, ...], dict[int, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, tokens: Sequence[int], start: int) -> None:
+        """Count the tokens of a text from `start` on; those before are context."""
+        for index in range(max(start, 1), len(tokens)):
+            for length in range(1, min(self.longest, index) + 1):
+                self._count(tuple(tokens[index - length : index]), tokens[index])
+        while len(self._counts) > self._capacity:
+            self._counts.popitem(last=False)
+
+    def followers(self, tokens: Sequence[int], count: int) -> tuple[int, list[int]]:
+        """Return the length of the longest known context at the end, and its most frequent followers."""
+        for length in range(min(self.longest, len(tokens)), 0, -1):
+            context = tuple(tokens[-length:])
+            counts = self._counts.get(context)
+            if counts is not None:
+                self._counts.move_to_end(context)
+                return length, sorted(counts, key=counts.__getitem__, reverse=True)[:count]
+        return 0, []
+
+    def _count(self, context: tuple[int, ...], token: int) -> None:
+        counts = self._counts.setdefault(context, {})
+        self._counts.move_to_end(context)
+        if token not in counts and len(counts) == _MAX_FOLLOWERS:
+            del counts[min(counts, key=counts.__getitem__)]
+        counts[token] = counts.get(token, 0) + 1
+
+
+class _Guess(NamedTuple):
+    """A proposed chain, to be compared with the committed tokens."""
+
+    start: int  # position of its first token
+    tokens: list[int]
+    lengths: list[int]  # of the match before each token
+    calibration: MatchCalibration
+
+    def learn(self, text: Sequence[int]) -> None:
+        """Count the tokens up to the first wrong one."""
+        for committed, token, length in zip(text[self.start :], self.tokens, self.lengths, strict=False):
+            self.calibration.note(length, right=committed == token)
+            if committed != token:
+                break
+
+    def probabilities(self) -> list[float]:
+        return [self.calibration.probability(length) for length in self.lengths]
+
+
+class NgramProposers:
+    """Makes the proposers of one target's requests, which share a calibration and a store."""
+
+    def __init__(self) -> None:
+        self._calibration = MatchCalibration()
+        self._store = NgramStore()
+
+    def make(self, options: NgramOptions, draft_length: int, *, rejects: bool = False) -> "NgramProposer":
+        """Make the proposer of a request.
+
+        rejects: drafts are verified by rejection sampling, so answers with the same seed must not influence them.
+        """
+        return NgramProposer(
+            options.longest,
+            draft_length=draft_length,
+            calibration=self._calibration,
+            store=self._store if options.shared and not rejects else None,
+        )
+
+
+class NgramProposer:
+    """Looks up drafts for one request; a `decoding.drafts.proposer.Proposer`."""
+
+    def __init__(
+        self,
+        longest: int = 4,
+        *,
+        draft_length: int = 8,
+        calibration: MatchCalibration | None = None,
+        store: NgramStore | None = None,
+    ) -> None:
+        """
+        longest: the longest n-gram to look for.
+        draft_length: maximum length of a chain.
+        calibration: of look-ups in the text; may be shared by requests.
+        store: earlier answers, to which the new tokens of the text are added.
+        """
+        self._index = TextIndex(longest)
+        self._draft_length = draft_length
+        self._calibration = calibration or MatchCalibration()
+        self._store = store
+        self._known = 0  # length of the text at the last call
+        self._guesses: list[_Guess] = []
+
+    def propose(self, tokens: Sequence[int], hidden: Tensor | None = None) -> Draft:
+        """Propose a chain from the text and one from the store, as a tree; empty if there is no match."""
+        for guess in self._guesses:
+            guess.learn(tokens)
+        self._index.update(tokens)
+        self._guesses = [self._look_up(tokens)]
+        if self._store is not None:
+            if self._known:  # the first call has the prompt, which is private
+                self._store.add(tokens, self._known)
+            self._guesses.append(self._recall(tokens, self._store))
+        self._known = len(tokens)
+        tree = TokenTree()
+        for guess in self._guesses:
+            tree.add(guess.tokens, guess.probabilities())
+        return tree.draft
+
+    def _look_up(self, tokens: Sequence[int]) -> _Guess:
+        """Copy what followed the match; beyond the end of the text, continue with the draft."""
+        length, end = self._index.match(tokens)
+        count = self._draft_length if length else 0
+        chain: list[int] = []
+        for index in range(end, end + count):
+            chain.append(tokens[index] if index < len(tokens) else chain[index - len(tokens)])
+        return _Guess(len(tokens), chain, list(range(length, length + count)), self._calibration)
+
+    def _recall(self, tokens: Sequence[int], store: NgramStore) -> _Guess:
+        """Choose the most frequent follower, token by token."""
+        context = list(tokens[-store.longest :])
+        chain: list[int] = []
+        lengths: list[int] = []
+        while len(chain) < self._draft_length:
+            length, followers = store.followers(context, 1)
+            if not followers:
+                break
+            chain += followers
+            lengths.append(length)
+            context = [*context, *followers][-store.longest :]
+        return _Guess(len(tokens), chain, lengths, store.calibration)

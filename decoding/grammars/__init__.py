@@ -1,0 +1,1 @@
+"""Structured output: grammars, their state along a text, and masks."""

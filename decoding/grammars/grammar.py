@@ -1,0 +1,162 @@
+"""Compiled grammars, which the answers of structured requests must match.
+
+The engine is llguidance (Earley parser over derivative-based lexers, https://github.com/guidance-ai/llguidance).
+Knows nothing of where tokenizers come from, or of drafts and models.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock, Thread, stack_size
+from typing import TypeVar
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from decoding.errors import InvalidRequestError
+from decoding.grammars.json_schema import strict
+from decoding.sampling.params import Structure, StructureKind
+
+# Maximum characters. Time and memory of a regular expression, also within a grammar, grow with its length squared.
+MAX_DEFINITION: dict[StructureKind, int] = {"json": 65_536, "choice": 65_536, "grammar": 16_384, "regex": 8_192}
+NO_TOKEN = "no token leads on to a match"
+# JSON may be indented, but a model must not write whitespace for ever, and JSON Schema cannot limit that.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+# A lexer state takes 1 to 2 KiB. Time per step stays at llguidance's own limit, about 20 ms.
+_LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=250_000, verbose_errors=False)
+# Compiling recurses along chains of rules. 8 MiB are too few for the longest that a definition can hold.
+_STACK_BYTES = 64 * 2**20
+_stack_size = Lock()  # the stack size is a setting of the process
+
+T = TypeVar("T")
+
+
+class Grammar:
+    """A structure compiled for one tokenizer. Any number of matchers use it at once, and share its lexer."""
+
+    def __init__(self, structure: Structure, tokenizer: LLTokenizer) -> None:
+        """Compile. Takes 1 ms for a usual JSON schema, up to 1 s at the size limit; other threads run meanwhile.
+
+        Raises:
+            InvalidRequestError: the definition is wrong, too large, uses an unsupported feature, or matches nothing.
+        """
+        self.structure = structure
+        self.tokenizer = tokenizer
+        self.is_worn = False  # a matcher failed, perhaps in what all share; then compile the grammar again
+        notation = _notation(structure)
+        try:
+            self._matcher = _on_deep_stack(lambda: LLMatcher(tokenizer, notation, log_level=0, limits=_LIMITS))
+            if not self._matcher.is_error():
+                self._matcher.compute_bitmask()  # slow the first time
+        except Exception as error:
+            raise structure_error(structure, f"it can't be compiled: {error!r}") from error
+        if self._matcher.is_error():
+            raise self.error(self._matcher)
+
+    def matcher(self) -> LLMatcher:
+        """Return a matcher at the start of an answer, for one thread at a time."""
+        return self._matcher.deep_copy()
+
+    def error(self, matcher: LLMatcher) -> InvalidRequestError:
+        """Return the error of a matcher that failed."""
+        reason = matcher.get_error().removesuffix("<non-verbose/>").strip()
+        if reason == "NoExtensionBias":
+            reason = NO_TOKEN
+        elif any(word in reason for word in ("limit", "too big", "too large", "too many")):
+            reason = f"too complex ({reason})"
+        return structure_error(self.structure, reason)
+
+
+class GrammarCompiler:
+    """Compiles structures for one tokenizer in a background thread, with an LRU cache."""
+
+    def __init__(self, tokenizer: LLTokenizer, *, capacity: int = 64) -> None:
+        """capacity: number of cached grammars, usually well below 1 MB each."""
+        self._tokenizer = tokenizer
+        self._capacity = capacity
+        self._grammars: OrderedDict[Structure, Future[Grammar]] = OrderedDict()  # least recently used first
+        self._lock = Lock()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    def start(self, structure: Structure) -> Future[Grammar]:
+        """Compile unless cached. The future raises what `Grammar` does. It is shared, so never cancel it."""
+        with self._lock:
+            future = self._grammars.get(structure)
+            if future is None or (future.done() and (future.exception() is not None or future.result().is_worn)):
+                future = self._grammars[structure] = self._pool.submit(Grammar, structure, self._tokenizer)
+            self._grammars.move_to_end(structure)
+            if len(self._grammars) > self._capacity:
+                self._grammars.popitem(last=False)
+        return future
+
+    def compile(self, structure: Structure) -> Grammar:
+        """Compile unless cached, and wait. Raises what `Grammar` does."""
+        return self.start(structure).result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _notation(structure: Structure) -> str:
+    """Return the structure in llguidance's notation."""
+    definition = structure.definition
+    limit = MAX_DEFINITION[structure.kind]
+    if len(definition) > limit:
+        raise structure_error(structure, f"{len(definition)} characters are more than the {limit} allowed")
+    try:
+        match structure.kind:
+            case "json":
+                return _json_notation(structure)
+            case "regex":
+                return LLMatcher.grammar_from_regex(definition)
+            case "choice":
+                return _choice_notation(structure)
+            case "grammar":
+                return grammar_from("grammar", definition)
+    except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise structure_error(structure, str(error)) from error
+
+
+def _json_notation(structure: Structure) -> str:
+    schema = json.loads(structure.definition)
+    if not isinstance(schema, dict):
+        raise structure_error(structure, f"a schema is an object, not {structure.definition[:40]!r}")
+    return LLMatcher.grammar_from_json_schema(json.dumps(strict(schema)), defaults={"whitespace_pattern": _WHITESPACE})
+
+
+def _choice_notation(structure: Structure) -> str:
+    texts = json.loads(structure.definition)
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise structure_error(structure, f"expected a list of at least one text, not {structure.definition[:40]!r}")
+    return "start: " + " | ".join(json.dumps(text) for text in texts)
+
+
+def _on_deep_stack(work: Callable[[], T]) -> T:
+    """Run in a thread with a large stack, and wait."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        except BaseException as error:  # as a panic of the engine is
+            future.set_exception(RuntimeError(repr(error)))
+
+    thread = Thread(target=run, name="grammar")
+    with _stack_size:
+        usual = stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            stack_size(usual)
+    return future.result()
+
+
+def structure_error(structure: Structure, reason: str) -> InvalidRequestError:
+    """Return the error for a structure that can't be served."""
+    field = f"structured_outputs.{structure.kind}"
+    return InvalidRequestError(f"{field}: {' '.join(reason.split())}", field=field)

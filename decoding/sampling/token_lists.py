@@ -1,0 +1,97 @@
+"""Tokens that are named for some of a batch's positions, on their way to a device.
+
+What changes from position to position is gathered flat. What a request names once is made into tensors once.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from decoding.sampling.transfer import copy_to
+
+
+class Entries(NamedTuple):
+    """E pairs of a position and a token."""
+
+    rows: Tensor  # [E] int64, in 0…P−1
+    tokens: Tensor  # [E] int64, in 0…V−1
+    values: Tensor  # [E] float32, or [0] without values
+
+
+class TokenLists:
+    """Collects entries."""
+
+    def __init__(self) -> None:
+        self._rows, self._tokens, self._values = array("q"), array("q"), array("f")
+
+    def __bool__(self) -> bool:
+        return bool(self._tokens)
+
+    def add(self, row: int, tokens: Iterable[int], values: Iterable[float] = ()) -> None:
+        """Add the tokens of a position. All calls give a value per token, or none does."""
+        self._tokens.extend(tokens)
+        self._values.extend(values)
+        self._rows.extend(array("q", [row]) * (len(self._tokens) - len(self._rows)))
+
+    def entries(self, vocab_size: int, device: torch.device | str) -> Entries:
+        """Copy to the device, without ids from `vocab_size` on: a drafter's vocabulary may be smaller."""
+        entries = Entries(
+            _tensor(self._rows, torch.int64), _tensor(self._tokens, torch.int64), _tensor(self._values, torch.float32)
+        )
+        known = entries.tokens < vocab_size
+        if not known.all():
+            entries = Entries(*(column[known] if len(column) else column for column in entries))
+        return Entries(*(copy_to(device, column) for column in entries))
+
+
+class TokenSet:
+    """Tokens that a request names for many positions, each with a value, or all without."""
+
+    def __init__(self, tokens: Iterable[int], values: Iterable[float] = ()) -> None:
+        self._tokens = _tensor(array("q", tokens), torch.int64)
+        self._values = _tensor(array("f", values), torch.float32)
+        self._known: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return self._tokens.numel() > 0
+
+    def on(self, device: torch.device | str, vocab_size: int) -> tuple[Tensor, Tensor]:
+        """[E] int64 tokens, without those that a vocabulary of this size lacks, and [E] float32 values, or [0]."""
+        key = str(device), vocab_size
+        if key not in self._known:
+            known = self._tokens < vocab_size
+            columns = [column[known] if len(column) else column for column in (self._tokens, self._values)]
+            self._known[key] = copy_to(device, columns[0]), copy_to(device, columns[1])
+        return self._known[key]
+
+
+class Span(NamedTuple):
+    """Positions next to each other that have the same tokens."""
+
+    start: int
+    end: int  # the position after the last
+    tokens: Tensor  # [E] int64, in 0…V−1
+    values: Tensor  # [E] float32, or [0] if none were given
+
+
+def spans(sets: Sequence[TokenSet | None], vocab_size: int, device: torch.device | str) -> list[Span]:
+    """From the tokens of each position; None or none: it has none."""
+    return list(_spans(sets, vocab_size, device))
+
+
+def _spans(sets: Sequence[TokenSet | None], vocab_size: int, device: torch.device | str) -> Iterator[Span]:
+    start = 0
+    for tokens, group in groupby(sets):
+        end = start + sum(1 for _ in group)
+        if tokens:
+            yield Span(start, end, *tokens.on(device, vocab_size))
+        start = end
+
+
+def _tensor(values: "array[int] | array[float]", dtype: torch.dtype) -> Tensor:
+    """Return a tensor that shares the array's memory."""
+    return torch.frombuffer(values, dtype=dtype) if values else torch.empty(0, dtype=dtype)

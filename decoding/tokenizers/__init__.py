@@ -1,0 +1,1 @@
+"""Tokenizers compared: what tokens stand for, and texts across vocabularies."""

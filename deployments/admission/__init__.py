@@ -1,0 +1,1 @@
+"""Which requests are taken on, and when."""

@@ -1,0 +1,33 @@
+"""A request in the server's hands, from its admission to its end."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from actors.coordinator.request import Delta, Request
+from deployments.configuration.key_ring import ApiKey
+
+Sink = Callable[[Delta], None]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request that waits or runs."""
+
+    request: Request
+    sink: Sink
+    key: ApiKey
+    arrived_s: float
+    deadline: asyncio.TimerHandle | None = None
+    state: Literal["waiting", "running", "ended"] = "waiting"
+    committed: int = 0  # tokens of its answer so far
+
+    @property
+    def tokens(self) -> int:
+        """The most that its slot will hold."""
+        return len(self.request.prompt) + self.request.params.max_tokens
+
+    @property
+    def target(self) -> str:
+        return self.request.endpoint.target

@@ -1,1 +1,0 @@
-"""What the commands of `consort` do, a file or two each; the command line itself is deployments/cli.py."""

@@ -1,0 +1,1 @@
+"""Tokenizers at the HTTP edge, and the formats of tool calls."""

@@ -1,0 +1,308 @@
+"""The `consort` command. Ray and torch are imported late, so that it starts fast."""
+
+import importlib.metadata
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from actors.model.thread_environment import compute_environment
+from decoding.errors import ConsortError, UnavailableError
+from deployments.client import DEFAULT_URL, Client
+from deployments.cluster import serving
+from deployments.configuration.catalogue import catalogue
+from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config
+from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
+from deployments.ui.commands.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench
+from deployments.ui.commands.compare import compare
+from deployments.ui.commands.demo import run_demo
+from deployments.ui.commands.progress import ProgressDisplay
+from deployments.ui.console.commands import chat, complete, status
+
+_console = Console(highlight=False)
+_config_argument = click.argument(
+    "config_path", metavar="[CONFIG]", type=click.Path(path_type=Path), default=DEFAULT_CONFIG
+)
+_address_option = click.option(
+    "--address", envvar="RAY_ADDRESS", help="Serve on a running Ray cluster (auto: the one on this machine)."
+)
+_verbose_option = click.option("--verbose", is_flag=True, help="Show what Ray and the replicas print.")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("consort")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+class _Group(click.Group):
+    """Shows our own errors as one message."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ConsortError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group)
+@click.version_option(_version(), prog_name="consort")
+def main() -> None:
+    """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
+
+
+for _command in (chat, compare, complete, status):
+    main.add_command(_command)
+
+
+@main.command(short_help="Serve the models of a configuration, until Ctrl-C.")
+@_config_argument
+@click.option("--host", help="Listen on this address instead of the configured one.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of the configured one.")
+@click.option("--api-key", help="Ask clients for this key too. CONSORT_API_KEY does the same, unseen by `ps`.")
+@click.option("--dry-run", is_flag=True, help="Check the configuration and its tokenizers, and stop there.")
+@_address_option
+@_verbose_option
+def serve(
+    config_path: Path,
+    host: str | None,
+    port: int | None,
+    api_key: str | None,
+    dry_run: bool,
+    address: str | None,
+    verbose: bool,
+) -> None:
+    """Serve the models of a configuration file, by default the bundled ones, until Ctrl-C."""
+    config = _with_http(load_config(config_path), host=host, port=port)
+    if api_key is not None:
+        config.http.add_key("command-line", key_of(api_key, field="--api-key", admin=True))
+    if dry_run:
+        _check(config)
+        return
+    own_key = _add_own_key(config)
+    with _served(config, address=address, verbose=verbose):
+        _show_token_reports(config, own_key)
+        _show_how_to_go_on(config)
+        _console.print("[dim]Ctrl-C stops the server.[/]")
+        _wait_for_interrupt()
+
+
+@main.command(short_help="Show the bundled models at work, and stop.")
+@click.option("--keep", is_flag=True, help="Keep serving afterwards, until Ctrl-C.")
+@click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of a free one.")
+@_verbose_option
+def demo(keep: bool, port: int | None, verbose: bool) -> None:
+    """Serve the bundled models, show a streamed answer and what speculation saved, and stop."""
+    config = _with_http(load_config(), port=port or _free_port())
+    with _served(config, address=None, verbose=verbose):
+        run_demo(Client(config.http.url, os.environ.get(ENVIRONMENT_KEY)), _console, model=next(iter(config.endpoints)))
+        if keep:
+            _show_how_to_go_on(config)
+            _wait_for_interrupt()
+    if not keep:
+        _console.print("\nNext: [bold]make serve[/], and in another terminal:")
+        _show_request(load_config())
+
+
+@main.command(short_help="List what clients can ask for.")
+@_config_argument
+@click.option("--url", help="Ask the server at this URL instead of reading a configuration.")
+def models(config_path: Path, url: str | None) -> None:
+    """List what clients can ask for, and the models behind it."""
+    if url is not None:
+        _console.print(_served_table(Client(url)))
+    else:
+        _console.print(_configured_table(load_config(config_path)))
+
+
+@main.command(short_help="Set how many replicas a model has.")
+@click.argument("model")
+@click.argument("replicas", type=click.IntRange(0))
+@click.option("--url", envvar="CONSORT_URL", default=DEFAULT_URL, show_default=True, help="The server.")
+@click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
+def scale(model: str, replicas: int, url: str, api_key: str | None) -> None:
+    """Give a MODEL of a running server so many REPLICAS, whatever its load. Drafters can do with 0."""
+    client, body = Client(url, api_key), {"model": model, "replicas": replicas}
+    client.checked("/scale", client.post("/scale", body))
+    _console.print(f"{model}: {replicas} replica(s), once they are up or drained; `consort status` shows them")
+
+
+@main.command(short_help="Will speculation pay for two models here?")
+@click.option("--target", metavar="MODEL", help="A folder, or an id on the Hugging Face Hub.")
+@click.option("--drafter", metavar="MODEL", help="The same, for the model that drafts.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_CONFIG,
+    help="Take the pair from a server's configuration; by default the bundled pair.",
+)
+@click.option("--endpoint", help="Which of the configuration's endpoints; by default the first with a drafter.")
+@click.option("--dtype", help="Of both models: auto (as stored), float32, bfloat16 or float16.")
+@click.option("--target-device", metavar="DEVICE", help="auto, cpu or cuda.")
+@click.option("--drafter-device", metavar="DEVICE", help="The same, for the drafter.")
+@click.option("--target-threads", type=click.IntRange(1), help="CPU threads; by default torch's choice.")
+@click.option("--drafter-threads", type=click.IntRange(1), help="The same, for the drafter.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_PROMPTS,
+    help='Lines of text, or of {"prompt": …} in a .jsonl file; by default Python code.',
+)
+@click.option("--count", type=click.IntRange(1), default=16, show_default=True, help="Prompts to answer.")
+@click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens of each answer.")
+@click.option("--temperature", default=0.0, show_default=True, help="Of the answers, and of the drafts.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.pass_context
+def bench(
+    context: click.Context,
+    /,
+    target: str | None,
+    drafter: str | None,
+    config_path: Path,
+    endpoint: str | None,
+    dtype: str | None,
+    prompts: Path,
+    count: int,
+    new_tokens: int,
+    temperature: float,
+    as_json: bool,
+    **model_options: str | int | None,
+) -> None:
+    """Measure two models here, and tell whether speculation will pay, with which draft length, and what limits it."""
+    if (target is None) != (drafter is None):
+        raise click.UsageError("--target and --drafter go together")
+    if target is not None and drafter is not None:
+        if context.get_parameter_source("config_path") is not ParameterSource.DEFAULT or endpoint is not None:
+            raise click.UsageError("give either --target and --drafter, or --config")
+        config, name = pair_config(
+            target,
+            drafter,
+            target_options=_options_of("target", model_options) | {"dtype": dtype},
+            drafter_options=_options_of("drafter", model_options) | {"dtype": dtype},
+        )
+    elif dtype is not None or any(model_options.values()):
+        raise click.UsageError("dtype, devices and threads are in the configuration; or give --target and --drafter")
+    else:
+        config, name = configured_pair(config_path, endpoint)
+    texts = read_prompts(prompts, count)
+    os.environ |= compute_environment(None)  # before torch is imported
+    run_bench(_console, config, name, texts, new_tokens=new_tokens, temperature=temperature, as_json=as_json)
+
+
+def _options_of(role: str, model_options: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
+    """The options that begin with a role's name, without it."""
+    prefix = f"{role}_"
+    return {name.removeprefix(prefix): value for name, value in model_options.items() if name.startswith(prefix)}
+
+
+@contextmanager
+def _served(config: ServerConfig, *, address: str | None, verbose: bool) -> Iterator[None]:
+    """The application, with its progress on the terminal while it comes up."""
+    with ProgressDisplay(_console) as display:
+        with serving(config, address=address, verbose=verbose, watch=display.watch):
+            display.finish()
+            yield
+        _console.print("[dim]Stopped.[/]")
+
+
+def _with_http(config: ServerConfig, *, host: str | None = None, port: int | None = None) -> ServerConfig:
+    """The configuration with what the command line says about where to listen."""
+    changed = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    return config.model_copy(update={"http": config.http.model_copy(update=changed)})
+
+
+def _check(config: ServerConfig) -> None:
+    from deployments.endpoints.endpoint import load_endpoints  # imports transformers, which takes seconds
+
+    for name, served in load_endpoints(config).items():
+        _show_reports_of(name, served.token_reports())
+    _console.print(_configured_table(config))
+    _console.print("[green]✓[/] the configuration can be served")
+
+
+def _add_own_key(config: ServerConfig) -> str | None:
+    """A key with which this command asks the server: of the others it knows digests. None where anybody may ask."""
+    if not config.http.api_keys:
+        return None
+    secret = secrets.token_urlsafe(32)
+    config.http.add_key("consort-serve", key_of(secret, field="", admin=False))
+    return secret
+
+
+def _show_token_reports(config: ServerConfig, key: str | None) -> None:
+    """What the server has found out about models that have other tokens than their target."""
+    with suppress(ConsortError):  # where it listens may be out of reach from here
+        for card in Client(config.http.url, key).document("/v1/models")["data"]:
+            _show_reports_of(card["id"], card["through_text"])
+
+
+def _show_reports_of(endpoint: str, reports: Mapping[str, str]) -> None:
+    for model, report in reports.items():
+        _console.print(f"{endpoint}: {model} reads and writes in tokens of its own: {report}", markup=False)
+
+
+def _show_how_to_go_on(config: ServerConfig) -> None:
+    url = config.http.url
+    option = "" if url == DEFAULT_URL else f" --url {url}"
+    _console.print(f"\n[bold green]Serving[/] on [bold]{url}[/], for browsers too. In another terminal:")
+    _console.print(f"  consort chat{option}", soft_wrap=True)
+    _show_request(config)
+
+
+def _show_request(config: ServerConfig) -> None:
+    """A curl command, on lines that can be copied whatever the terminal's width."""
+    body = {"model": next(iter(config.endpoints)), "prompt": "import os\n", "max_tokens": 64, "stream": True}
+    lines = (
+        f"  curl -N {config.http.url}/v1/completions \\",
+        "    -H 'Content-Type: application/json' \\",
+        *(['    -H "Authorization: Bearer $CONSORT_API_KEY" \\'] if config.http.api_keys else []),
+        f"    -d {shlex.quote(json.dumps(body))}",
+    )
+    _console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _configured_table(config: ServerConfig) -> Table:
+    table = Table("model", "target", "drafter", "draft length", "context", box=SIMPLE)
+    for entry in catalogue(config):
+        row = (entry.endpoint, entry.target, entry.drafter, entry.draft_length, entry.context_length)
+        table.add_row(*map(str, row))
+    return table
+
+
+def _served_table(client: Client) -> Table:
+    table = Table("model", "target", "drafter", "draft length", "context", "ready", box=SIMPLE)
+    reply = client.get("/v1/models")
+    if reply.status != HTTPStatus.OK:
+        raise UnavailableError(f"{client.url} has no /v1/models: HTTP {reply.status}")
+    for card in reply.document["data"]:
+        shown = (card["id"], card["target"], card["drafter"] or "–", card["draft_length"], card["context_length"])
+        table.add_row(*map(str, shown), "yes" if card["ready"] else "no")
+    return table
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _wait_for_interrupt() -> None:
+    """Until Ctrl-C or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has set one that prints a stack trace
+    with suppress(KeyboardInterrupt):
+        signal.pause()

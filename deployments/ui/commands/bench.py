@@ -1,0 +1,160 @@
+"""`consort bench`: what speculation is worth for a pair of models on this machine, as a table and in words."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from decoding.errors import ConfigError
+from deployments.cluster import Progress
+from deployments.configuration.config import ServerConfig, load_config, parse_config
+from deployments.configuration.model import ROOT
+from deployments.ui.commands.progress import ProgressDisplay
+
+if TYPE_CHECKING:
+    from deployments.ui.commands.profiling import Profile
+
+DEFAULT_PROMPTS = ROOT / "models" / "heldout.jsonl"
+_ENDPOINT = "bench"
+_SLOTS = 16  # the most streams that are measured
+_MAX_LENGTH = 512
+
+
+def run_bench(
+    console: Console,
+    config: ServerConfig,
+    endpoint: str,
+    prompts: Sequence[str],
+    *,
+    new_tokens: int,
+    temperature: float,
+    as_json: bool,
+) -> None:
+    """Measure and show.
+
+    Raises:
+        ConfigError: a model can't be loaded, or the answers are too short to tell anything.
+        InvalidRequestError: a prompt does not fit, or the temperature is out of range.
+    """
+    from transformers.utils.logging import disable_progress_bar  # this and the next import torch, which takes seconds
+
+    from deployments.ui.commands.advice import as_json as json_of
+    from deployments.ui.commands.profiling import measure_profile
+
+    disable_progress_bar()
+    progress = Console(stderr=True, highlight=False) if as_json else console
+    with reporting(progress) as report:
+        profile = measure_profile(
+            config, endpoint, prompts, new_tokens=new_tokens, temperature=temperature, report=report
+        )
+    if as_json:
+        console.print_json(json.dumps(json_of(profile)))
+    else:
+        _show(console, profile)
+
+
+def pair_config(
+    target: str, drafter: str, *, target_options: dict[str, Any], drafter_options: dict[str, Any]
+) -> tuple[ServerConfig, str]:
+    """A configuration of two models, and its endpoint. Options are keys of `models.NAME`; None: their default.
+
+    Raises:
+        ConfigError: an option is wrong, or there is no such folder.
+    """
+    models = {
+        name: {"path": path, **_model_options(options)}
+        for name, path, options in (("target", target, target_options), ("drafter", drafter, drafter_options))
+    }
+    document = {"models": models, "endpoints": {_ENDPOINT: {"target": "target", "drafter": "drafter"}}}
+    return parse_config(document, folder=Path.cwd()), _ENDPOINT
+
+
+def configured_pair(path: Path, endpoint: str | None) -> tuple[ServerConfig, str]:
+    """The pair of an endpoint in a server's configuration; None: of the first that has a drafter.
+
+    Raises:
+        ConfigError: the configuration can't work, or has no such endpoint with a drafter.
+    """
+    config = load_config(path)
+    drafting = [name for name, one in config.endpoints.items() if one.drafter is not None]
+    wanted = drafting[0] if endpoint is None and drafting else endpoint
+    if wanted not in drafting:
+        known = ", ".join(drafting) or "none"
+        raise ConfigError(f"{path}: no endpoint {wanted or ''} with a drafter; those with one: {known}")
+    for model in config.models.values():
+        model.slots, model.max_length = _SLOTS, min(model.max_length, _MAX_LENGTH)
+    return config, wanted
+
+
+def read_prompts(path: Path, count: int) -> list[str]:
+    """The first prompts of a file: of JSON lines with "prompt" if it is called so, else of lines of text.
+
+    Raises:
+        ConfigError: the file can't be read, or has no prompts.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][:count]
+        prompts = [json.loads(line)["prompt"] for line in lines] if path.suffix == ".jsonl" else lines
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"can't read prompts from {path}: {error!r}") from error
+    if not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
+        raise ConfigError(f"{path}: prompts should be one text per line, and at least one")
+    return prompts
+
+
+def _model_options(options: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if value is not None}
+    gpus = {"num_gpus": 1} if str(given.get("device", "")).startswith("cuda") else {}
+    return {"slots": _SLOTS, "max_length": _MAX_LENGTH, **gpus, **given}
+
+
+@contextmanager
+def reporting(console: Console) -> Iterator[Callable[[str], None]]:
+    """A function that is told what begins, and shows what is done and how long it took."""
+    with ProgressDisplay(console, done="done") as display:
+        yield lambda step: display.watch([Progress(step, "loading")])
+        display.watch([])
+
+
+def _show(console: Console, profile: "Profile") -> None:
+    from deployments.ui.commands.advice import advise
+
+    tokens = sum(map(len, profile.agreements))
+    console.print(
+        f"\n{profile.target} with the drafter {profile.drafter}, temperature {profile.temperature:g}: over {tokens} "
+        f"tokens of the target's own answers, the drafter has the same token {profile.acceptance:.0%} of the time.",
+        soft_wrap=True,
+    )
+    console.print(_time_table(profile))
+    console.print(_speed_up_table(profile))
+    for advice in advise(profile):
+        mark = "[green]✓[/]" if advice.pays else "[yellow]✗[/]"
+        console.print(f"{mark} {advice.sentence}", soft_wrap=True)
+
+
+def _time_table(profile: "Profile") -> Table:
+    """Milliseconds of a step: of the target over 1, 2, … tokens of each stream, and of the drafter over one."""
+    widths = sorted({width for _, width in profile.target_step_s})
+    title = "ms per step: of the drafter, and of the target over so many tokens of each stream"
+    table = Table("streams", "drafter", *map(str, widths), box=SIMPLE, title=title)
+    for streams, draft_step_s in profile.draft_step_s.items():
+        steps = (profile.target_step_s[streams, width] for width in widths)
+        table.add_row(str(streams), *(f"{seconds * 1e3:.1f}" for seconds in (draft_step_s, *steps)))
+    return table
+
+
+def _speed_up_table(profile: "Profile") -> Table:
+    """Per draft length: tokens per step, and the speed-up with drafting hidden, and with the models taking turns."""
+    table = Table("draft length", "tokens/step", box=SIMPLE, title="speed-up at best: drafting hidden (taking turns)")
+    for streams in profile.draft_step_s:
+        table.add_column(f"{streams} stream{'s' if streams > 1 else ''}", justify="right")
+    for draft_length in profile.draft_lengths:
+        every = [profile.limits(streams, draft_length) for streams in profile.draft_step_s]
+        speed_ups = (f"{one.hidden:.2f} ({one.alternating:.2f})" for one in every)
+        table.add_row(str(draft_length), f"{every[0].tokens_per_step:.2f}", *speed_ups)
+    return table

@@ -1,0 +1,147 @@
+"""What a server is doing, as it tells over HTTP. Knows nothing of how that is shown."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from decoding.errors import UnavailableError
+from deployments.client import Client
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How an endpoint has fared: since the server's start, or since the look before. None: nothing happened."""
+
+    tokens_per_s: float | None
+    acceptance_rate: float | None
+    acceptance_length: float | None
+    hit_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """A name that clients ask for."""
+
+    name: str
+    target: str
+    drafter: str | None
+    ready: bool
+    requests: int | None = None  # since the server's start
+    rates: Rates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A copy of a model."""
+
+    name: str
+    model: str
+    role: str
+    running: int  # requests that hold a slot
+    waiting: int  # requests that wait for one
+    slots: int
+    drafting: bool | None  # of a target: whether it wants drafts now
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A server at one moment. None: this server does not tell."""
+
+    url: str
+    ready: bool
+    models: Mapping[str, bool]  # whether any replica of it is up
+    endpoints: Sequence[EndpointStatus]
+    replicas: Sequence[ReplicaStatus] | None = None
+    running: int | None = None
+    waiting: int | None = None
+    version: str | None = None
+
+
+class StatusReader:
+    """Looks at a server again and again. Rates are since the last look; at the first, since the server's start."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._last: Document | None = None
+
+    def read(self) -> Status:
+        """Raises UnavailableError if no server answers, InvalidRequestError if it wants another key."""
+        reply = self._client.get("/v1/status")
+        if reply.status == HTTPStatus.NOT_FOUND:
+            return self._read_without_load()
+        document = self._client.checked("/v1/status", reply)
+        if self._last is not None and self._last["uptime_s"] >= document["uptime_s"]:
+            self._last = None  # the server has been started anew
+        last, self._last = self._last, document
+        return _status(self._client.url, document, last)
+
+    def _read_without_load(self) -> Status:
+        """What a server tells that has no /v1/status."""
+        health = self._client.get("/health")
+        if health.status not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE) or "models" not in health.document:
+            raise UnavailableError(f"{self._client.url} answers, but serves no models: HTTP {health.status}")
+        cards = self._client.document("/v1/models")["data"]
+        return Status(
+            url=self._client.url,
+            ready=health.status == HTTPStatus.OK,
+            models=health.document["models"],
+            endpoints=[EndpointStatus(one["id"], one["target"], one["drafter"], one["ready"]) for one in cards],
+        )
+
+
+def _status(url: str, document: Document, last: Document | None) -> Status:
+    replicas = [_replica(one) for one in document["replicas"]]
+    return Status(
+        url=url,
+        ready=document["status"] == "ready",
+        models=_models(document["endpoints"], {replica.model for replica in replicas}),
+        endpoints=[_endpoint(one, document["uptime_s"], last) for one in document["endpoints"]],
+        replicas=replicas,
+        running=document["requests"]["running"],
+        waiting=document["requests"]["waiting"],
+        version=document["version"],
+    )
+
+
+def _models(endpoints: Sequence[Document], up: set[str]) -> dict[str, bool]:
+    named: Iterator[str | None] = (one[role] for one in endpoints for role in ("target", "drafter"))
+    return {name: name in up for name in sorted({name for name in named if name is not None})}
+
+
+def _endpoint(one: Document, uptime_s: float, last: Document | None) -> EndpointStatus:
+    before: Document = {}
+    elapsed_s = uptime_s
+    if last is not None:
+        before = next((other["totals"] for other in last["endpoints"] if other["name"] == one["name"]), {})
+        elapsed_s -= last["uptime_s"]
+    return EndpointStatus(
+        one["name"],
+        one["target"],
+        one["drafter"],
+        one["ready"],
+        one["totals"]["requests"],
+        _rates(one["totals"], before, elapsed_s),
+    )
+
+
+def _rates(totals: Document, before: Document, elapsed_s: float) -> Rates:
+    grown = {name: count - before.get(name, 0) for name, count in totals.items()}
+    return Rates(
+        tokens_per_s=_ratio(grown["tokens"], elapsed_s),
+        acceptance_rate=_ratio(grown["accepted"], grown["drafted"]),
+        acceptance_length=_ratio(grown["tokens"], grown["steps"]),
+        hit_rate=_ratio(grown["hits"], grown["missed"]),
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def _replica(one: Document) -> ReplicaStatus:
+    return ReplicaStatus(
+        one["name"], one["model"], one["role"], one["running"], one["waiting"], one["slots"], one["drafting"]
+    )

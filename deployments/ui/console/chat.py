@@ -1,0 +1,215 @@
+"""`consort chat`: reads messages and commands, streams answers, until the user leaves."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from decoding.errors import ConsortError, InvalidRequestError
+from deployments.client import Client
+from deployments.ui.console.comparison import compare
+from deployments.ui.console.conversation import Conversation, choose_model
+from deployments.ui.console.generation import CHAT, Generator
+from deployments.ui.console.ink import Ink
+from deployments.ui.console.keyboard import without_echo
+from deployments.ui.console.parameters import as_written
+from deployments.ui.console.slash import COMMANDS, KEYS, Call, read, switch
+from deployments.ui.console.summary import summary
+
+
+class Editor(Protocol):
+    """Where messages come from."""
+
+    def read(self) -> str:
+        """The next message. Raises EOFError at the end and KeyboardInterrupt at Ctrl-C."""
+
+
+class Chat:
+    """A conversation with a server, on a console. Commands that fail say so, and the chat goes on."""
+
+    def __init__(self, client: Client, console: Console, conversation: Conversation, *, colours: bool = True) -> None:
+        self._client, self._console = client, console
+        self._aside = console if console.is_terminal else Console(stderr=True, highlight=False)
+        self.conversation = conversation
+        self.failed = False  # whether any line could not be done
+        self._generator = Generator(client)
+        self._ink = Ink(console, colours=colours)
+        self._ended = False
+        self._last_seed: int | None = None
+        self._actions: Mapping[str, Callable[[str], None]] = {
+            "help": self._help,
+            "set": self._set,
+            "show": self._show,
+            "model": self._model,
+            "speculate": lambda argument: self._set_one("speculate", argument),
+            "draft-length": lambda argument: self._set_one("draft_length", argument),
+            "temperature": lambda argument: self._set_one("temperature", argument),
+            "system": self._system,
+            "clear": self._clear,
+            "retry": self._retry,
+            "compare": self._compare,
+            "colours": self._colours,
+            "quit": self._quit,
+        }
+
+    def greet(self, card: Mapping[str, Any]) -> None:
+        """Say who is there, by its card, and how to get help."""
+        by = f", drafted for by {card['drafter']}" if card.get("drafter") else ""
+        self._console.print(Text.assemble((card["id"], "bold"), f" ({card.get('target')}{by}) at {self._client.url}"))
+        self._note("/help lists commands. Ctrl-C stops a reply, Ctrl-D leaves.")
+        if not card.get("ready", True):
+            self._note("The model is still being loaded; the first reply will wait for it.")
+
+    def run(self, editor: Editor) -> None:
+        """Until /quit or the end of the input."""
+        while not self._ended:
+            try:
+                line = editor.read()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                self._note("Ctrl-D or /quit leaves.\n")
+                continue
+            try:
+                with without_echo():
+                    self.take(line.strip())
+            except ConsortError as error:
+                self.failed = True
+                self._aside.print(Text(str(error), style="red"))
+                if "no chat template" in str(error):
+                    self._note("`consort complete` continues texts without one.")
+            except KeyboardInterrupt:
+                self._note("Stopped.")
+
+    def take(self, line: str) -> None:
+        """One line: a command, a message, or nothing. Raises ConsortError if it can't be done."""
+        if not line:
+            return
+        called = read(line)
+        if isinstance(called, Call):
+            self._actions[called.name](called.argument)
+        else:
+            self._say(called)
+
+    def suggestions(self, text: str) -> Iterator[str]:
+        """Words that may stand at the end of a command."""
+        name, *rest = text.removeprefix("/").split(" ")
+        if not rest:
+            yield from (f"/{name}" for name in COMMANDS)
+        elif name == "set" and len(rest) == 1:
+            yield from self.conversation.parameters.names()
+        elif name == "model" and len(rest) == 1:
+            yield from (card["id"] for card in self._cards())
+        elif COMMANDS.get(name) and COMMANDS[name].usage == "on|off" and len(rest) == 1:
+            yield from ("on", "off")
+
+    def toolbar(self) -> str:
+        """The settings in one line."""
+        values = self.conversation.parameters.values
+        shown = (f"{name} {as_written(value)}" for name, value in values.items())
+        return " · ".join([self.conversation.model, *shown, "/help"])
+
+    def _say(self, message: str) -> None:
+        ink = self._ink
+        body = self.conversation.request(message)
+        ink.wait()
+        try:
+            generation = self._generator.run(CHAT, body, ink.write)
+        finally:
+            ink.end_line()
+        self._last_seed = self._last_seed if generation.seed is None else generation.seed
+        if generation.text or not generation.stopped:
+            self.conversation.add(message, generation.text)
+        if self._console.is_terminal:
+            self._console.print(summary(generation, colours=ink.colours))
+            self._console.print()
+
+    def _compare(self, argument: str) -> None:
+        message = argument or self.conversation.last_message
+        if message is None:
+            raise InvalidRequestError("/compare: there is no last message; give one: /compare MESSAGE")
+        turns = None if argument else self.conversation.before_last_message()
+        compare(self._generator, CHAT, self.conversation.request(message, turns), self._console, self._ink)
+
+    def _retry(self, _: str) -> None:
+        message = self.conversation.drop_last_message()
+        if message is None:
+            raise InvalidRequestError("/retry: there is no last message")
+        self._say(message)
+
+    def _help(self, _: str) -> None:
+        table = Table.grid(padding=(0, 2))
+        for name, command in COMMANDS.items():
+            table.add_row(Text(f"/{name} {command.usage}", style="bold"), command.meaning)
+        table.add_row()
+        for key, meaning in KEYS.items():
+            table.add_row(Text(key, style="bold"), meaning)
+        self._console.print(table)
+
+    def _set(self, argument: str) -> None:
+        if argument:
+            name, *text = re.split(r"\s*=\s*|\s+", argument, maxsplit=1)
+            self._set_one(name, "".join(text))
+            return
+        table = Table.grid(padding=(0, 2))
+        for known, meaning in self.conversation.parameters.described():
+            table.add_row(Text(known, style="bold"), Text(meaning))
+        self._console.print(table)
+
+    def _set_one(self, name: str, text: str) -> None:
+        """Set a parameter; without a value, show it."""
+        parameters = self.conversation.parameters
+        value = parameters.set(name, text) if text else parameters.values.get(name)
+        self._note(f"{name}: {as_written(value)}")
+
+    def _show(self, _: str) -> None:
+        conversation = self.conversation
+        table = Table.grid(padding=(0, 2))
+        table.add_row("server", self._client.url)
+        table.add_row("model", conversation.model)
+        table.add_row("system", Text(conversation.system or "–"))
+        table.add_row("turns", str(len(conversation.turns)))
+        table.add_row("colours", "on" if self._ink.colours else "off")
+        table.add_row("last seed", "–" if self._last_seed is None else str(self._last_seed))
+        for name, value in conversation.parameters.values.items():
+            table.add_row(name, Text(as_written(value)))
+        self._console.print(table)
+
+    def _model(self, argument: str) -> None:
+        if argument:
+            self.conversation.model = choose_model(self._cards(), argument)["id"]
+            self._note(f"model: {self.conversation.model}")
+            return
+        table = Table("", "model", "target", "drafter", "ready", box=SIMPLE, show_edge=False)
+        for card in self._cards():
+            chosen = "▸" if card["id"] == self.conversation.model else ""
+            ready = "yes" if card.get("ready", True) else "no"
+            table.add_row(chosen, card["id"], card.get("target") or "–", card.get("drafter") or "–", ready)
+        self._console.print(table)
+
+    def _system(self, argument: str) -> None:
+        if argument:
+            self.conversation.system = None if argument == "off" else argument
+        self._note(f"system: {self.conversation.system or '–'}")
+
+    def _clear(self, _: str) -> None:
+        self.conversation.turns.clear()
+        self._note("The conversation is forgotten.")
+
+    def _colours(self, argument: str) -> None:
+        self._ink.colours = switch("colours", argument)
+        self._note(f"colours: {argument}")
+
+    def _quit(self, _: str) -> None:
+        self._ended = True
+
+    def _note(self, text: str) -> None:
+        self._aside.print(Text(text, style="dim"))
+
+    def _cards(self) -> list[dict[str, Any]]:
+        cards: list[dict[str, Any]] = self._client.document("/v1/models")["data"]
+        return cards

@@ -1,0 +1,152 @@
+"""The commands that talk to a running server: `consort chat`, `consort complete` and `consort status`."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from deployments.client import DEFAULT_URL, Client
+from deployments.ui.console.conversation import Conversation, choose_model
+
+_INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
+_console = Console(highlight=False)
+_errors = Console(highlight=False, stderr=True)
+
+
+def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--url and --api-key."""
+    url = click.option("--url", envvar="CONSORT_URL", default=DEFAULT_URL, show_default=True, help="The server.")
+    key = click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
+    return url(key(function))
+
+
+_model_option = click.option("--model", help="An endpoint of the server; by default the first that is ready.")
+_set_option = click.option(
+    "--set", "assignments", metavar="NAME=VALUE", multiple=True, help="Set a request parameter; may be repeated."
+)
+_colours_option = click.option(
+    "--colours/--no-colours", default=True, help="Show by colour how each token came to be, on a terminal."
+)
+
+
+@click.command()
+@_server_options
+@_model_option
+@click.option("--system", help="The system prompt.")
+@_set_option
+@_colours_option
+def chat(
+    url: str, api_key: str | None, model: str | None, system: str | None, assignments: Sequence[str], colours: bool
+) -> None:
+    """Talk to a model. /help lists commands; Ctrl-C stops a reply, Ctrl-D or /quit ends."""
+    from deployments.ui.console.chat import Chat  # these import pydantic and the line editor
+    from deployments.ui.console.editor import PipeReader, TerminalEditor
+
+    client = Client(url, api_key)
+    card = choose_model(client.document("/v1/models")["data"], model)
+    conversation = Conversation(card["id"])
+    conversation.system = system
+    for assignment in assignments:
+        conversation.parameters.assign(assignment)
+    session = Chat(client, _console, conversation, colours=colours)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        session.greet(card)
+        session.run(TerminalEditor(session.suggestions, session.toolbar))
+    else:
+        session.run(PipeReader(sys.stdin))
+        if session.failed:
+            raise SystemExit(1)
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@_server_options
+@_model_option
+@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens to add.")
+@click.option("--temperature", type=float, help="0 is greedy; 1 by default.")
+@click.option("--seed", type=int, help="The same seed gives the same text.")
+@click.option("--speculate/--no-speculate", default=None, help="With the drafter, or the target alone: the same text.")
+@_set_option
+@_colours_option
+@click.option("--compare", "comparing", is_flag=True, help="Both ways, one after the other, with their speeds.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end.")
+def complete(
+    prompt: str | None,
+    url: str,
+    api_key: str | None,
+    model: str | None,
+    assignments: Sequence[str],
+    colours: bool,
+    comparing: bool,
+    as_json: bool,
+    **shorthands: object,
+) -> None:
+    """Continue a text: PROMPT, or what standard input has."""
+    from deployments.ui.console import complete as completing
+
+    if comparing and as_json:
+        raise click.UsageError("--compare and --json don't go together")
+    client = Client(url, api_key)
+    body = {**_parameters(assignments, shorthands), "prompt": _text(prompt)}
+    body["model"] = choose_model(client.document("/v1/models")["data"], model)["id"]
+    if as_json:
+        generation = completing.complete_as_json(client, body, _console)
+    elif comparing:
+        generation = completing.complete_twice(client, body, _console, colours=colours)
+    else:
+        generation = completing.complete(client, body, _console, _errors, colours=colours)
+    if generation.stopped:
+        raise SystemExit(_INTERRUPTED)
+
+
+@click.command()
+@_server_options
+@click.option("--watch", "watching", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with --watch a line for each look.")
+def status(url: str, api_key: str | None, watching: bool, interval: float, as_json: bool) -> None:
+    """Show what a server is doing: replicas, load, acceptance. Fails while no model can answer."""
+    from deployments.ui.commands.dashboard import show, watch
+    from deployments.ui.commands.status import StatusReader
+
+    reader = StatusReader(Client(url, api_key))
+    if watching:
+        with suppress(KeyboardInterrupt):
+            watch(reader, _console, interval_s=interval, as_json=as_json)
+        return
+    seen = reader.read()
+    show(seen, _console, as_json=as_json)
+    if not seen.ready:
+        raise SystemExit(1)
+
+
+def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) -> dict[str, object]:
+    """Request parameters from --set, and from the options that stand for one."""
+    from deployments.requests.schema import CompletionRequest
+    from deployments.ui.console.parameters import Parameters
+
+    parameters = Parameters(CompletionRequest)
+    for name, value in shorthands.items():
+        if value is not None:
+            parameters.set(name, json.dumps(value))
+    for assignment in assignments:
+        parameters.assign(assignment)
+    return parameters.values
+
+
+def _text(prompt: str | None) -> str:
+    """The prompt, or what standard input has."""
+    if prompt is None:
+        if sys.stdin.isatty():
+            _errors.print(Text("The text to continue; Ctrl-D at the start of a line ends it.", style="dim"))
+        prompt = sys.stdin.read()
+    if not prompt:
+        raise click.UsageError("there is no text to continue; give it as PROMPT or on standard input")
+    return prompt

@@ -1,0 +1,98 @@
+"""The request parameters that a user of the console has set. Checked here, so that a mistake costs no request."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from pydantic import ValidationError
+
+from decoding.errors import InvalidRequestError
+from decoding.sampling.params import SamplingParams
+from deployments.requests.schema import GenerationRequest
+from deployments.ui.console.suggestion import suggestion
+from deployments.validation.strict import problem_of
+
+_SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
+_MANY_TOKENS = 2**31 - 1
+_EXAMPLES: dict[str, object] = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+_WORDS = {"on": True, "off": False}
+_OURS = ("model", "messages", "prompt", "stream", "stream_options", "n", "return_token_details")
+
+
+class Parameters:
+    """Fields of one kind of request, by name, without those that the console itself fills in."""
+
+    def __init__(self, request: type[GenerationRequest]) -> None:
+        self._request = request
+        self.values: dict[str, object] = {}
+
+    def names(self) -> list[str]:
+        """Everything that can be set."""
+        return sorted(name for name in self._request.model_fields if name not in _OURS)
+
+    def described(self) -> Iterator[tuple[str, str]]:
+        """Every name, with what it means."""
+        return ((name, self._request.model_fields[name].description or "") for name in self.names())
+
+    def set(self, name: str, text: str) -> object:
+        """Set a parameter to a value as users write it: JSON, or a text without quotes, or on or off.
+
+        A null, which has the server use its default, forgets the parameter. Returns the value.
+
+        Raises:
+            InvalidRequestError: there is no such parameter, or it does not take such a value.
+        """
+        if name in _OURS:
+            raise InvalidRequestError(f"{name}: the console sets it itself", field=name)
+        if name not in self.names():
+            raise InvalidRequestError(f"{name}: is not known; {suggestion(name, self.names())}", field=name)
+        value = self._checked(name, text)
+        if value is None:
+            self.values.pop(name, None)
+        else:
+            self.values[name] = value
+        return value
+
+    def assign(self, assignment: str) -> None:
+        """Set a parameter from NAME=VALUE; raises what `set` raises."""
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise InvalidRequestError(f"{assignment!r} should be NAME=VALUE, such as temperature=0.6")
+        self.set(name.strip(), text.strip())
+
+    def _checked(self, name: str, text: str) -> object:
+        """The first reading of the text that the parameter takes."""
+        problems = []
+        for value in _readings(text):
+            try:
+                self._check(name, value)
+            except ValidationError as error:
+                problems.append(": ".join(problem_of(error)))
+            else:
+                return value
+        raise InvalidRequestError(problems[0], field=name)
+
+    def _check(self, name: str, value: object) -> None:
+        field = self._request.prompt_field
+        body = {"model": "x", field: _EXAMPLES[field], "stream": True, **self.values, name: value}
+        self._request.model_validate(body)
+        if name in _SAMPLING and isinstance(value, int | float) and not isinstance(value, bool):
+            checked: dict[str, Any] = {"max_tokens": _MANY_TOKENS, name: value}
+            SamplingParams(**checked)
+
+
+def as_written(value: object) -> str:
+    """A value as users may write it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "the default" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _readings(text: str) -> Iterator[object]:
+    with suppress(ValueError):
+        yield json.loads(text)
+    if text in _WORDS:
+        yield _WORDS[text]
+    yield text

@@ -1,0 +1,77 @@
+"""The commands of `consort chat`: their names, what they mean, and how a line is read as one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from decoding.errors import InvalidRequestError
+from deployments.ui.console.suggestion import suggestion
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a command is written, and what it does."""
+
+    usage: str  # after its name
+    meaning: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "help": Command("", "these commands, and the keys"),
+    "set": Command("NAME=VALUE", "set a request parameter; null forgets it; alone: what can be set"),
+    "show": Command("", "the model, the parameters and the size of the conversation"),
+    "model": Command("NAME", "talk to another model; alone: which there are"),
+    "speculate": Command("on|off", "with the drafter, or the target alone: the same text"),
+    "draft-length": Command("N", "the most draft tokens that one target step verifies"),
+    "temperature": Command("X", "0 is greedy"),
+    "system": Command("TEXT", "the system prompt; off removes it; alone: shows it"),
+    "clear": Command("", "forget the conversation; the settings stay"),
+    "retry": Command("", "answer the last message again"),
+    "compare": Command("MESSAGE", "speculative against the target alone; by default the last message"),
+    "colours": Command("on|off", "show by colour how each token came to be"),
+    "quit": Command("", "leave, as Ctrl-D does"),
+}
+KEYS: Mapping[str, str] = {
+    "Enter": 'send; after a backslash, or within three quotes ("""), a new line',
+    "Alt-Enter": "a new line",
+    "Ctrl-C": "stop the reply, or empty the line",
+    "Ctrl-D": "leave",
+    "↑ ↓ Ctrl-R": "earlier messages, and a search among them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A command with what was written behind it."""
+
+    name: str
+    argument: str
+
+
+def read(line: str) -> Call | str:
+    """A command, or the message that the line is. Two slashes begin a message that begins with one.
+
+    Raises:
+        InvalidRequestError: there is no such command.
+    """
+    if not line.startswith("/") or line.startswith("//"):
+        return line.removeprefix("/") if line.startswith("//") else line
+    written, *rest = line[1:].split(maxsplit=1) or ["help"]
+    return Call(_full_name(written), rest[0].strip() if rest else "")
+
+
+def _full_name(written: str) -> str:
+    """The command that is called so, or the only one that begins so."""
+    if written in COMMANDS:
+        return written
+    fitting = [name for name in COMMANDS if name.startswith(written)]
+    if len(fitting) == 1:
+        return fitting[0]
+    hint = suggestion(written, COMMANDS)
+    raise InvalidRequestError(f"/{written}: is not known; {hint} For a message that begins with /, write //.")
+
+
+def switch(name: str, argument: str) -> bool:
+    """What on or off means; raises InvalidRequestError for anything else."""
+    if argument not in ("on", "off"):
+        raise InvalidRequestError(f"/{name}: should be on or off, not {argument!r}")
+    return argument == "on"

@@ -1,0 +1,89 @@
+"""The lines of statistics below an answer, and a comparison of two answers. Pure words and numbers."""
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from deployments.ui.console.generation import Generation
+from deployments.ui.console.ink import legend
+
+_COMPARED = ("tokens", "tokens/s", "first token", "target steps")
+_CONTEXT = 20  # characters shown before a difference and from it on
+
+
+def summary(generation: Generation, *, colours: bool) -> Group:
+    """At most three lines: how fast, how well drafted, and what the colours mean."""
+    lines = [Text(" · ".join(_speed(generation)), style="dim")]
+    drafts = " · ".join(_drafts(generation))
+    if drafts:
+        lines.append(Text(drafts, style="dim"))
+    if colours and set(generation.sources) - {"plain"}:
+        lines.append(legend(generation.sources))
+    return Group(*lines)
+
+
+def _speed(generation: Generation) -> Iterator[str]:
+    if generation.stopped:
+        yield "stopped"
+    if generation.tokens is not None:
+        yield f"{generation.tokens} token{'' if generation.tokens == 1 else 's'}"
+    if generation.tokens_per_s:
+        yield f"{generation.tokens_per_s:.1f} tokens/s"
+    if generation.first_s:
+        yield f"first after {generation.first_s * 1e3:.0f} ms"
+    if generation.finish_reason not in (None, "stop"):
+        yield f"ended by {generation.finish_reason}"
+
+
+def _drafts(generation: Generation) -> Iterator[str]:
+    speculation = generation.speculation
+    if not speculation:
+        return
+    if speculation["drafted"]:
+        rate = speculation["acceptance_rate"]
+        yield f"{speculation['accepted']} of {speculation['drafted']} draft tokens accepted ({rate:.0%})"
+    else:
+        yield "nothing drafted"
+    yield f"{speculation['acceptance_length']:.2f} tokens per step"
+    if speculation.get("hit_rate") is not None and speculation["drafted"]:
+        yield f"hit rate {speculation['hit_rate']:.0%}"
+
+
+def compared(ours: Generation, plain: Generation) -> Group:
+    """Two answers to one prompt and seed, with the drafter and without."""
+    table = Table("", "speculative", "target alone", box=SIMPLE, show_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in zip(_COMPARED, _row(ours), _row(plain), strict=True):
+        table.add_row(*row)
+    return Group(table, _verdict(ours, plain))
+
+
+def _row(generation: Generation) -> tuple[str, str, str, str]:
+    tokens, speed = generation.tokens, generation.tokens_per_s
+    return (
+        "–" if tokens is None else str(tokens),
+        "–" if speed is None else f"{speed:.1f}",
+        f"{generation.first_s * 1e3:.0f} ms",
+        str(generation.speculation.get("steps", "–")),
+    )
+
+
+def _verdict(ours: Generation, plain: Generation) -> Text:
+    if ours.text != plain.text:
+        at = difference(ours.text, plain.text)
+        left, right = (repr(text[max(0, at - _CONTEXT) : at + _CONTEXT]) for text in (ours.text, plain.text))
+        return Text.assemble(("same text: no", "red"), f", from character {at} on: {left}, target alone {right}")
+    if not ours.tokens_per_s or not plain.tokens_per_s:
+        return Text("same text: yes", style="green")
+    ratio = ours.tokens_per_s / plain.tokens_per_s
+    return Text.assemble(("same text: yes", "green"), f" · {ratio:.2f} times as fast · seed {ours.seed}")
+
+
+def difference(left: str, right: str) -> int:
+    """Where two texts begin to differ."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))

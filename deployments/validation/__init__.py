@@ -1,0 +1,1 @@
+"""Strict pydantic models, and errors as HTTP reports them."""

@@ -1,0 +1,68 @@
+"""Upper bounds of the speed-up by speculation, from measured times and the agreement of drafter and target."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoding.sampling.history import History, Position
+from decoding.sampling.sampler import SamplingBatch, sample
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationLimits:
+    """Times of one step in seconds, and tokens per target step, of one run at draft length γ."""
+
+    draft_length: int
+    plain_step_s: float  # t_1
+    verify_step_s: float  # t_verify
+    draft_step_s: float  # t_draft, one draft token
+    tokens_per_step: float  # E, if the target always has a full draft
+
+    @property
+    def hidden(self) -> float:
+        """S*: the speed-up over plain decoding with drafting and transport fully hidden."""
+        slowest_s = max(self.verify_step_s, self.draft_length * self.draft_step_s)
+        return self.tokens_per_step * self.plain_step_s / slowest_s
+
+    @property
+    def alternating(self) -> float:
+        """S: the speed-up of alternating drafting and verification, without transport."""
+        return self.tokens_per_step * self.plain_step_s / (self.draft_length * self.draft_step_s + self.verify_step_s)
+
+
+def agreement(drafter_logits: Tensor, history: History, answer: Sequence[int]) -> Tensor:
+    """Return where along the target's answer the drafter samples the same token, [N] bool.
+
+    An accepted draft equals the answer, so one pass over the answer covers every draft that would be accepted.
+
+    Args:
+        drafter_logits: [N, V], each after the text before that token of the answer.
+        history: the text before the answer, and the sampling parameters.
+        answer: [N] the target's tokens.
+    """
+    positions = [Position(history, answer[:i]) for i in range(len(answer))]
+    drafted = sample(drafter_logits, SamplingBatch.build(positions, drafter_logits.shape[-1], drafter_logits.device))
+    return drafted.cpu() == torch.tensor(answer)
+
+
+def tokens_per_step(agreements: Sequence[Tensor], draft_length: int) -> float:
+    """Return E, the mean of accepted + 1 if each target step verifies `draft_length` draft tokens.
+
+    Args:
+        agreements: [N] bool or 0 and 1 for each answer: whether the drafter has the target's token.
+        draft_length: γ, shorter than the longest of the agreements.
+    """
+    tokens = steps = 0
+    for agreed in agreements:
+        agrees = agreed.bool().tolist()
+        position = 0
+        while position + draft_length < len(agrees):
+            accepted = 0
+            while accepted < draft_length and agrees[position + accepted]:
+                accepted += 1
+            position += accepted + 1
+            tokens += accepted + 1
+            steps += 1
+    return tokens / steps

@@ -1,0 +1,64 @@
+"""What a coordinator does as members of ensembles come and go."""
+
+from typing import Any
+
+from actors.coordinator.request import Delta, Endpoint, Request
+from actors.wire.messages import Admit, Cancel, Failed, Lost, Message
+from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.sampling.params import SamplingParams
+from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, decode, reports
+
+
+def submit_ensemble(stage: Stage, **options: Any) -> list[Delta]:
+    """A request whose members are the target's model and the drafter's, for want of another."""
+    endpoint = Endpoint("e", "big", None, 0, decode, members=["small"], ensemble=EnsembleOptions(**options))
+    deltas: list[Delta] = []
+    stage.coordinator.submit(Request(endpoint, PROMPT, SamplingParams(max_tokens=50), request_id=1), deltas.append)
+    stage.turn()
+    return deltas
+
+
+def members_of(messages: list[Message]) -> list[list[str | None]]:
+    ensembles = [message.ensemble for message in messages if isinstance(message, Admit) and message.ensemble]
+    return [[None if member.address is None else member.address.name for member in one.members] for one in ensembles]
+
+
+def test_an_ensemble_that_loses_a_member_starts_again_with_another_replica(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1", "d2")
+    deltas = submit_ensemble(stage)
+    stage.say("t1", commit(3, 5))
+    ((first,),) = members_of(stage.received("t1"))
+    second = "d2" if first == "d1" else "d1"
+    stage.set_replicas("t1", second)
+    messages = stage.received("t1")
+    assert messages[0] == Cancel(1)
+    assert members_of(messages) == [[second]]
+    assert admitted(messages) == [[*PROMPT, 5]]
+    stage.set_replicas("t1")  # now there is none: it is waited for
+    for _ in range(5):
+        stage.turn(later_s=1)
+        stage.say("t1", reports())
+    stage.set_replicas("t1", "d3")
+    assert members_of(stage.received("t1")) == [["d3"]]
+    assert deltas[-1].error is None
+
+
+def test_an_ensemble_goes_on_without_a_member_where_that_is_allowed(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    submit_ensemble(stage, on_member_failure="drop")
+    stage.received("t1")
+    stage.set_replicas("t1")
+    for _ in range(5):
+        stage.turn(later_s=1)
+        stage.say("t1", reports(1, drafter=None))
+    assert stage.received("t1") == [Lost(1, "d1")]
+
+
+def test_an_ensemble_whose_member_took_too_long_is_tried_again(stage: Stage) -> None:
+    stage.set_replicas("t1", "d1")
+    deltas = submit_ensemble(stage)
+    for admission in range(3):
+        stage.say("t1", Failed(1, "member 'small' took too long", admission=admission))
+        assert deltas == []
+    stage.say("t1", Failed(1, "member 'small' took too long", admission=3))
+    assert "took too long" in str(deltas[-1].error)

@@ -1,0 +1,82 @@
+"""The text of a request: assembled from verdicts, cut at stop strings, complete at the end."""
+
+import pytest
+
+from actors.coordinator.request import ActiveRequest, Delta, Endpoint, Request, Statistics
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import Commit
+from decoding.sampling.params import SamplingParams
+from tests.support.byte_level import byte_level_tokenizer
+
+
+def decode(tokens: list[int]) -> str:
+    return str(byte_level_tokenizer().decode(tokens))
+
+
+def encode(text: str) -> list[int]:
+    return list(byte_level_tokenizer().encode(text).ids)
+
+
+def make_active(prompt: str = "the", *stop: str) -> ActiveRequest:
+    endpoint = Endpoint("e", "t", "d", 4, decode)
+    params = SamplingParams(max_tokens=100, stop=stop)
+    return ActiveRequest(Request(endpoint, encode(prompt), params), lambda delta: None, 0.0)
+
+
+def commit(active: ActiveRequest, tokens: list[int], finish: str | None = None) -> Delta:
+    message = Commit(1, len(active.tokens), tokens, len(tokens), len(tokens) - 1, finish)  # type: ignore[arg-type]
+    return active.commit(message)
+
+
+def test_the_text_is_what_was_written() -> None:
+    text = "cat 👩‍👩‍👧 — 漢字"
+    active = make_active()
+    tokens = encode(text)
+    deltas = [commit(active, tokens[at : at + 3]) for at in range(0, len(tokens), 3)]
+    deltas.append(commit(active, encode("."), "length"))
+    assert "".join(delta.text for delta in deltas) == text + "."
+    assert [token for delta in deltas for token in delta.tokens] == [*tokens, *encode(".")]
+    assert (deltas[-1].finish, deltas[-2].finish) == ("length", None)
+
+
+def test_a_stop_string_ends_the_text_in_the_midst_of_a_step() -> None:
+    active = make_active("the", "\n\n", "END")
+    first = commit(active, encode("a\n"))
+    last = commit(active, encode("\nb and more"), "length")
+    assert first.text + last.text == "a"
+    assert last.finish == "stop"
+    assert list(last.tokens) == encode("\n")
+    assert active.tokens == [*encode("the"), *encode("a\n"), *encode("\n")]
+    assert last.statistics.committed == len(encode("a\n")) + 1
+
+
+def test_text_that_might_have_become_a_stop_string_comes_at_the_end() -> None:
+    active = make_active("the", "END")
+    deltas = [commit(active, encode("x E")), commit(active, encode("N"), "length")]
+    assert [delta.text for delta in deltas] == ["x ", "EN"]
+    assert deltas[-1].finish == "length"
+
+
+def test_an_incomplete_character_at_the_end_is_shown_as_the_tokenizer_shows_it() -> None:
+    active = make_active()
+    tokens = encode("𐍈")[:2]
+    assert commit(active, tokens, "length").text == decode(tokens)
+
+
+@pytest.mark.parametrize("drafter", ["d1", None])
+def test_the_admission_carries_all_committed_tokens(drafter: str | None) -> None:
+    active = make_active()
+    commit(active, encode("cat"))
+    active.drafter = drafter
+    admit = active.admit(ReplicaAddress("t1", "t"))
+    assert admit.tokens == encode("the") + encode("cat")
+    assert admit.prompt_length == len(encode("the"))
+    assert admit.follower == drafter
+    assert admit.drafter == (drafter is not None)
+    assert admit.draft_length == 4  # a drafter may come yet
+
+
+def test_the_rates() -> None:
+    assert Statistics().acceptance_rate == Statistics().acceptance_length == Statistics().hit_rate == 0.0
+    statistics = Statistics(steps=4, drafted=8, accepted=6, committed=10, missed=4, hits=1)
+    assert (statistics.acceptance_rate, statistics.acceptance_length, statistics.hit_rate) == (0.75, 2.5, 0.25)

@@ -1,0 +1,130 @@
+"""Replicas that are withdrawn with work in hand, over real sockets and with real loops."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+from torch import Tensor
+
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request import Delta, Endpoint, Request
+from actors.loops.thread import LoopThread
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from actors.replica.replica import Replica, Role, make_loop
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import BlendParams
+from decoding.sampling.params import SamplingParams
+from tests.support.models import tiny_model
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(120)
+_PROMISED_S = 1.0  # docs/failures.md, from the moment that the coordinator knows
+_STEP_S = 0.1
+
+
+class SlowRunner(Runner):
+    """So slow that what is to be given up would go on for long."""
+
+    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+        time.sleep(_STEP_S)
+        return super().logits(rows, last_only=last_only)
+
+
+class Fleet:
+    """Replicas by name: "t…" are targets, "m…" members of ensembles, "d…" drafters; and a coordinator."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, Any] = {}
+        self.addresses: dict[str, ReplicaAddress] = {}
+        self.deltas: list[Delta] = []
+        self._link = ConnectingZmqLink("coordinator")
+        self.coordinator = Coordinator(self._link)
+        self._thread = LoopThread("coordinator", self.coordinator.turn, self._link.wake)
+        self._thread.start()
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            role: Role = "drafter" if name[0] == "d" else "target"
+            link = ReplicaZmqLink(name[0], "127.0.0.1")
+            runner = (SlowRunner if name[0] == "t" else Runner)(
+                tiny_model("llama-gqa"), slots=4, max_length=250, max_query=64
+            )
+            replica = cast(Any, Replica.__new__(Replica))  # without a checkpoint to load
+            replica._link, replica._loop = link, make_loop(role, runner, link, prefill_chunk=64)
+            replica._thread = LoopThread(name, replica._loop.turn, link.wake)
+            replica._thread.start()
+            self.replicas[name], self.addresses[name] = replica, link.address
+
+    def tell(self, *names: str) -> None:
+        """These are up."""
+        self.coordinator.set_replicas(self.addresses[name] for name in names)
+
+    def submit(self, endpoint: Endpoint) -> None:
+        params = SamplingParams(max_tokens=200, temperature=0)
+        self.coordinator.submit(Request(endpoint, [1, 2, 3], params), self.deltas.append)
+        wait_until(lambda: len(self.deltas) > 3, "some tokens")
+
+    def at_work(self, name: str) -> bool:
+        return bool(self.replicas[name].report().active)
+
+    def check(self) -> None:
+        for replica in self.replicas.values():
+            replica.check()
+        self._thread.check()
+
+    def close(self) -> None:
+        self._thread.stop()
+        self._link.close()
+        for replica in self.replicas.values():
+            replica.stop()
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    with _closing(Fleet()) as made:
+        yield made
+
+
+@contextmanager
+def _closing(fleet: Fleet) -> Iterator[Fleet]:
+    try:
+        yield fleet
+        fleet.check()
+    finally:
+        fleet.close()
+
+
+def decode(tokens: list[int]) -> str:
+    return "x" * len(tokens)
+
+
+def test_a_target_and_a_drafter_are_free_at_once_and_may_stop(fleet: Fleet) -> None:
+    fleet.start("t1", "d1")
+    fleet.tell("t1", "d1")
+    fleet.submit(Endpoint("e", "t", "d", 4, decode))
+    fleet.start("t2", "d2")
+    fleet.tell("t1", "d1", "t2", "d2")
+    assert fleet.at_work("t1")
+    fleet.tell("t2", "d2")
+    for name in ("t1", "d1"):
+        wait_until(lambda name=name: not fleet.at_work(name), f"{name} to be free", timeout_s=_PROMISED_S)  # type: ignore[misc]
+    wait_until(lambda: fleet.at_work("t2"), "the request to go on")
+    began_s = time.monotonic()
+    fleet.replicas.pop("t1").drain(timeout_s=25)
+    assert time.monotonic() - began_s < 4  # two and a half, so that all coordinators know
+
+
+def test_a_member_that_is_dropped_is_free_at_once(fleet: Fleet) -> None:
+    fleet.start("t1", "m1")
+    fleet.tell("t1", "m1")
+    options = EnsembleOptions(blend=BlendParams(), on_member_failure="drop")
+    fleet.submit(Endpoint("e", "t", None, 0, decode, members=["m"], ensemble=options))
+    assert fleet.at_work("m1")
+    fleet.tell("t1")
+    wait_until(lambda: not fleet.at_work("m1"), "m1 to be free", timeout_s=_PROMISED_S)
+    assert fleet.at_work("t1")

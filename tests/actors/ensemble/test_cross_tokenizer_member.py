@@ -1,0 +1,146 @@
+"""What a member with another tokenizer makes of questions: what it answers depends on the text alone."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from actors.ensemble.cross_tokenizer_member import TranslatingMemberRow
+from actors.tokenizers.logits_mapping import Interpreter
+from actors.wire.logits_codec import LogitsTransport, unpack
+from actors.wire.messages import Answer, Ask, Join
+from decoding.errors import ConfigError
+from tests.support.byte_level import byte_level_tokenizer, byte_level_tokenizer_with_end
+from tests.support.knowing_runner import KnowingRunner
+from tests.support.tokenizers import bundled_tokenizer, sentencepiece_tokenizer, speller_of, unigram_tokenizer
+
+LEADER = speller_of(bundled_tokenizer())
+TEXTS = ["def count(words):\n    total = 0\n    return total", "def counting(words, naïve):\n    return naïve — 漢字"]
+TOKENS = [LEADER.encode(text) for text in TEXTS]
+PROMPT = 3  # tokens
+
+
+@cache
+def interpreter(tokenizer: Tokenizer) -> Interpreter:
+    return Interpreter.build(LEADER, speller_of(tokenizer))
+
+
+class Member:
+    """One row, on a runner that knows how the texts go on, and whose answers depend on what is in its columns."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: Sequence[int], *, max_query: int = 256) -> None:
+        self.runner = KnowingRunner(speller_of(tokenizer), [text.encode() for text in TEXTS])
+        self.runner.max_query = max_query
+        self.interpreter = interpreter(tokenizer)
+        join = Join(1, list(tokens), "target", PROMPT, best_count=2)
+        row = TranslatingMemberRow.make("leader", join, self.runner, self.interpreter)
+        assert row is not None
+        self.row, self.row.slot = row, 0
+        self.steps = 0
+        self._prefill()
+        self.row.joined = True
+
+    def _prefill(self) -> None:
+        while self.row.prefilling:
+            chunk = self.row.next_input(8)
+            self.runner.logits([chunk])
+            self.row.cached += len(chunk.tokens)
+
+    def answer(self, base: int, text: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()) -> Answer:
+        chain = list(range(-1, len(draft) - 1))
+        ask = Ask(1, 7, base, list(text), list(draft), list(parents) or chain, LogitsTransport())
+        assert self.row.follow(ask) is None
+        self._prefill()
+        while True:
+            self.steps += 1
+            run = self.row.step_input()
+            assert run.end <= self.runner.cache.capacity
+            answer = self.row.answer(self.runner.logits([run]))
+            if answer is not None:
+                return answer
+
+
+def alone(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[Tensor, list[list[int]]]:
+    """What a member that has never heard of anything else says after the text."""
+    answer = Member(tokenizer, tokens).answer(len(tokens), [])
+    return unpack(answer.logits), answer.best
+
+
+@pytest.mark.parametrize("max_query", [256, 12])
+@pytest.mark.parametrize("tokenizer", [sentencepiece_tokenizer(), byte_level_tokenizer_with_end(), unigram_tokenizer()])
+def test_answers_depend_on_the_text_alone(tokenizer: Tokenizer, max_query: int) -> None:
+    """After drafts that were right, that were wrong, that branched, and that were left in the midst of a character."""
+    first, second = TOKENS
+    same = next(at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    asked = [
+        ([], second[PROMPT:9], None),
+        (second[PROMPT:5], [first[5], second[5], second[6], second[7]], [-1, -1, 1, 2]),
+        (second[5:9], first[same : same + 5], None),
+        (second[9:10], second[10 : len(second)], None),
+        (second[10:-3], [*second[-3:], *second[-2:]], [-1, 0, 1, -1, 3]),
+        (second[-3:-1], second[-1:], None),
+    ]
+    member = Member(tokenizer, second[:PROMPT], max_query=max_query)
+    base = PROMPT
+    for text, draft, parents in asked:
+        answer = member.answer(base, text, draft, parents or ())
+        base += len(text)
+        found = unpack(answer.logits)
+        paths: list[list[int]] = [[]]
+        for token, parent in zip(draft, parents or range(-1, len(draft) - 1), strict=True):
+            paths.append([*paths[parent + 1], token])
+        for path, row, best in zip(paths, found, answer.best, strict=True):
+            logits, bests = alone(tokenizer, second[:base] + path)
+            assert torch.equal(row, logits[0])
+            assert best == bests[0]
+    assert (member.steps > len(asked)) == (max_query < 256)
+
+
+def test_what_was_drafted_rightly_is_not_computed_again() -> None:
+    tokenizer, text = sentencepiece_tokenizer(), TOKENS[0]
+    member = Member(tokenizer, text[:PROMPT])
+    member.answer(PROMPT, [], text[PROMPT:8])
+    member.answer(PROMPT, text[PROMPT:9], [])
+    assert len(member.row.step_input().tokens) <= 4
+
+
+def test_in_the_midst_of_a_character_that_it_has_no_bytes_for_it_is_silent() -> None:
+    tokens = LEADER.encode("漢")
+    assert len(tokens) > 1
+    for tokenizer, silent in ((unigram_tokenizer(), True), (sentencepiece_tokenizer(), False)):
+        answer = Member(tokenizer, LEADER.encode("def count")).answer(len(LEADER.encode("def count")), [], tokens[:1])
+        found = unpack(answer.logits)
+        assert not (found[0] == -math.inf).all()
+        assert bool((found[1] == -math.inf).all()) == silent
+        assert bool(answer.best[1]) != silent
+
+
+def test_there_is_no_room_for_a_text_and_nothing_to_say_of_a_draft() -> None:
+    tokenizer, text = byte_level_tokenizer_with_end(), TOKENS[0]
+    member = Member(tokenizer, text[:PROMPT])
+    member.runner.max_length = len(member.row.tokens) + 4
+    found = unpack(member.answer(PROMPT, [], text[PROMPT:8]).logits)
+    assert [bool((row == -math.inf).all()) for row in found] == sorted((row == -math.inf).all().item() for row in found)
+    assert (found[-1] == -math.inf).all()
+    ask = Ask(1, 8, PROMPT, text[PROMPT:8], [], [], LogitsTransport())
+    assert "no room" in str(member.row.follow(ask))
+    join = Join(1, text, "target", PROMPT)
+    assert TranslatingMemberRow.make("leader", join, member.runner, member.interpreter) is None
+
+
+@pytest.mark.parametrize("tokens", [[], [-1], [5000]])
+def test_tokens_that_are_not_the_leaders_are_refused(tokens: list[int]) -> None:
+    member = Member(sentencepiece_tokenizer(), TOKENS[0][:PROMPT])
+    join = Join(1, tokens, "target", len(tokens))
+    assert TranslatingMemberRow.make("leader", join, member.runner, member.interpreter) is None
+    if tokens:
+        assert "not its tokens" in str(member.row.follow(Ask(1, 1, PROMPT, tokens, [], [], LogitsTransport())))
+
+
+def test_tokenizers_with_too_little_in_common_are_refused() -> None:
+    with pytest.raises(ConfigError, match='role "eos"'):
+        Interpreter.build(LEADER, speller_of(byte_level_tokenizer()))

@@ -1,0 +1,73 @@
+"""What a member makes of questions, the wrong ones too."""
+
+import pytest
+
+from actors.ensemble.member import MemberRow
+from actors.model.runner import Runner
+from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
+from actors.wire.messages import Ask, Join
+from tests.support.models import VOCAB, tiny_model
+
+RUNNER = Runner(tiny_model("llama-gqa"), slots=2, max_length=32, max_query=16)
+TEXT = list(range(5, 15))
+
+
+def member() -> MemberRow:
+    row = MemberRow("leader", Join(1, list(TEXT), "leader", len(TEXT)), RUNNER)
+    row.slot = 0
+    RUNNER.logits([row.next_input(16)])
+    row.cached = len(TEXT) - 1
+    return row
+
+
+def ask(base: int, text: list[int], tokens: list[int], parents: list[int] | None = None) -> Ask:
+    chain = list(range(-1, len(tokens) - 1))
+    return Ask(1, 1, base, text, tokens, chain if parents is None else parents, LogitsTransport())
+
+
+def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
+    row = member()
+    assert row.follow(ask(10, [], [20, 21, 22, 30], [-1, 0, 1, 0])) is None
+    step = row.step_input()
+    logits = RUNNER.logits([step])
+    row.answer(logits)
+    assert row.follow(ask(10, [20, 30, 7], [8])) is None
+    assert (row.cached, row.pending) == (12, 1)
+    found = RUNNER.logits([row.step_input()])
+    plain = RUNNER.logits([type(step)(1, 0, [*TEXT, 20, 30, 7, 8])])
+    assert found.allclose(plain[-2:], atol=1e-5)
+    assert logits[4].allclose(plain[11], atol=1e-5)  # after 20, 30, as a branch of the draft
+
+
+@pytest.mark.parametrize(
+    ("question", "problem"),
+    [
+        (ask(11, [1], []), "lost on the way"),
+        (ask(10, [], [1, 2], [-1]), "no tree"),
+        (ask(10, [], [1, 2], [-1, 1]), "no tree"),
+        (ask(10, [], [1, 2], [-1, -2]), "no tree"),
+        (ask(10, [VOCAB], []), "not its tokens"),
+        (ask(10, [], [-1]), "not its tokens"),
+        (ask(10, [1] * 22, []), "no room"),
+    ],
+)
+def test_a_wrong_question_is_refused(question: Ask, problem: str) -> None:
+    error = member().follow(question)
+    assert error is not None
+    assert problem in error
+
+
+def test_logits_that_make_no_sense_are_refused() -> None:
+    good = pack(RUNNER.logits([type(member().step_input())(1, 0, TEXT)]), LogitsTransport(top_k=3))
+    assert unpack(good).shape == (10, VOCAB)
+    for bad in (
+        PackedLogits(0, 8, "float32", b"", None),
+        PackedLogits(1, 8, "float32", b"1234", None),
+        PackedLogits(1, 8, "float64", bytes(64), None),
+        PackedLogits(3, 8, "float32", bytes(32), None),
+        PackedLogits(1, 2, "float32", bytes(4), b"\x09\x00\x00\x00"),
+        PackedLogits(1, 2, "float32", bytes(4), b""),
+        PackedLogits(1, 2, "float32", bytes(3), None),
+    ):
+        with pytest.raises(ValueError, match=r".+"):
+            unpack(bad)

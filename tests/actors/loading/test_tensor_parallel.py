@@ -1,0 +1,69 @@
+"""Two processes that share a model write what one writes, drafts, trees and shared prefixes included."""
+
+import multiprocessing
+import socket
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.coordinator.request import Endpoint, Request
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.tensor_parallel import Gang, Rank, follow_in_gang, load_sharded_runner
+from actors.model.runner import Runner
+from actors.replica.in_process import Engine
+from decoding.sampling.params import SamplingParams
+
+SIZE: dict[str, Any] = {"slots": 3, "max_length": 96, "max_query": 64}
+TARGET, DRAFTER = "models/target", "models/drafter"
+
+
+def requests() -> list[Request]:
+    endpoint = Endpoint("e", "target", "drafter", 4, decode=str)
+    stem = list(range(100, 140))
+    return [
+        Request(endpoint, [*stem[: 10 * i], 7 * i + 5], SamplingParams(max_tokens=20, temperature=i % 2, seed=i))
+        for i in range(5)
+    ]
+
+
+def answers(target: Runner) -> list[list[int]]:
+    drafter = AutoModelForCausalLM.from_pretrained(DRAFTER, dtype=torch.float32)
+    with Engine({"target": ("target", target), "drafter": ("drafter", Runner(drafter, **SIZE))}) as engine:
+        found = engine.generate(requests())
+    return [[token for delta in answer for token in delta.tokens] for answer in found]
+
+
+def take_part(rank: int, port: int, result: Connection | None) -> None:
+    """One process of the gang; rank 0 answers requests and sends the answers."""
+    spec = ModelSpec(
+        name="m", path=TARGET, dtype="float32", device="cpu", threads=1, slots=3, max_length=96, prefill_chunk=64
+    )
+    place = Rank(rank, 2, "127.0.0.1", port)
+    if result is None:
+        follow_in_gang(spec, place)
+    else:
+        gang = Gang(place)
+        runner = load_sharded_runner(spec, gang)
+        result.send((answers(runner), next(tuple(keys.shape) for keys, _ in runner.cache.layers.values())))
+        gang.close()
+
+
+@pytest.mark.timeout(240)
+def test_two_processes_write_what_one_writes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    processes = [context.Process(target=take_part, args=(rank, port, (sender, None)[rank])) for rank in range(2)]
+    for process in processes:
+        process.start()
+    expected = answers(Runner(AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32), **SIZE))
+    found, shape = receiver.recv()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert found == expected
+    assert shape[1] == 1  # of two key-value heads

@@ -1,0 +1,81 @@
+"""Packed linear layers give the same result as torch's own."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from actors.model.faster_layers import use_faster_layers
+from actors.model.forward_input import RowInput
+from actors.model.native.gated_mlp import GatedMLP
+from actors.model.native.library import library
+from actors.model.native.norm import TorchRMSNorm
+from actors.model.packed_linear import JoinedLinear, PackedLinear, padded_size
+from actors.model.runner import Runner
+from benchmarks.micro.process_memory import native_bytes
+from tests.support.models import CONFIGS, tiny_model
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 40])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_a_packed_layer_equals_the_layer(dtype: torch.dtype, tolerance: float, bias: bool, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    linear = nn.Linear(48, 96, bias=bias, dtype=dtype).requires_grad_(False)
+    for parameter in linear.parameters():
+        parameter.normal_(std=0.2, generator=generator)
+    x = torch.randn(1, tokens, 48, generator=generator).to(dtype)
+    torch.testing.assert_close(PackedLinear(linear.weight, linear.bias)(x), linear(x), atol=tolerance, rtol=tolerance)
+
+
+def test_what_stands_for_layers_on_a_gpu_computes_the_same() -> None:
+    """Tried here on the CPU."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 5, 48, generator=generator)
+    parts = [nn.Linear(48, size).requires_grad_(False) for size in (32, 16, 16)]
+    joined = JoinedLinear(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
+    torch.testing.assert_close(joined(x), torch.cat([part(x) for part in parts], dim=-1))
+    norm = LlamaRMSNorm(48, eps=1e-5)
+    torch.testing.assert_close(TorchRMSNorm(norm.weight, 1e-5)(x), norm(x))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_packed_model_gives_the_same_logits(family: str) -> None:
+    rows = [RowInput(0, 0, [3, 1, 4, 1, 5]), RowInput(2, 0, [9, 2])]
+    expected = Runner(tiny_model(family), slots=3, max_length=16, max_query=8).logits(rows)
+    model = tiny_model(family)
+    use_faster_layers(model)
+    assert not any(type(module) is nn.Linear for module in model.modules())
+    native = library() is not None and family in ("llama", "llama-gqa", "qwen3", "mistral", "mistral-window")
+    assert any(isinstance(module, GatedMLP) for module in model.modules()) == native
+    assert any("forward" in vars(module) for module in model.modules()) >= native  # which rotate natively
+    found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
+    torch.testing.assert_close(found, expected, atol=5e-6, rtol=5e-6)
+
+
+def test_packed_layers_compute_few_numbers_of_tokens() -> None:
+    sizes = [padded_size(tokens) for tokens in range(1, 1025)]
+    assert sizes[:16] == [*range(1, 17)]
+    assert all(tokens <= size <= tokens * 9 / 8 for tokens, size in enumerate(sizes, 1))
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == 16 + 6 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_changes_no_bit(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(2)
+    packed = PackedLinear(torch.randn(96, 176, generator=generator).to(dtype), None)
+    for tokens in (17, 33, 61, 129):
+        x = torch.randn(1, tokens, 176, generator=generator).to(dtype)
+        exact = torch.ops.mkldnn._linear_pointwise(x, packed.weight, None, "none", [], "")
+        assert torch.equal(packed(x), exact)
+
+
+def test_memory_does_not_grow_with_the_number_of_sizes() -> None:
+    """Both caches, oneDNN's own and torch's before it, keep something for each number of tokens they have seen."""
+    packed = PackedLinear(torch.randn(96, 80), None)
+    x = torch.randn(256, 80)
+    before = native_bytes()
+    for tokens in range(1, 257):
+        packed(x[:tokens])
+    assert native_bytes() - before < 60 * 2**20  # without padding more than 100 MiB

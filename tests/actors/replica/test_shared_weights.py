@@ -1,0 +1,87 @@
+"""One model as target, member and drafter at once: every request is served as if the model did nothing else."""
+
+from functools import partial
+
+from msgspec.structs import replace
+
+from actors.coordinator.request import Endpoint, Request
+from actors.model.runner import Runner
+from actors.replica import shared_weights
+from actors.replica.in_process import Engine
+from actors.replica.replica import make_loop
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.link import LocalExchange
+from actors.wire.messages import Admit, Alive, Cancel, Commit, Message, Offer, Report
+from decoding.blending.params import BlendParams
+from decoding.sampling.params import SamplingParams
+from tests.engine.test_ensemble import PROMPTS, ensemble, params, reference, running, tokens
+from tests.support.models import tiny_model
+from tests.support.waiting import wait_until
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0)
+
+
+def _is_idle(engine: Engine) -> bool:
+    loads = [loop.load() for loop in engine.loops.values()]
+    return not any(load.active + load.waiting for load in loads)
+
+
+def test_one_model_answers_alone_leads_is_a_member_and_drafts() -> None:
+    mixture = BlendParams()
+    endpoints = [
+        Endpoint("alone", "second", "drafter", 4, decode=str),
+        Endpoint("drafted", "first", "second", 4, decode=str),
+        ensemble(mixture, drafter="second"),
+        Endpoint("leads", "second", "drafter", 4, decode=str, members=("first",)),
+        Endpoint("not by itself", "second", "second", 4, decode=str),
+    ]
+    members = [("second",), ("first",), ("first", "second"), ("second", "first"), ("second",)]
+    some = [(i, PROMPTS[i + 1], params(i)) for i in range(len(endpoints))]
+    with running(slots=3, both="second") as engine:
+        answers = engine.generate([Request(endpoints[at], prompt, one) for at, prompt, one in some])
+        wait_until(partial(_is_idle, engine), "free slots")
+        assert engine.loops["second"].load().slots == 2 * engine.loops["first"].load().slots
+    assert [tokens(one) for one in answers] == [reference(members[at], mixture, p, one) for at, p, one in some]
+
+
+def test_what_is_told_to_drafters_is_in_the_report_of_both() -> None:
+    target = Report(2, 1, 4, [5, 6, 7], drafting=False, followers={5: "d"})
+    both = shared_weights._together(target, Report(1, 0, 4, [8]))
+    assert both == Report(3, 1, 8, [8, 5, 6, 7], drafting=False, followers={5: "d"})
+
+
+def test_peers_see_one_replica() -> None:
+    """A request to be answered and one to be drafted for, with what follows of each."""
+    exchange = LocalExchange()
+    runner = Runner(tiny_model("llama-gqa"), slots=2, max_length=64, max_query=16)
+    loop = make_loop("both", runner, exchange.join("both"), prefill_chunk=16)
+    peer = exchange.join("peer")
+    heard: list[Message] = []
+
+    def turn_until(kind: type[Message], request_id: int | None = None) -> None:
+        def found() -> bool:
+            loop.turn()
+            heard.extend(message for _, message in peer.receive(0.0))
+            wanted = [one for one in heard if isinstance(one, kind)]
+            return any(request_id in (None, getattr(one, "request_id", None)) for one in wanted)
+
+        wait_until(found, kind.__name__)
+
+    large = ReplicaAddress(peer.name, "large")
+    own = Admit(1, PROMPTS[2], len(PROMPTS[2]), GREEDY, 0, drafter=False)
+    others = Admit(2, PROMPTS[3], len(PROMPTS[3]), GREEDY, 2, drafter=True, target=large, drafts_only=True)
+    peer.send("both", [Alive(), own, others])
+    turn_until(Offer, 2)
+    turn_until(Commit, 1)
+    assert not [one for one in heard if isinstance(one, Offer) and one.request_id != 2]
+    assert not [one for one in heard if isinstance(one, Commit) and one.request_id != 1]
+    peer.send("both", [Cancel(1), Cancel(2)])
+    heard.clear()
+    turn_until(Report)
+    peer.send("both", [replace(others, request_id=3)])
+    heard.clear()
+    turn_until(Report)
+    reports = [one for one in heard if isinstance(one, Report)]
+    assert len(reports) == 1
+    assert reports[0].slots == 4
+    assert reports[0].request_ids == [3]

@@ -1,0 +1,217 @@
+"""Beams over KV slots: those of Hugging Face `generate(num_beams=…)`, alone and beside others."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from actors.model.runner import Runner
+from decoding.beams.group import Hypothesis
+from decoding.beams.options import BeamOptions, EarlyStopping
+from decoding.beams.search import BeamSearch, beam_noise
+from decoding.sampling.params import SamplingParams
+from tests.support.beam_loop import Asked, PlainRow, beam_row, begin, end, search_all
+from tests.support.models import VOCAB, tiny_model
+
+TARGET = Path("models/target")
+ENDS = (2, 204)  # the end of the text, and of a line: so that searches end in every way
+TOKENS = 12
+EARLY_STOPPING: list[EarlyStopping] = [True, False, "never"]
+MODES = list(product(EARLY_STOPPING, [0.0, 1.0, 2.0, -0.7]))  # the other is length_penalty
+
+
+class Reference:
+    """The bundled target in float32: over slots, and as transformers has it."""
+
+    def __init__(self) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(TARGET)
+        lines = Path("models/heldout.jsonl").read_text(encoding="utf-8").splitlines()
+        self.prompts: list[list[int]] = [tokenizer(json.loads(line)["prompt"]).input_ids for line in lines]
+        self.model = load()
+        self.runner = Runner(load(), slots=48, max_length=256, max_query=128)
+
+    def generate(self, asked: Sequence[Asked], **more: Any) -> list[list[Hypothesis]]:
+        """What `generate` finds for requests that differ in nothing but their prompts."""
+        prompts = [prompt for prompt, _, _ in asked]
+        _, params, options = asked[0]
+        width = max(map(len, prompts))
+        found = self.model.generate(  # type: ignore[operator]
+            torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]),
+            attention_mask=torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+            num_beams=options.num_beams,
+            num_return_sequences=options.num_return_sequences,
+            length_penalty=options.length_penalty,
+            early_stopping=options.early_stopping,
+            do_sample=not params.greedy,
+            max_new_tokens=params.max_tokens,
+            eos_token_id=list(params.eos_token_ids) or None,
+            pad_token_id=0,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **more,
+        )
+        lengths = (found.beam_indices >= 0).sum(-1).tolist()
+        texts = [row[width : width + length].tolist() for row, length in zip(found.sequences, lengths, strict=True)]
+        answers = iter(
+            Hypothesis(text, score, 0.0, "stop" if text[-1] in params.eos_token_ids else "length")
+            for text, score in zip(texts, found.sequences_scores.tolist(), strict=True)
+        )
+        return [list(islice(answers, options.num_return_sequences)) for _ in asked]
+
+
+def load() -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference()
+
+
+def assert_same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
+    assert [(one.tokens, one.finish) for one in found] == [(one.tokens, one.finish) for one in expected]
+    assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-4, rel=1e-6)
+
+
+def greedy(**more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=TOKENS, temperature=0, eos_token_ids=ENDS, **more)
+
+
+def batches(reference: Reference) -> Iterator[list[Asked]]:
+    """108 prompts, nine for every mode."""
+    for at, (early_stopping, length_penalty) in enumerate(MODES):
+        options = BeamOptions(
+            num_beams=2 + at % 4,
+            num_return_sequences=2 + at % 4,
+            early_stopping=early_stopping,
+            length_penalty=length_penalty,
+        )
+        yield [(prompt, greedy(), options) for prompt in reference.prompts[9 * at : 9 * (at + 1)]]
+
+
+def test_beams_and_scores_are_those_of_generate(reference: Reference) -> None:
+    """All modes at once in one batch, while requests come and go."""
+    asked = list(batches(reference))
+    found = iter(search_all(reference.runner, [each for batch in asked for each in batch]))
+    finishes = set()
+    for batch in asked:
+        for expected in reference.generate(batch):
+            answers = next(found)
+            assert_same(answers, expected)
+            finishes |= {one.finish for one in answers}
+    assert finishes == {"stop", "length"}
+    assert reference.runner.cache.free == 48
+
+
+def test_processors_act_on_beams(reference: Reference) -> None:
+    params = greedy(repetition_penalty=1.3, no_repeat_ngram_size=3, min_tokens=6, suppress_tokens=(13, 17))
+    options = BeamOptions(num_beams=4, num_return_sequences=4)
+    asked = [(prompt, params, options) for prompt in reference.prompts[:8]]
+    expected = reference.generate(
+        asked, repetition_penalty=1.3, no_repeat_ngram_size=3, min_new_tokens=6, suppress_tokens=[13, 17]
+    )
+    for found, wanted in zip(search_all(reference.runner, asked), expected, strict=True):
+        assert_same(found, wanted)
+
+
+def test_beam_sampling_is_that_of_generate_with_our_noise(reference: Reference) -> None:
+    """transformers' draws without replacement are replaced by ours; all else is its own."""
+    options = BeamOptions(num_beams=3, num_return_sequences=3)
+    for seed, prompt in enumerate(reference.prompts[:5]):
+        params = SamplingParams(max_tokens=TOKENS, temperature=0.8, top_k=50, seed=seed, eos_token_ids=ENDS)
+        position = iter(range(len(prompt), 1000))
+
+        def draw(probs: Tensor, num_samples: int, seed: int = seed, position: Iterator[int] = position) -> Tensor:
+            noise = beam_noise(seed, next(position), 3, probs.shape[1] // 3).reshape(1, -1)
+            return (probs.log() + noise).topk(num_samples).indices
+
+        (found,) = search_all(reference.runner, [(prompt, params, options)])
+        with mock.patch("torch.multinomial", draw):
+            (expected,) = reference.generate([(prompt, params, options)], temperature=0.8, top_k=50)
+        assert_same(found, expected)
+
+
+def test_alone_beside_others_and_in_small_chunks(reference: Reference) -> None:
+    """Searches of every kind: the same answers, bit by bit the same tokens; and the plain rows' texts too."""
+    words = ((tuple(reference.prompts[50][3:5]), tuple(reference.prompts[51][4:5])),)
+    kinds = [
+        (greedy(), BeamOptions(num_beams=4, num_return_sequences=4)),
+        (greedy(), BeamOptions(num_beams=6, num_return_sequences=2, force_words_ids=words)),
+        (greedy(), BeamOptions(num_beams=6, num_return_sequences=6, num_beam_groups=3, diversity_penalty=0.7)),
+        (
+            SamplingParams(max_tokens=12, temperature=1.0, seed=5, eos_token_ids=ENDS),
+            BeamOptions(num_beams=2, num_return_sequences=2),
+        ),
+        (greedy(repetition_penalty=1.2), BeamOptions(num_beams=1, early_stopping=True)),
+    ]
+    asked = [(reference.prompts[100 + i], *kinds[i % len(kinds)]) for i in range(15)]
+    alone = [search_all(reference.runner, [each])[0] for each in asked]
+    beside = [PlainRow(reference.runner, prompt) for prompt in reference.prompts[:3]]
+    together = search_all(reference.runner, asked, beside=beside, chunk=16)
+    for found, expected in zip(together, alone, strict=True):
+        assert_same(found, expected)
+    for plain, prompt in zip(beside, reference.prompts, strict=False):
+        reference.runner.cache.give_back(plain.slot)
+        assert plain.tokens[: len(prompt)] == prompt
+        logits = reference.model(torch.tensor([plain.tokens])).logits[0, len(prompt) - 1 : -1]
+        assert plain.tokens[len(prompt) :] == logits.argmax(-1).tolist()
+    for found in together[1::5]:
+        assert all(any(phrase[0] in one.tokens for phrase in words[0]) for one in found)
+
+
+@torch.no_grad()
+def plain_search(model: PreTrainedModel, asked: Asked) -> list[Hypothesis]:
+    """The same search with the whole text run anew for every beam and step."""
+    prompt, params, options = asked
+    search = BeamSearch(options, max_tokens=params.max_tokens, end_token_ids=params.end_token_ids)
+    while not search.done:
+        texts = torch.tensor([[*prompt, *answer] for answer in search.live])
+        search.advance(model(texts, use_cache=False).logits[:, -1].log_softmax(-1))
+    return search.best()
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "mistral-window", "gemma3", "gpt2"])
+def test_families(family: str) -> None:
+    """Among them those whose layers see a window of the columns that were copied. Prompts of one token, too."""
+    runner = Runner(tiny_model(family), slots=12, max_length=80, max_query=24)
+    params = SamplingParams(max_tokens=25, temperature=0, eos_token_ids=(3,))
+    kinds = [
+        BeamOptions(num_beams=4, num_return_sequences=4, early_stopping="never"),
+        BeamOptions(num_beams=4, num_beam_groups=2, diversity_penalty=1.0),
+        BeamOptions(num_beams=5, num_return_sequences=2, force_words_ids=(((7, 8, 9),), ((1,), (5, 6)))),
+    ]
+    prompts = [[(11 * i + j) % VOCAB for j in range(length)] for i, length in enumerate((1, 30, 17))]
+    asked = [(prompt, params, options) for prompt, options in zip(prompts, kinds, strict=True)]
+    for found, each in zip(search_all(runner, asked, chunk=16), asked, strict=True):
+        assert_same(found, plain_search(runner.model, each))
+
+
+def test_a_search_that_is_cut_short_leaves_its_slots_as_it_says() -> None:
+    runner = Runner(tiny_model("llama-gqa"), slots=5, max_length=80, max_query=24)
+    prompt = [(5 * i) % VOCAB for i in range(20)]
+    params = SamplingParams(max_tokens=25, temperature=0)
+    asked: Asked = (prompt, params, BeamOptions(num_beams=4))
+    row = beam_row(runner, 1, asked)
+    row.slot, *row.more_slots = [runner.cache.take()[0] for _ in range(4)]
+    assert row.texts() == [(row.slot, []), *((slot, []) for slot in row.more_slots)]
+    end(runner, row)
+    row = beam_row(runner, 2, asked)
+    begin(runner, row)
+    for _ in range(6):
+        row.take(runner.logits(row.inputs()))
+    texts = row.texts()
+    end(runner, row)
+    assert runner.cache.free == 5
+    for slot, text in texts:
+        assert text[:20] == prompt
+        assert len(text) >= 20
+        assert runner.cache.take([*text, 1])[1] >= len(text)  # and what it says is found again
+        assert slot >= 0

@@ -1,0 +1,129 @@
+"""A drafter inside its target: the text stays the target's own, and drafts are really made."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from actors.coordinator.request import Endpoint, Request, Statistics
+from actors.model.runner import Runner
+from actors.replica.in_process import Engine
+from actors.target.colocated_drafter import InsideDrafter
+from actors.target.loop import Target
+from actors.wire.messages import Failed
+from decoding.drafts.ngram import NgramOptions
+from decoding.sampling.params import SamplingParams
+from tests.support.models import tiny_model
+
+pytestmark = pytest.mark.timeout(120)
+
+PROMPTS = [[1, 2, 3, 4], [5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 12, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "verification": "rejection"},
+]
+
+
+def runner(seed: int, *, slots: int = 4, max_length: int = 96) -> Runner:
+    """seed: 0 gives the target's own weights."""
+    model = tiny_model("llama-gqa")
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters() if seed else ():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return Runner(model, slots=slots, max_length=max_length, max_query=64)
+
+
+@contextmanager
+def engine(*, drafter: Runner | None, adaptive: bool = False) -> Iterator[Engine]:
+    """The drafter, if any, is inside."""
+    made = Engine({"target": ("target", runner(0))}, inside={"target": drafter} if drafter else {})
+    made.loops["target"]._planner._adaptive = adaptive  # type: ignore[union-attr]
+    with made:
+        yield made
+
+
+def requests(settings: Sequence[dict[str, Any]], *, inside: bool, draft_length: int = 4) -> list[Request]:
+    endpoint = Endpoint(
+        "e", "target", "drafter" if inside else None, draft_length if inside else 0, lambda tokens: "", inside=inside
+    )
+    return [
+        Request(endpoint, prompt, SamplingParams(max_tokens=40, seed=7 + at, **one), request_id=at)
+        for at, (prompt, one) in enumerate(zip(PROMPTS, settings, strict=True))
+    ]
+
+
+def run(made: Engine, asked: Sequence[Request]) -> tuple[list[list[int]], Statistics]:
+    answers = made.generate(asked)
+    texts = [[token for delta in answer for token in delta.tokens] for answer in answers]
+    return texts, sum((answer[-1].statistics for answer in answers), Statistics())
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["its own copy", "a stranger"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_text_is_that_of_plain_decoding(seed: int, adaptive: bool) -> None:
+    settings = [one for one in SETTINGS if one.get("verification") != "rejection"]
+    settings.append({"temperature": 0.0, "min_tokens": 10})
+    with engine(drafter=None) as plain:
+        expected, _ = run(plain, requests(settings, inside=False))
+    with engine(drafter=runner(seed), adaptive=adaptive) as drafted:
+        for _ in range(2):  # slots and prefixes are used again
+            texts, _ = run(drafted, requests(settings, inside=True))
+            assert texts == expected
+
+
+def test_a_copy_of_the_target_is_always_right() -> None:
+    with engine(drafter=runner(0)) as drafted:
+        _, told = run(drafted, requests([{"temperature": 0.0}] * 4, inside=True))
+    assert told.missed == 0
+    assert told.acceptance_length > 4
+
+
+def test_rejection_sampling_takes_what_is_drawn_inside() -> None:
+    with engine(drafter=runner(0)) as drafted:
+        texts, told = run(drafted, requests(SETTINGS[3:] * 4, inside=True))
+    assert all(len(text) == 40 for text in texts)
+    assert told.missed == 0  # the distributions are equal
+    assert told.acceptance_length > 4
+
+
+def test_it_does_without_drafts_where_the_drafter_has_no_room() -> None:
+    with engine(drafter=None) as plain:
+        expected, _ = run(plain, requests([{"temperature": 0.0}] * 4, inside=False))
+    with engine(drafter=runner(0, max_length=3)) as drafted:
+        texts, told = run(drafted, requests([{"temperature": 0.0}] * 4, inside=True))
+    assert texts == expected
+    assert told.drafted < 20
+
+
+def test_nothing_of_a_request_is_left_inside() -> None:
+    drafter = runner(0)
+    with engine(drafter=drafter) as drafted:
+        run(drafted, requests([{"temperature": 0.0}] * 4, inside=True))
+        target = drafted.loops["target"]
+        assert isinstance(target, Target)
+        inside = target._inside
+        assert isinstance(inside, InsideDrafter)
+        assert not inside._told
+        inside.draft([])  # takes in what was cancelled
+        assert drafter.cache.free == drafter.cache.slots
+
+
+def test_a_request_that_is_given_back_too_late_changes_nothing() -> None:
+    inside = InsideDrafter(runner(0))
+    inside._drafter._reception.put("target", Failed(99, "late"))
+    inside.draft([])
+    assert inside.draft([]) is None
+
+
+def test_other_endpoints_of_the_target_are_not_drafted_for() -> None:
+    endpoint = Endpoint("e", "target", None, 4, lambda tokens: "", ngram=NgramOptions())
+    with engine(drafter=runner(0)) as drafted:
+        _, told = run(drafted, [Request(endpoint, [1, 2, 3], SamplingParams(max_tokens=20, temperature=0.0))])
+        target = drafted.loops["target"]
+        assert isinstance(target, Target)
+        assert target.times.drafted_s < 0.05
+    assert told.committed == 20

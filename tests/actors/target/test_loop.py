@@ -1,0 +1,261 @@
+"""The target alone, turn by turn: its text is its own, and no message can end its loop."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from actors.ensemble.member import MemberRow
+from actors.model.runner import Runner
+from actors.target.loop import Target
+from actors.target.row import TargetRow
+from actors.target.rows import ServedRow
+from actors.wire.link import LocalExchange, LocalLink
+from actors.wire.messages import Admit, Advance, Cancel, Commit, Drafting, Failed, Join, Message, Missed, Offer
+from decoding.sampling.params import SamplingParams
+from tests.support.models import VOCAB, tiny_model
+from tests.support.waiting import wait_until
+
+PROMPT = [5, 6, 7, 8]
+offer = partial(Offer, coordinator="coordinator")
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+
+class Stage:
+    """A tiny target, and the coordinator's and a drafter's ends of its link."""
+
+    def __init__(self) -> None:
+        exchange = LocalExchange()
+        self.coordinator: LocalLink = exchange.join("coordinator")
+        self.drafter: LocalLink = exchange.join("d")
+        self.model = tiny_model("llama-gqa")
+        runner = Runner(self.model, slots=2, max_length=64, max_query=64)
+        self.target = Target(runner, exchange.join("t"), prefill_chunk=16, adaptive=False)
+        self.advances: list[Advance] = []  # what the drafter was told with the last answers
+
+    def say(self, *messages: Message, turns: int = 30) -> list[Message]:
+        """What it answers within some turns."""
+        self.coordinator.send("t", [message for message in messages if not isinstance(message, Offer | Missed)])
+        self.drafter.send("t", [message for message in messages if isinstance(message, Offer | Missed)])
+        for _ in range(turns):
+            self.coordinator.send("t", [Cancel(999)])  # something to receive, so that no turn waits
+            self.target.turn()
+        self.advances = [message for _, message in self.drafter.receive(0) if isinstance(message, Advance)]
+        return [message for _, message in self.coordinator.receive(0) if isinstance(message, Commit | Failed)]
+
+    @torch.no_grad()
+    def text(self) -> list[int]:
+        tokens = list(PROMPT)
+        for _ in range(GREEDY.max_tokens):
+            tokens.append(int(self.model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        return tokens
+
+
+def committed(messages: list[Message]) -> list[int]:
+    return [token for message in messages if isinstance(message, Commit) for token in message.tokens]
+
+
+def test_it_writes_without_drafts() -> None:
+    stage = Stage()
+    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False))
+    assert committed(messages) == stage.text()[4:]
+    assert [m.finish for m in messages if isinstance(m, Commit)][-2:] == [None, "length"]
+    assert stage.target.load().active == 0
+
+
+def test_the_first_token_is_sent_before_the_next_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    sent: list[Message] = []
+    step = stage.target._step
+
+    def look_and_step(rows: list[ServedRow]) -> None:
+        sent.extend(message for _, message in stage.coordinator.receive(0))
+        step(rows)
+
+    monkeypatch.setattr(stage.target, "_step", look_and_step)
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)
+    assert committed(sent) == stage.text()[4:5]
+
+
+@pytest.mark.parametrize("done", [1, 5, 11])
+def test_it_goes_on_where_another_target_stopped(done: int) -> None:
+    stage = Stage()
+    text = stage.text()
+    messages = stage.say(Admit(1, text[: 4 + done], 4, GREEDY, 0, drafter=False, admission=done))
+    assert committed(messages) == text[4 + done :]
+    assert {message.admission for message in messages if isinstance(message, Commit)} == {done}
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 33, 52])
+def test_prompts_of_any_length(length: int) -> None:
+    """Shorter than, as long as, and one longer than one or several chunks; and as long as fits."""
+    stage = Stage()
+    prompt = [(7 * i) % VOCAB for i in range(length)]
+    tokens = committed(stage.say(Admit(1, prompt, length, GREEDY, 0, drafter=False)))
+    with torch.no_grad():
+        logits = stage.model(torch.tensor([[*prompt, *tokens]])).logits[0]
+    assert tokens == logits[length - 1 : -1].argmax(-1).tolist()
+
+
+def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    messages = stage.say(offer(1, 4, text[4:10]), turns=1)
+    assert messages == [Commit(1, 5, text[5:10], 4, 4, None)]
+    assert committed(stage.say(Drafting(1, None))) == text[10:]
+
+
+def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
+    assert stage.say(offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, rejected=True)]
+    assert committed(stage.say(Drafting(1, None))) == text[8:]
+
+
+def test_an_alternative_is_verified_beside_the_chain() -> None:
+    """A chain that is wrong from its third token on; beside that the right one and what follows it."""
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
+    tree = offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
+    assert stage.say(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None)]
+    assert committed(stage.say(Drafting(1, None))) == text[9:]
+
+
+def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True), turns=1)
+    tree = offer(1, 4, [text[4], (text[5] + 1) % VOCAB, *text[5:7]], [-1, 0, 0, 2], [1.0, 0.6, 0.4, 1.0])
+    assert stage.say(tree, turns=2) == [
+        Commit(1, 5, text[5:6], 1, 0, None, rejected=True, hit=True),
+        Commit(1, 6, text[6:8], 1, 1, None),
+    ]
+
+
+def test_the_drafter_is_told_how_the_text_goes_on_and_what_it_missed() -> None:
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, admission=3, follower="d"), turns=1)
+    assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:5], 4, rejected_at=0)]
+    stage.say(offer(1, 4, [*text[4:7], (text[7] + 1) % VOCAB, 3]), turns=1)
+    assert stage.advances == [Advance(1, "coordinator", 3, 5, text[5:8], 4, rejected_at=8)]
+    stage.say(Missed(1, "coordinator", 4), turns=1)
+    assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:8], 4, rejected_at=8)]
+    assert committed(stage.say(Drafting(1, None))) == text[8:]
+    assert stage.advances == []
+
+
+def test_only_the_drafter_that_works_on_a_request_is_told() -> None:
+    stage = Stage()
+    text = stage.text()
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, follower="another"), turns=1)
+    stage.say(Missed(1, "coordinator", 4), Missed(7, "coordinator", 4), Missed(1, "someone", 4), turns=1)
+    assert stage.advances == []
+    stage.say(Drafting(1, "d"), Missed(1, "coordinator", -3), turns=1)
+    assert stage.advances == [Advance(1, "coordinator", 0, 0, text[:5], 4, rejected_at=0)]
+    assert stage.target._rows.report("coordinator").followers == {1: "d"}
+    stage.say(offer(1, 4, text[4:9]), turns=1)
+    assert [(advance.base, advance.tokens) for advance in stage.advances] == [(5, text[5:10])]
+
+
+def test_a_drafter_that_may_rest_is_told_that_once_and_all_that_it_missed_when_it_may_not() -> None:
+    admit = Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, follower="d")
+    row = TargetRow("coordinator", admit, acceptance=0.5)
+    told = []
+    for token, draft_length in enumerate([4, 0, 0, 0, 2]):
+        row.commit([token], rejected=False)
+        told.append(row.news(draft_length))
+    assert [one and (one.base, one.tokens, one.draft_length) for one in told] == [
+        (4, [0], 4),
+        (5, [1], 0),
+        None,
+        None,
+        (6, [2, 3, 4], 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        offer(1, 4, [1, 2], [-1]),
+        offer(1, 4, [1, 2], [0, 5]),
+        offer(1, 4, [1, 2], [-1, -7]),
+        offer(1, 5, [1, 2], None, [math.nan, 7.0]),
+        offer(1, 5, [1, 2], None, [0.0, -1.0]),
+        offer(1, 5, [1, 2], [-1, -1], [0.5]),
+        offer(1, 4, [VOCAB]),
+        offer(1, 5, [2**40]),
+        offer(1, 5, [-1]),
+        offer(1, 99, [1]),
+        offer(1, -5, [1]),
+        offer(7, 5, [1]),
+    ],
+    ids=str,
+)
+def test_impossible_offers_change_nothing(hostile: Offer) -> None:
+    stage = Stage()
+    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+
+    def is_done() -> bool:
+        messages.extend(stage.say(hostile, turns=1))
+        return len(committed(messages)) == GREEDY.max_tokens
+
+    wait_until(is_done, "all tokens")
+    assert committed(messages) == stage.text()[4:]
+
+
+def test_a_row_whose_drafter_is_gone_waits_for_no_drafts() -> None:
+    stage = Stage()
+    first = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    rest = stage.say(Drafting(1, None), Drafting(7, "d"), turns=11)
+    assert committed([*first, *rest]) == stage.text()[4:]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_tokens"),
+    [([1] * 60, 5), ([], 5), ([1, VOCAB], 5), ([-1], 5)],
+    ids=["long", "empty", "too large", "negative"],
+)
+def test_impossible_requests_fail_and_the_others_go_on(tokens: list[int], max_tokens: int) -> None:
+    stage = Stage()
+    params = SamplingParams(max_tokens=max_tokens, temperature=0)
+    messages = stage.say(
+        Admit(2, tokens, len(tokens), params, 0, drafter=False), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False)
+    )
+    assert [message.request_id for message in messages if isinstance(message, Failed)] == [2]
+    assert committed(messages) == stage.text()[4:]
+
+
+def test_a_cancelled_request_frees_its_slot_for_the_next() -> None:
+    stage = Stage()
+    long = SamplingParams(max_tokens=50, temperature=0)
+    stage.say(
+        *(Admit(i, PROMPT, 4, long, 0, drafter=False) for i in (2, 3)),
+        Admit(1, PROMPT, 4, GREEDY, 0, drafter=False),
+        turns=2,
+    )
+    assert (stage.target.load().active, stage.target.load().waiting) == (2, 1)
+    messages = stage.say(Cancel(2), Cancel(3))
+    assert committed([m for m in messages if m.request_id == 1]) == stage.text()[4:]  # type: ignore[union-attr]
+    assert stage.target.load().active == 0
+
+
+def test_a_fault_while_a_request_is_taken_up_fails_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a tokenizer that reads a leader's text."""
+
+    def broken(*args: object) -> None:
+        raise IndexError("piece id is out of range")
+
+    stage = Stage()
+    monkeypatch.setattr(MemberRow, "__init__", broken)
+    messages = stage.say(Join(2, PROMPT, "leader", 4, admission=3), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False))
+    assert [message for message in messages if isinstance(message, Failed)] == [
+        Failed(2, "IndexError: piece id is out of range", admission=3)
+    ]
+    assert committed(messages) == stage.text()[4:]

@@ -1,0 +1,143 @@
+"""The planner learns from steps, offers and verdicts, and never for good."""
+
+import pytest
+
+from actors.ensemble.rounds import RowEnsemble
+from actors.target.planner import DraftPlanner
+from actors.target.row import TargetRow
+from actors.target.step_cost import StepCost
+from actors.wire.messages import Admit, Ensemble
+from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.sampling.params import SamplingParams
+
+STEP_S = 0.030
+
+
+@pytest.fixture
+def planner(monkeypatch: pytest.MonkeyPatch) -> DraftPlanner:
+    """Of a target whose step takes 30 ms, and 1 ms more for each further token."""
+    cost = StepCost([1, 101], [STEP_S, STEP_S + 0.1])
+    monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
+    return DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
+
+
+def running_row(planner: DraftPlanner, request_id: int = 1) -> TargetRow:
+    params = SamplingParams(max_tokens=10_000, temperature=0)
+    row = TargetRow("c", Admit(request_id, [1, 2, 3], 3, params, 4, drafter=True), acceptance=planner.acceptance)
+    row.cached = 2
+    return row
+
+
+class Story:
+    """Steps of one row whose drafter takes `token_s` per token and guesses right or not."""
+
+    def __init__(self, planner: DraftPlanner) -> None:
+        self.planner, self.row, self.now_s = planner, running_row(planner), 0.0
+
+    def step(self, *, token_s: float, right: bool) -> int:
+        """One step; returns how many draft tokens it verified."""
+        row, planner = self.row, self.planner
+        planner.plan([row], {row.key}, self.now_s)
+        ready_s = token_s * row.useful_draft_length
+        if row.useful_draft_length and ready_s <= row.wait_s(self.now_s) + STEP_S:
+            self.now_s += min(ready_s, row.wait_s(self.now_s))
+            row.trie.offer(len(row.tokens), [7] * row.useful_draft_length)
+            planner.note_offer(row, self.now_s)
+        else:
+            self.now_s += row.wait_s(self.now_s)
+        draft = planner.choose([row], self.now_s)[0].tokens
+        accepted = len(draft) if right else 0
+        planner.note_verdict(row, drafted=len(draft), accepted=accepted)
+        planner.note_step(1 + len(draft), STEP_S)
+        self.now_s += STEP_S
+        row.trie.commit([7] * accepted + [8])
+        row.cached = len(row.tokens) - 1
+        return len(draft)
+
+
+def test_good_drafts_are_used(planner: DraftPlanner) -> None:
+    story = Story(planner)
+    assert sum(story.step(token_s=0.001, right=True) for _ in range(50)) > 150
+
+
+def test_useless_drafts_are_given_up_and_tried_again_now_and_then(planner: DraftPlanner) -> None:
+    story = Story(planner)
+    lengths = [story.step(token_s=0.001, right=False) for _ in range(600)]
+    assert sum(lengths[300:]) < 0.25 * 300
+    assert sum(lengths[300:]) > 0
+
+
+def test_a_useless_drafter_does_not_end_drafting_for_good(planner: DraftPlanner) -> None:
+    story = Story(planner)
+    for _ in range(500):
+        story.step(token_s=0.001, right=False)
+    lengths = [story.step(token_s=0.001, right=True) for _ in range(500)]
+    assert sum(lengths[-100:]) > 300
+    fresh = Story(planner)
+    assert sum(fresh.step(token_s=0.001, right=True) for _ in range(100)) > 200
+
+
+def test_a_slow_spell_of_the_drafter_does_not_end_waiting_for_good(planner: DraftPlanner) -> None:
+    story = Story(planner)
+    for _ in range(100):
+        story.step(token_s=0.5, right=True)
+    lengths = [story.step(token_s=0.001, right=True) for _ in range(600)]
+    assert sum(lengths[-100:]) > 300
+
+
+def test_a_new_rows_wait_does_not_prolong_the_others(planner: DraftPlanner) -> None:
+    old, new = running_row(planner, 1), running_row(planner, 2)
+    planner.plan([old], {old.key}, 1.0)
+    deadline_s = old.deadline_s
+    planner.plan([old, new], {new.key}, 1.01)
+    assert old.deadline_s == deadline_s
+    assert new.deadline_s > deadline_s
+
+
+def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others take long in any case, more draft tokens pay than the leader's own steps would say."""
+    sizes = [1, 2, 3, 4, 5]
+    cost = StepCost(sizes, [0.02 + 0.01 * size for size in sizes])
+    monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
+    planner = DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
+    alone, leader = running_row(planner, 1), running_row(planner, 2)
+    leader.ensemble = RowEnsemble(Ensemble("leader", [], EnsembleOptions()), 0.0)
+    for _ in range(100):
+        for size in sizes:
+            planner.note_step(size, cost(size))
+            planner.note_answers(size, 0.2 + 0.01 * size)
+    for row in (alone, leader):
+        planner.plan([row], {row.key}, 0.0)
+    assert 0 < alone.useful_draft_length < leader.useful_draft_length == 4
+
+
+def speculated_share(planner: DraftPlanner, *, drafted_step_s: float, tokens: float, prompts_s: float = 0.0) -> float:
+    """Steps of eight rows, 30 ms each without drafts, after 64 tokens of prompts that take 0.2 s, and more with drafts.
+
+    Returns the share of the steps after the first minute that were speculated.
+    """
+    rows = [running_row(planner, request_id) for request_id in range(8)]
+    planner.rows_in_hand, seconds, shares = len(rows), 0.0, []
+    while seconds < 180:
+        speculates = planner.speculates()
+        prefill_s = 0.2 + prompts_s * speculates
+        if prompts_s:
+            planner.note_prefill(64, prefill_s)
+        step_s = drafted_step_s if speculates else STEP_S
+        planner.note_step(24 if speculates else 8, step_s)
+        planner.note_round(rows, round(8 * tokens) if speculates else 8, step_s, drafted=speculates)
+        seconds += step_s + prefill_s * (prompts_s > 0)
+        shares += [speculates] * (seconds > 60)
+    return sum(shares) / len(shares)
+
+
+def test_what_drafters_take_from_every_step_is_not_taken_for_the_cost_of_plain_ones(planner: DraftPlanner) -> None:
+    """Drafts make it a third slower, but look faster than plain steps would be by the cost of those with drafts."""
+    assert speculated_share(planner, drafted_step_s=2.8 * STEP_S, tokens=2) < 0.05
+
+
+def test_what_drafters_take_from_prompts_counts(planner: DraftPlanner) -> None:
+    """Steps alone are faster with drafts; with the prompts between them they are not."""
+    assert speculated_share(planner, drafted_step_s=1.5 * STEP_S, tokens=2) > 0.9
+    slowed = DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
+    assert speculated_share(slowed, drafted_step_s=1.5 * STEP_S, tokens=2, prompts_s=0.6) < 0.05

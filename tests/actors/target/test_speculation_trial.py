@@ -1,0 +1,179 @@
+"""The contest between speculative and plain decoding, on a made-up machine whose cores target and drafter share."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import mean
+
+import pytest
+
+from actors.target.speculation_trial import SpeculationTrial
+
+
+@dataclass(frozen=True)
+class Load:
+    """What steps take and commit. A row's plain step commits one token."""
+
+    rows: int | Callable[[], int] = 8
+    plain_s: float = 0.04  # a plain step while drafters rest
+    tokens: float = 2.0  # per row that a step with drafts commits, on average
+    slowdown: float = 2.0  # of a step with drafts, over a plain one
+    contention: float = 1.5  # of a plain step while drafters are at work
+
+    @property
+    def gain(self) -> float:
+        """What speculation is worth."""
+        return self.tokens / self.slowdown
+
+
+PAYS = Load(tokens=3.0)
+COSTS = Load(tokens=1.2)
+LITTLE = Load(tokens=1.8)
+ONE_ROW = Load(rows=1, plain_s=0.025, tokens=3.5, slowdown=1.2, contention=1.1)
+MANY_ROWS = Load(rows=32, plain_s=0.07, tokens=1.4, slowdown=2.8)
+
+
+class Machine:
+    """Decodes as the contest says, and knows what the better way would have done in that time."""
+
+    def __init__(self, *, seed: int = 0, spread: float = 0.2, start_error: float = 0.8, drafter_steps: int = 2) -> None:
+        """
+        spread: of the steps' times.
+        start_error: of the time of plain steps as measured at the start.
+        drafter_steps: how many steps drafters take to catch up, and to come to rest.
+        """
+        self.trial = SpeculationTrial()
+        self._chance = random.Random(seed)
+        self._spread, self._drafter_steps = spread, drafter_steps
+        self._behind, self._busy = drafter_steps, 0  # steps until drafts come, and until drafters rest
+        self._known_factor = start_error
+        self.seconds = self.speculated_s = self.best_s = 0.0
+
+    def run(self, until_s: float, load: Load) -> float:
+        """Decode until then. Returns what share of the time the better way would have saved since the last call."""
+        began_s, best_s = self.seconds, self.best_s
+        while self.seconds < until_s:
+            self._step(load)
+        return 1 - (self.best_s - best_s) / (self.seconds - began_s)
+
+    def _step(self, load: Load) -> None:
+        rows = load.rows if isinstance(load.rows, int) else load.rows()
+        speculates = self.trial.speculates(rows)
+        drafted = speculates and self._behind == 0
+        at_work = speculates or self._busy > 0
+        self._behind = max(self._behind - 1, 0) if speculates else self._drafter_steps
+        self._busy = self._drafter_steps if speculates else max(self._busy - 1, 0)
+        per_row = load.tokens if drafted else 1.0
+        tokens = sum(int(per_row) + (self._chance.random() < per_row % 1) for _ in range(rows))
+        factor = load.slowdown if drafted else load.contention if at_work else 1.0
+        seconds = load.plain_s * factor * self._chance.uniform(1 - self._spread, 1 + self._spread)
+        work_s = tokens / rows * load.plain_s
+        known_s = work_s * self._known_factor
+        self.trial.note(rows, tokens, seconds, work_s=known_s, drafted=drafted, offered=at_work)
+        if self.trial.rests:
+            self._known_factor += 0.1 * (seconds / load.plain_s - self._known_factor)
+        self.seconds += seconds
+        self.speculated_s += speculates * seconds
+        self.best_s += work_s / max(1.0, load.gain)
+
+
+def losses(load: Load, *, drafter_steps: int = 2) -> tuple[float, float]:
+    """Of the first half minute and of the five after it, the mean of ten machines."""
+    machines = [Machine(seed=seed, drafter_steps=drafter_steps) for seed in range(10)]
+    return mean(one.run(30, load) for one in machines), mean(one.run(330, load) for one in machines)
+
+
+@pytest.mark.parametrize("drafter_steps", [0, 2, 8])
+@pytest.mark.parametrize("load", [PAYS, LITTLE, COSTS, ONE_ROW, MANY_ROWS, replace(PAYS, tokens=2.2)], ids=str)
+def test_finding_out_costs_little_from_the_start(load: Load, drafter_steps: int) -> None:
+    first, later = losses(load, drafter_steps=drafter_steps)
+    assert first < 0.04
+    assert later < 0.0125
+
+
+def test_slow_steps_cost_no_more_than_a_trial() -> None:
+    """At 0.2 s a step the first trial alone takes a second or two."""
+    first, later = losses(replace(MANY_ROWS, plain_s=0.2, slowdown=2.1))
+    assert first < 0.06
+    assert later < 0.015
+
+
+def test_sizes_that_alternate_are_one_contest() -> None:
+    chance = random.Random(0)
+    first, later = losses(replace(MANY_ROWS, rows=lambda: chance.choice([26, 29, 30, 31, 32])))
+    assert first < 0.04
+    assert later < 0.0125
+
+
+@pytest.mark.parametrize("start_error", [0.4, 1.0, 2.5])
+@pytest.mark.parametrize("load", [PAYS, COSTS], ids=["pays", "costs"])
+def test_a_wrong_estimate_of_plain_steps_misleads_nobody(load: Load, start_error: float) -> None:
+    machine = Machine(start_error=start_error)
+    assert machine.run(30, load) < 0.05
+    assert machine.run(330, load) < 0.015
+
+
+def test_drafters_that_are_still_at_work_do_not_make_plain_decoding_look_slow() -> None:
+    """Steps after a change to plain decoding are as slow as those with drafts, for as long as drafters need."""
+    load = Load(tokens=1.4, slowdown=1.6, contention=1.6)
+    machine = Machine(drafter_steps=8)
+    machine.run(30, load)
+    assert machine.trial.gain < 0.95
+    assert machine.run(60, load) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "most"),
+    [(PAYS, COSTS, 0.06), (COSTS, PAYS, 0.25), (ONE_ROW, MANY_ROWS, 0.06), (MANY_ROWS, ONE_ROW, 0.06)],
+)
+def test_a_change_of_load_is_noticed(before: Load, after: Load, most: float) -> None:
+    """Within a minute; most: of which is lost. Without drafts nothing but a trial, once in half a minute, can tell."""
+    machines = [Machine(seed=seed) for seed in range(10)]
+    for machine in machines:
+        machine.run(100, before)
+    assert mean(machine.run(160, after) for machine in machines) < most
+    assert mean(machine.run(360, after) for machine in machines) < 0.0125
+
+
+@pytest.mark.parametrize("load", [PAYS, COSTS], ids=["pays", "costs"])
+def test_a_slower_machine_changes_no_verdict(load: Load) -> None:
+    machine = Machine()
+    machine.run(60, load)
+    assert machine.run(120, replace(load, plain_s=3 * load.plain_s)) < 0.04
+
+
+def test_what_trials_cost_is_counted() -> None:
+    machine = Machine(spread=0.0)
+    lost = 300 * machine.run(300, COSTS)
+    assert machine.trial.lost_s == pytest.approx(lost, rel=0.3)
+    assert machine.trial.gain == pytest.approx(COSTS.gain, rel=0.1)
+
+
+def test_long_runs_end_well() -> None:
+    """Pauses between trials that all say the same grow for hours."""
+    machine = Machine(spread=0.0)
+    machine.run(300_000, replace(PAYS, tokens=2.05, plain_s=2.0))
+    assert machine.trial.trials > 600
+    assert machine.trial.lost_s < 0.0125 * machine.seconds
+
+
+def test_a_hiccup_during_a_trial_does_not_end_trials() -> None:
+    machine = Machine()
+    machine.run(60, COSTS)
+    while not machine.trial.is_trying:
+        machine.run(machine.seconds + 0.01, COSTS)
+    machine.run(machine.seconds + 1, replace(COSTS, plain_s=20.0))
+    machine.run(machine.seconds + 200, PAYS)
+    assert machine.trial.gain > 1.3
+
+
+def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
+    """One row whose drafts are all right or all wrong; a step with a draft takes twice as long, and pays on average."""
+    trial, chance, seconds, tokens = SpeculationTrial(), random.Random(0), 0.0, 0
+    for _ in range(4000):
+        speculates = trial.speculates(1)
+        new = (5 if chance.random() < 0.4 else 1) if speculates else 1
+        step_s = 0.04 if speculates else 0.02
+        trial.note(1, new, step_s, work_s=new * 0.02, drafted=speculates)
+        seconds, tokens = seconds + step_s, tokens + new
+    assert tokens / seconds > 1.2 * 50  # of 1.3

@@ -1,0 +1,40 @@
+"""The cost of a step: a curve measured at start, which never falls, and a factor learnt from steps."""
+
+import pytest
+
+from actors.model.runner import Runner
+from actors.target.step_cost import StepCost, measure_step_cost
+from tests.support.models import tiny_model
+
+
+def test_interpolates_between_the_sizes_measured() -> None:
+    cost = StepCost([1, 5], [10.0, 18.0])
+    assert [cost(tokens) for tokens in (1, 2, 3, 5)] == [10.0, 12.0, 14.0, 18.0]
+
+
+def test_beyond_the_last_size_costs_in_proportion() -> None:
+    cost = StepCost([4], [8.0])
+    assert cost(8) == 16.0
+    assert cost(1) == 8.0
+
+
+def test_more_tokens_never_cost_less() -> None:
+    cost = StepCost([1, 2, 3], [10.0, 14.0, 12.0])
+    assert [cost(tokens) for tokens in (1, 2, 3)] == [10.0, 14.0, 14.0]
+
+
+def test_steps_correct_their_own_size_at_once_and_the_others_in_time() -> None:
+    cost = StepCost([1, 5], [10.0, 20.0])
+    for _ in range(50):
+        cost.note(5, 40.0)
+    assert cost(5) == pytest.approx(40.0, rel=0.01)
+    assert cost(1) < 12.0
+    for _ in range(2000):
+        cost.note(5, 40.0)
+    assert cost(1) == pytest.approx(20.0, rel=0.01)
+
+
+def test_measures_a_real_model() -> None:
+    runner = Runner(tiny_model("llama-gqa"), slots=1, max_length=64, max_query=9)
+    cost = measure_step_cost(runner)
+    assert 0 < cost(1) <= cost(9) < cost(90)

@@ -1,0 +1,144 @@
+"""Logits in memory that a leader and a member share: what is written is read, and nobody else can be made to."""
+
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from actors.coordinator.blocking import generate
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request import Request
+from actors.loops.thread import LoopThread
+from actors.model.runner import Runner
+from actors.target.loop import Target
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
+from actors.wire.logits_memory import SharedLogits, accept, offer
+from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from decoding.blending.params import BlendParams
+from tests.engine.test_ensemble import MODELS, PROMPTS, ensemble, params, reference, tokens
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="anonymous files are Linux's")
+
+ROOM = 5 * 40 * 4
+
+
+def _open_files() -> list[str]:
+    gc.collect()
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # other threads close theirs meanwhile
+            names.append(str(link.readlink()))
+    return [name for name in names if "consort-" in name]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("transport", ["float32", "bfloat16"])
+def test_what_is_written_is_read(dtype: str, transport: str) -> None:
+    offered = offer(ROOM)
+    assert offered is not None
+    leaders, told = offered
+    members = accept(told)
+    assert members is not None
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
+    for some in (logits, logits[:2]):
+        sent = LogitsTransport(dtype=transport)  # type: ignore[arg-type]
+        packed = pack(some, sent, members)
+        assert packed.shared
+        assert not packed.values
+        assert unpack(packed, memory=leaders).equal(unpack(pack(some, sent)))
+    leaders.withdraw()
+    del members, leaders, offered
+    assert not _open_files()
+
+
+def test_what_has_no_room_travels_as_bytes() -> None:
+    offered = offer(ROOM)
+    assert offered is not None
+    memory, _ = offered
+    assert not pack(torch.zeros(6, 40), LogitsTransport(), memory).shared
+    assert not pack(torch.zeros(2, 40), LogitsTransport(top_k=3), memory).shared
+    for positions, vocab_size, room in ((6, 40, memory), (0, 40, memory), (-1, -40, memory), (5, 40, None)):
+        with pytest.raises(ValueError, match="logits"):
+            unpack(PackedLogits(positions, vocab_size, "float32", b"", shared=True), memory=room)
+    memory.withdraw()
+
+
+def test_memory_that_is_not_the_leaders_is_left_alone() -> None:
+    offered = offer(ROOM)
+    assert offered is not None
+    memory, told = offered
+    other = os.memfd_create("other")
+    unsealed = os.memfd_create("consort-unsealed")
+    try:
+        os.ftruncate(unsealed, ROOM)
+        for change in (
+            {"name": "0" * 32},
+            {"descriptor": other, "name": "other"},
+            {"descriptor": unsealed, "name": "unsealed"},
+            {"descriptor": 10_000},
+            {"pid": 2**30},
+            {"size": 100 * ROOM},
+            {"size": -1},
+        ):
+            assert accept(replace(told, **change)) is None
+    finally:
+        os.close(other)
+        os.close(unsealed)
+    memory.withdraw()
+    assert accept(told) is None
+
+
+def _check(threads: list[LoopThread]) -> None:
+    for thread in threads:
+        thread.check()
+
+
+@contextmanager
+def over_sockets() -> Iterator[tuple[Coordinator, list[LoopThread]]]:
+    """Two targets whose links are those of processes of their own."""
+    link = ConnectingZmqLink("coordinator")
+    coordinator = Coordinator(link)
+    threads = [LoopThread("coordinator", coordinator.turn, link.wake)]
+    addresses: list[ReplicaAddress] = []
+    with ExitStack() as stack:
+        stack.callback(link.close)
+        for name in ("first", "second"):
+            replica = ReplicaZmqLink(name, "127.0.0.1")
+            stack.callback(replica.close)
+            target = Target(Runner(MODELS[name], slots=4, max_length=64, max_query=32), replica)
+            threads.append(LoopThread(name, target.turn, replica.wake))
+            addresses.append(replica.address)
+        for thread in threads:
+            thread.start()
+            stack.callback(thread.stop)
+        coordinator.set_replicas(addresses)
+        wait_until(lambda: len(coordinator.models()) == 2, "replicas")
+        yield coordinator, threads
+
+
+def test_answers_of_a_member_on_the_same_node_are_shared() -> None:
+    packed: list[PackedLogits] = []
+
+    def spy(logits: torch.Tensor, transport: LogitsTransport, memory: SharedLogits | None = None) -> PackedLogits:
+        packed.append(pack(logits, transport, memory))
+        return packed[-1]
+
+    with mock.patch("actors.ensemble.member.pack", spy), over_sockets() as (coordinator, threads):
+        requests = [Request(ensemble(BlendParams()), prompt, params(i)) for i, prompt in enumerate(PROMPTS[:3])]
+        answers = generate(coordinator, requests, partial(_check, threads))
+        wait_until(lambda: not _open_files(), "descriptors to be closed")
+    expected = [reference(("first", "second"), BlendParams(), one.prompt, one.params) for one in requests]
+    assert [tokens(answer) for answer in answers] == expected
+    assert packed
+    assert all(one.shared for one in packed)

@@ -1,0 +1,337 @@
+"""Real sockets on the loopback interface."""
+
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+
+import pytest
+import zmq
+
+from actors.wire import zmq_link
+from actors.wire.link import Envelope, Link
+from actors.wire.logits_codec import PackedLogits
+from actors.wire.messages import Admit, Answer, Cancel, Message, Offer, Report
+from actors.wire.peer_names import new_routing_id
+from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from benchmarks.chaos.proxy import Relays
+from decoding.sampling.params import SamplingParams
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def replica() -> Iterator[ReplicaZmqLink]:
+    with closing(ReplicaZmqLink("model", "127.0.0.1")) as link:
+        yield link
+
+
+@contextmanager
+def connected(replica: ReplicaZmqLink) -> Iterator[ConnectingZmqLink]:
+    with closing(ConnectingZmqLink("coordinator")) as link:
+        link.connect(replica.address)
+        yield link
+
+
+def receive(link: Link, count: int) -> list[Envelope]:
+    """Exactly so many messages, however they are batched."""
+    envelopes: list[Envelope] = []
+
+    def enough() -> bool:
+        envelopes.extend(link.receive(0.05))
+        return len(envelopes) >= count
+
+    wait_until(enough, f"{count} messages")
+    assert len(envelopes) == count
+    return envelopes
+
+
+def offers(count: int) -> list[Message]:
+    return [Offer(i, i, [i, i + 1]) for i in range(count)]
+
+
+def test_messages_arrive_in_order_both_ways(replica: ReplicaZmqLink) -> None:
+    admit = Admit(2**63 - 1, [1, 2], 2, SamplingParams(max_tokens=3, stop=("é",), eos_token_ids=(2,)), 4, drafter=True)
+    with connected(replica) as coordinator:
+        coordinator.send(replica.name, [admit])
+        for offer in offers(300):
+            coordinator.send(replica.name, [offer])
+        name = coordinator.name
+        assert receive(replica, 301) == [(name, admit), *((name, offer) for offer in offers(300))]
+        replica.send(name, offers(300))
+        assert receive(coordinator, 300) == [(replica.name, offer) for offer in offers(300)]
+
+
+def test_each_peer_gets_its_own(replica: ReplicaZmqLink) -> None:
+    with connected(replica) as first, connected(replica) as second, ExitStack() as stack:
+        other = stack.enter_context(closing(ReplicaZmqLink("model", "127.0.0.1")))
+        second.connect(other.address)
+        first.send(replica.name, [Cancel(1)])
+        second.send(replica.name, [Cancel(2)])
+        second.send(other.name, [Cancel(3)])
+        expected = [(first.name, Cancel(1)), (second.name, Cancel(2))]
+        assert sorted(receive(replica, 2), key=str) == sorted(expected, key=str)
+        assert receive(other, 1) == [(second.name, Cancel(3))]
+        replica.send(second.name, [Report(1, 2, 3, [])])
+        replica.send("nobody", [Report(0, 0, 0, [])])
+        other.send(second.name, [Report(4, 5, 6, [])])
+        told = [(replica.name, Report(1, 2, 3, [])), (other.name, Report(4, 5, 6, []))]
+        assert sorted(receive(second, 2), key=str) == sorted(told, key=str)
+        assert first.receive(0) == []
+
+
+def test_a_message_to_an_unknown_replica_is_dropped(replica: ReplicaZmqLink) -> None:
+    with connected(replica) as coordinator:
+        coordinator.send("r9", [Cancel(1)])
+        coordinator.disconnect(replica.name)
+        coordinator.disconnect(replica.name)
+        coordinator.send(replica.name, [Cancel(2)])
+        coordinator.connect(replica.address)
+        coordinator.send(replica.name, [Cancel(3)])
+        assert receive(replica, 1) == [(coordinator.name, Cancel(3))]
+
+
+def test_what_was_sent_before_a_connection_is_closed_arrives(replica: ReplicaZmqLink) -> None:
+    """A Cancel is often the last that a replica is told. Here it waits for the keys to be exchanged."""
+    for number in range(20):
+        with connected(replica) as coordinator:
+            coordinator.send(replica.name, [Cancel(number)])
+            coordinator.disconnect(replica.name)
+    assert {message for _, message in receive(replica, 20)} == {Cancel(number) for number in range(20)}
+
+
+def test_a_coordinator_that_connects_anew_is_told_there(replica: ReplicaZmqLink) -> None:
+    with connected(replica) as coordinator:
+        coordinator.send(replica.name, [Cancel(1)])
+        receive(replica, 1)
+        old = coordinator._connected[replica.name]  # stays open
+        coordinator.connect(replica.address)
+        coordinator.send(replica.name, [Cancel(2)])
+        assert receive(replica, 1) == [(coordinator.name, Cancel(2))]
+        replica.send(coordinator.name, [Report(1, 0, 1, [])])
+        wait_until(lambda: coordinator._connected[replica.name].poll(10) > 0, "the report")
+        assert old.poll(0) == 0
+        assert receive(coordinator, 1) == [(replica.name, Report(1, 0, 1, []))]
+
+
+def test_a_replica_can_tell_a_peer_that_has_only_connected(replica: ReplicaZmqLink) -> None:
+    with connected(replica) as drafter:
+
+        def is_told() -> bool:
+            assert replica.receive(0.01) == []
+            replica.send(drafter.name, [Report(1, 0, 1, [])])
+            return bool(drafter.receive(0.05))
+
+        wait_until(is_told, "a report")
+
+
+@contextmanager
+def keyed(replica: ReplicaZmqLink, routing_id: bytes) -> Iterator[zmq.Socket[bytes]]:
+    """A stranger that has the replica's public key, and keys of its own."""
+    public_key, secret_key = zmq.curve_keypair()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.routing_id = routing_id
+        socket.curve_publickey, socket.curve_secretkey = public_key, secret_key
+        socket.curve_serverkey = replica.address.public_key
+        socket.connect(replica.address.uri)
+        yield socket
+
+
+def test_nobody_takes_over_the_name_of_somebody_else(replica: ReplicaZmqLink, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(replica) as coordinator:
+        coordinator.send(replica.name, [Cancel(1)])
+        receive(replica, 1)
+        name = coordinator.name.encode()
+        for routing_id in (name, name + b"\0", new_routing_id(coordinator.name)):
+            with keyed(replica, routing_id) as thief, caplog.at_level(logging.WARNING):
+                caplog.clear()
+                thief.send(b"\x91\x82\xa4type\xa6Cancel\xaarequest_id\x01")
+
+                def was_refused() -> bool:
+                    assert replica.receive(0.05) == []
+                    return len(caplog.records) == 1
+
+                wait_until(was_refused, "a log line")
+                assert caplog.messages[0].endswith(f"{name!r}: the name is not that of the sender's key")
+                replica.send(coordinator.name, [Report(1, 0, 1, [])])
+                assert receive(coordinator, 1) == [(replica.name, Report(1, 0, 1, []))]
+                assert thief.poll(100) == 0
+
+
+def dial(replica: ReplicaZmqLink) -> socket.socket:
+    """A connection whose other end believes that a CURVE handshake will follow."""
+    peer = socket.create_connection(("127.0.0.1", int(replica.address.uri.rpartition(":")[2])))
+    peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32))
+    assert len(peer.recv(64, socket.MSG_WAITALL)) == 64
+    return peer
+
+
+def test_a_peer_without_a_key_is_cut_off_at_once(replica: ReplicaZmqLink) -> None:
+    with dial(replica) as peer:
+        peer.settimeout(20)
+        peer.sendall(b"\x06" + struct.pack(">Q", 2**17))  # the length of a command that is to follow
+        assert peer.recv(1) == b""
+
+
+def test_a_peer_with_the_key_is_cut_off_when_it_sends_too_much_at_once(replica: ReplicaZmqLink) -> None:
+    with connected(replica) as coordinator, keyed(replica, b"rude") as rude:
+        ended = rude.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        rude.send(bytes(2**17))
+        assert ended.poll(20_000) == zmq.POLLIN
+        rude.disable_monitor()
+        ended.close()
+        coordinator.send(replica.name, [Cancel(1)])
+        assert receive(replica, 1) == [(coordinator.name, Cancel(1))]
+
+
+@pytest.mark.parametrize("size", [2**16 - 100, 2**16, 2**16 + 1, 5 * 2**16, 33 * 262_144 * 4])
+def test_large_batches_arrive_both_ways(replica: ReplicaZmqLink, size: int) -> None:
+    """Up to the logits of 33 positions of the largest vocabulary that is usual."""
+    values = os.urandom(1 << 16) * (size >> 16) + bytes(size & 0xFFFF)
+    answer = Answer(1, 1, PackedLogits(1, size // 4, "float32", values), [])
+    with connected(replica) as leader:
+        leader.send(replica.name, [answer, Cancel(1)])
+        assert receive(replica, 2) == [(leader.name, answer), (leader.name, Cancel(1))]
+        replica.send(leader.name, [answer, Cancel(1)])
+        assert receive(leader, 2) == [(replica.name, answer), (replica.name, Cancel(1))]
+
+
+def test_a_client_with_another_key_gets_nothing_through(replica: ReplicaZmqLink) -> None:
+    wrong_key, _ = zmq.curve_keypair()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with (
+        connected(replica) as coordinator,
+        closing(ConnectingZmqLink("coordinator")) as stranger,
+        closing(context.socket(zmq.DEALER)) as plain,
+        socket.create_connection(("127.0.0.1", int(replica.address.uri.rpartition(":")[2]))) as web,
+    ):
+        web.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        stranger.connect(replace(replica.address, public_key=wrong_key))
+        stranger.send(replica.name, [Cancel(666)])
+        plain.setsockopt(zmq.LINGER, 0)
+        plain.connect(replica.address.uri)
+        plain.send(b"\x90")
+        for i in range(20):
+            coordinator.send(replica.name, [Cancel(i)])
+            assert receive(replica, 1) == [(coordinator.name, Cancel(i))]
+        assert replica.receive(0.3) == []
+        assert replica.malformed == 0  # nothing of it came so far
+
+
+@pytest.mark.parametrize("link_of", ["replica", "coordinator"])
+def test_another_thread_wakes_a_waiting_receiver(replica: ReplicaZmqLink, link_of: str) -> None:
+    with connected(replica) as coordinator:
+        link: Link = replica if link_of == "replica" else coordinator
+        received: list[list[Envelope]] = []
+        thread = threading.Thread(target=lambda: received.append(link.receive(60.0)))
+        thread.start()
+        link.wake()
+        thread.join(timeout=20)
+        assert received == [[]]
+        link.wake()
+        assert link.receive(60.0) == []
+
+
+GARBAGE = [
+    [b""],
+    [b"\xff\x00garbage"],
+    [b"\x91\x01"],
+    [b"\x91\x81\xa4type\xa4Nope"],
+    [b"\x90", b"\x90"],
+    [b"[]"],
+    [b"\xdd\xff\xff\xff\xff"],  # claims four billion messages
+    [b"\x91\x82\xa4type\xa5Alive\xa1x\xc6\xff\xff\xff\xff"],  # and four billion bytes
+    [b"\x91\x82\xa4type\xa5Alive\xa1x" + b"\x91" * 60_000],  # nested deeper than Python recurses
+]
+
+
+def test_garbage_does_not_end_a_replica(replica: ReplicaZmqLink, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(replica) as coordinator, connected(replica) as rude, keyed(replica, b"\xff\xfe") as nameless:
+        with caplog.at_level(logging.WARNING):
+            for frames in GARBAGE:
+                rude._connected[replica.name].send_multipart(frames)
+            nameless.send(b"\x90")  # from a name that is not UTF-8
+
+            def all_logged() -> bool:
+                assert replica.receive(0.05) == []
+                return len(caplog.records) == len(GARBAGE) + 1
+
+            wait_until(all_logged, "a log line for each batch")
+        assert replica.malformed == len(GARBAGE) + 1
+        coordinator.send(replica.name, [Cancel(1)])
+        assert receive(replica, 1) == [(coordinator.name, Cancel(1))]
+
+
+def test_garbage_does_not_end_a_coordinator(replica: ReplicaZmqLink, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(replica) as coordinator:
+        coordinator.send(replica.name, [Cancel(1)])
+        receive(replica, 1)
+        routing_id = coordinator._connected[replica.name].get(zmq.ROUTING_ID)
+        assert isinstance(routing_id, bytes)
+        for frames in GARBAGE:
+            replica._listener.send_multipart([routing_id, *frames])
+        replica.send(coordinator.name, [Report(1, 0, 1, [])])
+        with caplog.at_level(logging.WARNING):
+            assert receive(coordinator, 1) == [(replica.name, Report(1, 0, 1, []))]
+        assert (len(caplog.records), coordinator.malformed) == (len(GARBAGE), len(GARBAGE))
+
+
+def test_a_connection_through_which_nothing_comes_is_made_anew(
+    replica: ReplicaZmqLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_link, "_HEARTBEAT_PERIOD_MS", 50)
+    monkeypatch.setattr(zmq_link, "_HEARTBEAT_TIMEOUT_MS", 200)
+    port = int(replica.address.uri.rpartition(":")[2])
+    with Relays() as relays, closing(ConnectingZmqLink("coordinator")) as coordinator:
+        relay = relays.open(port)
+        coordinator.connect(replace(replica.address, uri=f"tcp://127.0.0.1:{relay.port}"))
+        coordinator.send(replica.name, [Cancel(1)])
+        receive(replica, 1)
+        ended = coordinator._connected[replica.name].get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        assert ended.poll(500) == 0  # what is idle, and answers, stays
+        relay.set("frozen")
+        assert ended.poll(20_000) == zmq.POLLIN
+        coordinator._connected[replica.name].disable_monitor()
+        ended.close()
+        relay.set("open")
+        coordinator.send(replica.name, [Cancel(2)])
+        assert receive(replica, 1) == [(coordinator.name, Cancel(2))]
+
+
+def test_a_name_can_be_used_again_at_once() -> None:
+    for _ in range(20):
+        with closing(ReplicaZmqLink("model", "127.0.0.1")) as replica, connected(replica) as coordinator:
+            coordinator.send(replica.name, [Cancel(1)])
+            receive(replica, 1)
+
+
+def test_waking_a_busy_receiver_never_blocks(replica: ReplicaZmqLink) -> None:
+    """More calls than a socket queues, while the receiver is busy elsewhere."""
+
+    def call() -> None:
+        for _ in range(10_000):
+            replica.wake()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert replica.receive(60.0) == []
+
+
+def test_what_arrives_while_a_link_sends_is_not_overlooked(replica: ReplicaZmqLink) -> None:
+    """A socket notices arrivals while it sends, and its descriptor then says nothing of them."""
+    with connected(replica) as coordinator:
+        coordinator.send(replica.name, [Cancel(0)])
+        receive(replica, 1)
+        for i in range(50):
+            replica.send(coordinator.name, [Cancel(i)])
+            time.sleep(0.001)
+            for _ in range(150):  # some of them look for arrivals
+                coordinator.send(replica.name, [Cancel(i)])
+            assert receive(coordinator, 1) == [(replica.name, Cancel(i))]

@@ -1,0 +1,138 @@
+"""The fault harness: its links, its judgement, and one run of it in which replicas die and hang in mid-stream."""
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from actors.coordinator import blocking
+from actors.coordinator.request import Endpoint, Request
+from actors.loading.checkpoint import ModelSpec
+from benchmarks.chaos.__main__ import Pauses, as_text, judge
+from benchmarks.chaos.faults import Fault, draw
+from benchmarks.chaos.fleet import Fleet, running_fleet
+from benchmarks.chaos.load import KINDS, Answer, Case, Gap, make_cases
+from benchmarks.chaos.proxy import Relays
+from decoding.sampling.params import SamplingParams
+from tests.support.waiting import wait_until
+
+TARGET = Path("models/target")
+
+
+@pytest.fixture
+def relays() -> Iterator[Relays]:
+    with Relays() as relays:
+        yield relays
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """The port of a server that sends back what it gets."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with closing(connection):
+                while data := connection.recv(100):
+                    connection.sendall(data)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def ends(peer: socket.socket) -> bool:
+    """Whether the other side has closed the connection, in one way or the other."""
+    try:
+        return peer.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_link_passes_lags_freezes_and_breaks(relays: Relays, echo: int) -> None:
+    relay = relays.open(echo)
+    with closing(socket.create_connection(("127.0.0.1", relay.port))) as peer:
+        peer.settimeout(5)
+        peer.sendall(b"one")
+        assert peer.recv(100) == b"one"
+        relay.set("open", delay_s=0.1)
+        began_s = time.monotonic()
+        peer.sendall(b"two")
+        assert peer.recv(100) == b"two"
+        assert time.monotonic() - began_s > 0.19  # there and back
+        relay.set("frozen")
+        peer.sendall(b"three")
+        peer.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            peer.recv(100)
+        relay.set("open")
+        peer.settimeout(5)
+        assert peer.recv(100) == b"three"
+        relay.set("cut")
+        assert ends(peer)
+    with closing(socket.create_connection(("127.0.0.1", relay.port))) as late:
+        late.settimeout(5)
+        assert ends(late)
+
+
+def test_cases_are_of_all_kinds_and_the_same_for_a_seed() -> None:
+    cases, again = (make_cases(TARGET, 2 * len(KINDS), 16, seed=3) for _ in range(2))
+    assert [case.kind for case in cases] == 2 * list(KINDS)
+    assert [case.request.params for case in cases] == [case.request.params for case in again]
+    assert [case.request.prompt for case in cases] == [case.request.prompt for case in again]
+    assert cases[0].fresh().request_id != cases[0].fresh().request_id
+
+
+def test_faults_are_drawn_by_seed() -> None:
+    counts = {"kill target": 5, "hang": 3}
+    assert draw(counts, seed=1) == draw(counts, seed=1)  # type: ignore[arg-type]
+    assert sorted(draw(counts, seed=1)) == ["hang"] * 3 + ["kill target"] * 5  # type: ignore[arg-type]
+
+
+def test_the_judge_counts_what_is_lost_and_what_differs_and_times_pauses() -> None:
+    endpoint = Endpoint("e", "target", None, 0, lambda tokens: "")
+    case = Case("greedy", Request(endpoint, [1], SamplingParams(max_tokens=2), request_id=1))
+    right = Answer("ab", [1, 2], finish="length", gaps=[Gap(99.9, 101.5), Gap(130.0, 131.0)])
+    wrong, lost = Answer("ac", [1, 3], finish="length"), Answer("a", [1], error="UnavailableError: gone")
+    faults = [Fault("kill target", "target", 100.0, 0.0), Fault("hang", "target", 103.0, 3.0)]
+    findings = judge([(case, right), (case, wrong), (case, lost)], {1: Answer("ab", [1, 2], finish="length")}, faults)
+    assert (findings.requests, len(findings.lost), len(findings.differing)) == (3, 1, 1)
+    assert findings.pauses == {
+        "kill of a target": Pauses(1, 1.5, 1.5)
+    }  # the hang came too soon after it to be told apart
+    assert "lost       1" in as_text(findings)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    """Two targets and a drafter, in processes of their own."""
+    spec = ModelSpec(name="target", path=str(TARGET), dtype="float32", device="cpu", slots=2, max_length=512, threads=1)
+    drafter = ModelSpec(name="drafter", path="models/drafter", dtype="float32", device="cpu", slots=2, threads=1)
+    with running_fleet({"target": ("target", spec, 2), "drafter": ("drafter", drafter, 1)}) as fleet:
+        yield fleet
+
+
+def test_replicas_die_and_hang_in_mid_stream_and_the_text_is_the_same(fleet: Fleet) -> None:
+    endpoint = Endpoint("e", "target", "drafter", 4, lambda tokens: "")
+    request = Request(endpoint, [5, 6, 7], SamplingParams(max_tokens=300, seed=7, temperature=1.2), request_id=1)
+    undisturbed = [
+        token for delta in blocking.stream(fleet.coordinator, request, fleet.check) for token in delta.tokens
+    ]
+    tokens: list[int] = []
+    stopped = None
+    for count, delta in enumerate(blocking.stream(fleet.coordinator, request, fleet.check)):
+        tokens += delta.tokens
+        if count == 10:
+            fleet.of("drafter")[0].signal(signal.SIGKILL)
+        if count == 20:
+            stopped = fleet.of("target")[0]
+            stopped.signal(signal.SIGSTOP)
+        if count == 30 and stopped is not None:
+            fleet.of("target")[1].signal(signal.SIGKILL)
+            stopped.signal(signal.SIGCONT)
+    assert tokens == undisturbed
+    wait_until(lambda: sum(post.restarts for post in fleet.posts) == 2, "the dead are replaced")

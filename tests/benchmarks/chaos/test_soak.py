@@ -1,0 +1,74 @@
+"""The soak test, seconds long and on tiny models: all slots in use, clients that hang up, nothing left behind."""
+
+from actors.coordinator.request import Endpoint, Request
+from actors.model.faster_layers import use_faster_layers
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from actors.replica.in_process import Engine
+from actors.replica.replica import Role
+from benchmarks.chaos.load import Case
+from benchmarks.chaos.soak import Round, Soak, grown, in_this_process, with_beams, with_shared_prefixes
+from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import BlendParams
+from decoding.drafts.ngram import NgramOptions
+from decoding.sampling.params import SamplingParams
+from tests.support.models import VOCAB, tiny_model
+
+MODELS: dict[str, tuple[Role, str]] = {
+    "target": ("target", "llama-gqa"),
+    "member": ("target", "qwen3"),
+    "drafter": ("drafter", "mistral-window"),
+}
+
+
+def spell(tokens: list[int]) -> str:
+    """Of a beginning, the beginning: so that pieces make the same text however they are cut."""
+    return "".join(f"{token} " for token in tokens)
+
+
+def cases() -> list[Case]:
+    pair = Endpoint("pair", "target", "drafter", 4, decode=spell)
+    blend = EnsembleOptions(blend=BlendParams())
+    endpoints = {
+        "plain": Endpoint("plain", "target", None, 0, decode=spell),
+        "drafted": pair,
+        "n-grams": Endpoint("n-grams", "target", None, 4, decode=spell, ngram=NgramOptions()),
+        "ensemble": Endpoint("blend", "target", "drafter", 4, decode=spell, members=["member"], ensemble=blend),
+    }
+    found: list[Case] = []
+    for kind, endpoint in endpoints.items():
+        case = Case(kind, Request(endpoint, [1, 2, 3], SamplingParams(max_tokens=24)))
+        found += with_shared_prefixes(case, count=8, most=70, vocab_size=VOCAB, seed=len(found))
+    return [*found, *(with_beams(case, 2 + at % 2) for at, case in enumerate(found[:6]))]
+
+
+def packed_runner(family: str) -> Runner:
+    model = tiny_model(family)
+    use_faster_layers(model)
+    runner = Runner(model, slots=4, max_length=128, max_query=64)
+    runner.logits([RowInput(slot=0, start=0, tokens=[0])])
+    return runner
+
+
+def test_a_process_that_grows_late_is_named() -> None:
+    def some(drafter_mib: int) -> Round:
+        return Round(1, 0, [], 1.0, {}, {"target": 2**30, "drafter": drafter_mib * 2**20}, 1000)
+
+    levelled, _ = grown([some(mib) for mib in (100, 200, 250, 260, 255, 261)])
+    assert levelled == {"target": 0, "drafter": 1}
+    growing, _ = grown([some(mib) for mib in (100, 120, 140, 160, 180, 200)])
+    assert growing == {"target": 0, "drafter": 40}
+
+
+def test_nothing_is_left_behind_and_every_answer_is_right() -> None:
+    runners = {name: packed_runner(family) for name, (_, family) in MODELS.items()}
+    replicas = {name: (role, runners[name]) for name, (role, _) in MODELS.items()}
+    with Engine(replicas, prefill_chunk=32) as engine:
+        soak = Soak(in_this_process(engine, runners), cases(), seed=1)
+        rounds = [soak.round(1.0) for _ in range(4)]
+    assert [one.wrong for one in rounds] == [[]] * 4
+    assert [one.leaked for one in rounds] == [{}] * 4
+    assert all(one.occupancy > 0.5 and one.hung_up > 0 for one in rounds)
+    more_mib, more_objects = grown(rounds)
+    assert more_mib["engine"] < 48  # a busy machine's allocator is no clock: growth without end is more
+    assert more_objects < 0.05

@@ -1,0 +1,28 @@
+"""Graphs that compute something else are found out."""
+
+from functools import cache
+
+from actors.model.runner import Runner
+from benchmarks.comparison.gpu_checks import check_graphs
+from tests.support.models import tiny_model
+
+PROMPTS = [[5, 6, 7], [9, 10, 11, 12]]
+
+
+def runner(*, stale: bool) -> Runner:
+    """stale: its replays give what the first call gave, as those of a graph do that reads the wrong memory."""
+    made = Runner(tiny_model("llama-gqa"), slots=2, max_length=80, max_query=32)
+    made.use_graphs(capture=cache if stale else lambda run: run)
+    return made
+
+
+def test_the_same_with_graphs_and_without() -> None:
+    checks = check_graphs(runner(stale=False), runner(stale=False), PROMPTS)
+    assert checks.same
+    assert min(checks.single_ms, checks.chain_ms) > 0
+
+
+def test_stale_replays_are_noticed() -> None:
+    checks = check_graphs(runner(stale=True), runner(stale=False), PROMPTS)
+    assert not checks.same_text
+    assert checks.same_drafts

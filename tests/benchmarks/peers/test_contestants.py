@@ -1,0 +1,124 @@
+"""Every contestant writes what an independent reference writes; speed is not looked at."""
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.model.runner import Runner
+from benchmarks.comparison import interleave
+from benchmarks.comparison.comparison import run_comparison
+from benchmarks.peers import vllm_worker
+from benchmarks.peers.alternation import Alternation, AlternationContestant
+from benchmarks.peers.contestant import Contestant
+from benchmarks.peers.hosts import Local
+from benchmarks.peers.huggingface import HuggingFace, HuggingFaceContestant
+from benchmarks.peers.in_process import running
+from benchmarks.peers.ours import measure_times
+from benchmarks.peers.workload import Workload
+from tests.support import reference
+from tests.support.models import tiny_model
+
+PROMPTS = [[5, 9, 31, 7], [1, 2, 3], [60, 8, 8, 8, 8, 14, 2], [33]]
+GREEDY = Workload(PROMPTS, new_tokens=17, streams=3)
+SAMPLED = Workload(PROMPTS, new_tokens=17, temperature=0.8, streams=3)
+
+
+def expected(workload: Workload) -> list[list[int]]:
+    params = [workload.params(index) for index in range(len(workload.prompts))]
+    return reference.generate(tiny_model("llama-gqa"), workload.prompts, params)
+
+
+def runner(family: str) -> Runner:
+    return Runner(tiny_model(family), slots=3, max_length=192, max_query=32)
+
+
+@pytest.mark.parametrize("workload", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft_length", [1, 4])
+@pytest.mark.parametrize("drafter", ["llama-gqa", "llama"])
+def test_alternation(workload: Workload, draft_length: int, drafter: str) -> None:
+    models = Local(Alternation(runner("llama-gqa"), runner(drafter)))
+    contestant = AlternationContestant(models, draft_length=draft_length)
+    assert contestant.run(workload) == expected(workload)
+    activity = contestant.activity()
+    assert activity.statistics.committed == 17 * len(PROMPTS)
+    assert activity.target.steps > 0
+    if drafter == "llama-gqa":
+        assert activity.statistics.accepted == activity.statistics.drafted
+    assert contestant.activity().statistics.steps == 0
+
+
+@pytest.mark.parametrize("draft_length", [None, 4])
+def test_hugging_face(draft_length: int | None) -> None:
+    models = Local(HuggingFace(tiny_model("llama-gqa"), tiny_model("llama")))
+    one_by_one = Workload(PROMPTS, new_tokens=17)
+    assisted = HuggingFaceContestant(models, assisted=True, draft_length=draft_length)
+    assert assisted.run(one_by_one) == expected(one_by_one)
+    assert HuggingFaceContestant(models).run(GREEDY) == expected(GREEDY)
+    assert not assisted.takes_part(GREEDY)
+    assert assisted.takes_part(one_by_one)
+
+
+@pytest.mark.parametrize("workload", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_whole_comparison(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interleave, "_SETTLING_S", 0.0)
+    models = Local(HuggingFace(tiny_model("llama-gqa"), tiny_model("llama")))
+    with running(runner("llama-gqa"), {"Consort": lambda: runner("llama")}, draft_lengths=[2], most=3) as ours:
+        contestants: Sequence[Contestant] = [HuggingFaceContestant(models), *ours]
+        comparison = run_comparison(
+            contestants,
+            workload,
+            models=models,
+            measure=lambda: {"Consort": measure_times(ours[0], ours[1], streams=2, draft_lengths=[1, 2, 3])},
+            repetitions=2,
+            prompts=2,
+            report=lambda line: None,
+        )
+    assert len(comparison.times_by_repetition) == 2
+    assert [score.name for score in comparison.scores] == [
+        "HF, plain",
+        "Consort, plain",
+        "Consort, γ = 2",
+        "Consort, adaptive, γ ≤ 3",
+    ]
+    for score in comparison.scores[1:]:
+        assert score.sameness is not None
+        assert score.sameness.share == 1.0
+        assert score.activity.statistics.committed == 2 * 2 * 17
+    assert (comparison.scores[0].sameness is None) == (workload is SAMPLED)
+    assert [found.name for found in comparison.speculations] == ["Consort, γ = 2", "Consort, adaptive, γ ≤ 3"]
+    assert comparison.speculations[0].limits.draft_length == 2
+
+
+def test_the_gap_tells_ties_from_errors() -> None:
+    models = HuggingFace(tiny_model("llama-gqa"), tiny_model("llama"))
+    for workload in (GREEDY, SAMPLED):
+        for index, (prompt, answer) in enumerate(zip(PROMPTS, expected(workload), strict=True)):
+            others = [models.gap(prompt, answer, other, workload.params(index)) for other in range(64)]
+            assert min(others) >= -1e-4
+            assert max(others) > 1
+
+
+def test_the_worker_of_vllm_answers_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeModel:
+        def __init__(self, **options: Any) -> None:
+            assert options["model"] == "folder"
+
+        def generate(self, prompts: list[dict[str, list[int]]], params: Any, **options: Any) -> list[Any]:
+            ids = [prompt["prompt_token_ids"][:1] * params.max_tokens for prompt in prompts]
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(each))]) for each in ids]
+
+    fake = SimpleNamespace(LLM=FakeModel, SamplingParams=SimpleNamespace, __version__="0")
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    setup = {"model": "folder", "dtype": "float32", "streams": 2}
+    question = {"prompts": [[7, 1], [8, 2]], "max_tokens": 3, "temperature": 0.0}
+    answers = io.StringIO()
+    vllm_worker.main(io.StringIO("".join(json.dumps(line) + "\n" for line in (setup, question))), answers)
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [
+        {"version": "0"},
+        {"answers": [[7, 7, 7], [8, 8, 8]]},
+    ]

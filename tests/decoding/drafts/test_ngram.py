@@ -1,0 +1,152 @@
+"""N-gram look-up against searches of the whole text."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decoding.drafts.ngram import MatchCalibration, NgramOptions, NgramProposer, NgramProposers, NgramStore, TextIndex
+from decoding.drafts.proposer import Proposer
+from decoding.drafts.trie import Draft, DraftTrie
+from tests.support.properties import repeatable
+
+TOKENS = st.integers(0, 3)
+TEXTS = st.lists(TOKENS, min_size=1, max_size=30)
+
+
+def naive_match(text: Sequence[int], longest: int) -> tuple[int, int]:
+    for length in range(min(longest, len(text)), 0, -1):
+        for end in range(len(text) - 1, length - 1, -1):
+            if text[end - length : end] == text[len(text) - length :]:
+                return length, end
+    return 0, 0
+
+
+def growing(text: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:
+    """Return prefixes of a text, the last of them the whole text."""
+    return [list(text[: min(cut, len(text))]) for cut in sorted(cuts)] + [list(text)]
+
+
+@repeatable
+@given(TEXTS, st.lists(st.integers(1, 30), max_size=5), st.integers(1, 4))
+def test_the_index_finds_the_longest_and_last_match(text: list[int], cuts: list[int], longest: int) -> None:
+    index = TextIndex(longest)
+    for state in growing(text, cuts):
+        index.update(state)
+        assert index.match(state) == naive_match(state, longest)
+
+
+@repeatable
+@given(TEXTS, st.lists(st.integers(1, 30), max_size=5), st.integers(1, 4), st.integers(1, 6))
+def test_a_draft_goes_on_as_the_text_did(text: list[int], cuts: list[int], longest: int, count: int) -> None:
+    """The draft continues as if it were part of the text."""
+    proposer: Proposer = NgramProposer(longest, draft_length=count)
+    for state in growing(text, cuts):
+        draft = proposer.propose(state)
+        length, end = naive_match(state, longest)
+        expected = list(state)
+        for index in range(end, end + count if length else end):
+            expected.append(expected[index])
+        assert draft.tokens == expected[len(state) :]
+        assert draft.is_chain
+        assert all(0 < probability < 1 for probability in draft.probabilities)
+
+
+@repeatable
+@given(st.lists(st.tuples(TEXTS, st.integers(0, 5)), max_size=4), st.integers(1, 3), TEXTS)
+def test_a_store_counts_what_followed(texts: list[tuple[list[int], int]], longest: int, context: list[int]) -> None:
+    store = NgramStore(longest)
+    counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for text, start in texts:
+        store.add(text, start)
+        for index in range(max(start, 1), len(text)):
+            for length in range(1, min(longest, index) + 1):
+                counts[tuple(text[index - length : index])][text[index]] += 1
+    known = [n for n in range(min(longest, len(context)), 0, -1) if tuple(context[-n:]) in counts]
+    length, followers = store.followers(context, 2)
+    assert length == (known[0] if known else 0)
+    if known:
+        of_context = counts[tuple(context[-length:])]
+        assert sorted(of_context.values(), reverse=True)[:2] == [of_context[token] for token in followers]
+        assert len(set(followers)) == len(followers)
+
+
+def test_a_store_forgets_what_was_used_longest_ago() -> None:
+    store = NgramStore(1, capacity=3)
+    for token in (1, 2, 3):
+        store.add([token, 100 + token], 1)
+    assert store.followers([1], 1) == (1, [101])
+    store.add([4, 104], 1)
+    assert len(store) == 3
+    assert store.followers([2], 1) == (0, [])
+    assert store.followers([1], 1) == (1, [101])
+
+
+def test_a_flood_of_followers_is_bounded_and_the_frequent_stay() -> None:
+    store = NgramStore(1)
+    for token in range(1000):
+        store.add([7, 1, 7, token], 1)
+    assert store.followers([7], 1000)[1][0] == 1
+    assert len(store.followers([7], 1000)[1]) <= 8
+
+
+def test_answers_are_shared_and_prompts_are_not() -> None:
+    store = NgramStore(2)
+    first = NgramProposer(2, store=store)
+    first.propose([1, 2, 3])
+    assert not store.followers([1], 1)[0]
+    first.propose([1, 2, 3, 4, 5])
+    assert NgramProposer(2, store=store, draft_length=2).propose([9, 3]).tokens == [4, 5]
+
+
+def test_rejection_sampling_never_sees_other_answers() -> None:
+    """Other answers may have the same seed."""
+    proposers, options = NgramProposers(), NgramOptions(longest=2, shared=True)
+    writer = proposers.make(options, 2)
+    writer.propose([1, 2, 3])
+    writer.propose([1, 2, 3, 4, 5])
+    assert proposers.make(options, 2).propose([9, 3]).tokens == [4, 5]
+    assert proposers.make(options, 2, rejects=True).propose([9, 3]).tokens == []
+
+
+def test_text_and_store_make_a_tree() -> None:
+    store = NgramStore(2)
+    store.add([1, 2, 8, 9], 1)
+    draft = NgramProposer(2, store=store, draft_length=2).propose([1, 2, 5, 6, 1, 2])
+    assert (draft.tokens, draft.parents) == ([5, 6, 8, 9], [-1, 0, -1, 2])
+    store.add([1, 2, 5, 7], 2)
+    store.add([1, 2, 5, 7], 2)
+    draft = NgramProposer(2, store=store, draft_length=2).propose([1, 2, 5, 6, 1, 2])
+    assert (draft.tokens, draft.parents) == ([5, 6, 7], [-1, 0, 0])
+    assert DraftTrie([1, 2, 5, 6, 1, 2]).offer(6, draft.tokens, draft.parents, draft.probabilities)
+
+
+def test_probabilities_are_learned_by_length_of_the_match() -> None:
+    calibration = MatchCalibration()
+    assert calibration.probability(1) < calibration.probability(4) < calibration.probability(50) < 1
+    for _ in range(500):
+        calibration.note(1, right=False)
+        calibration.note(2, right=True)
+    assert calibration.probability(1) < 0.05
+    assert calibration.probability(2) > 0.95
+
+
+def test_a_proposer_learns_from_what_came() -> None:
+    """Only the tokens up to the first wrong one count."""
+    calibration = MatchCalibration()
+    before = [calibration.probability(length) for length in range(1, 5)]
+    proposer = NgramProposer(1, calibration=calibration, draft_length=4)
+    assert proposer.propose([5, 1, 2, 3, 4, 5]).tokens == [1, 2, 3, 4]
+    proposer.propose([5, 1, 2, 3, 4, 5, 1, 2, 9])
+    after = [calibration.probability(length) for length in range(1, 5)]
+    assert after[0] > before[0]
+    assert after[1] > before[1]
+    assert after[2] < before[2]
+    assert after[3] == before[3]
+
+
+@pytest.mark.parametrize("text", [[1], [1, 2, 3]])
+def test_nothing_found_is_no_draft(text: list[int]) -> None:
+    assert NgramProposer(4, store=NgramStore()).propose(text) == Draft([], [])

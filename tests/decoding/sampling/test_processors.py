@@ -1,0 +1,70 @@
+"""Every processor equals transformers' processor of the same name, row by row."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    LogitsProcessor,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from decoding.sampling.processors import DISTRIBUTION
+from tests.support.positions import SETTINGS, logits_of
+from tests.support.properties import repeatable
+
+THEIRS: dict[str, Callable[[Any], LogitsProcessor]] = {
+    "temperature": TemperatureLogitsWarper,
+    "top_k": TopKLogitsWarper,
+    "top_p": TopPLogitsWarper,
+    "min_p": MinPLogitsWarper,
+    "typical_p": TypicalLogitsWarper,
+    "epsilon_cutoff": EpsilonLogitsWarper,
+    "eta_cutoff": EtaLogitsWarper,
+}
+
+
+def assert_same(field: str, logits: Tensor, values: Sequence[float]) -> None:
+    """Compare our processor on all rows with transformers' on each row."""
+    processor = next(processor for processor in DISTRIBUTION if processor.field == field)
+    settings = [(row, value) for row, value in enumerate(values) if value != processor.off]
+    expected = logits.clone()
+    for row, value in settings:
+        expected[row] = THEIRS[field](value)(None, logits[row : row + 1])
+    kept = logits.clone()
+    if settings:
+        assert torch.equal(processor.stage(settings, "cpu")(logits), expected)
+    assert torch.equal(logits, kept)
+
+
+@pytest.mark.parametrize("field", THEIRS)
+def test_equals_transformers(field: str) -> None:
+    off = next(processor.off for processor in DISTRIBUTION if processor.field == field)
+    values = st.one_of(SETTINGS[field], st.just(off))
+
+    @repeatable
+    @given(st.data(), st.lists(values, min_size=1, max_size=5), st.integers(2, 40))
+    def same(data: st.DataObject, values: list[float], vocab_size: int) -> None:
+        assert_same(field, data.draw(logits_of(len(values), vocab_size)), values)
+
+    same()
+
+
+def test_all_processors_of_the_distribution_are_here() -> None:
+    assert [processor.field for processor in DISTRIBUTION] == list(THEIRS)
+
+
+@pytest.mark.parametrize("k", range(1, 12))
+def test_top_p_of_equal_logits_keeps_what_transformers_keeps(k: int) -> None:
+    """The cumulative probability equals the threshold, so rounding decides."""
+    assert_same("top_p", torch.zeros(1, 12), [k / 12])

@@ -1,0 +1,238 @@
+"""The queue in front of the coordinator: bounds, order, fairness, deadlines. Nothing ends until the test says so."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from actors.coordinator.request import Delta, Endpoint, Request, Statistics
+from decoding.errors import DeadlineError, OverloadedError
+from decoding.sampling.params import SamplingParams
+from deployments.admission.admission import Admission, Limits, limits_of
+from deployments.admission.ticket import Sink
+from deployments.configuration.config import load_config
+from deployments.configuration.key_ring import ApiKey
+from deployments.scaling.options import ScalingConfig
+
+ENDPOINT = Endpoint("e", "target", None, 0, lambda ids: "")
+ALICE, BOB = ApiKey("alice"), ApiKey("bob")
+
+
+class Backend:
+    """Collects what begins."""
+
+    def __init__(self) -> None:
+        self.begun: list[Request] = []
+        self.cancelled: list[int] = []
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        self.begun.append(request)
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+
+    @property
+    def ids(self) -> list[int]:
+        return [request.request_id for request in self.begun]
+
+
+def request(number: int, *, tokens: int = 10, timeout_s: float | None = None) -> Request:
+    params = SamplingParams(max_tokens=tokens - 1)
+    return Request(ENDPOINT, [1], params, timeout_s=timeout_s, request_id=number)
+
+
+def in_loop(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def nothing(_: Delta) -> None: ...
+
+
+def make(**limits: Any) -> tuple[Admission, Backend]:
+    backend = Backend()
+    return Admission(backend, Limits(**{"running": {"target": 1}, **limits})), backend
+
+
+def test_what_fits_begins_at_once_and_the_rest_when_something_ends() -> None:
+    async def run() -> None:
+        admission, backend = make(running={"target": 2})
+        for number in range(4):
+            admission.submit(request(number), nothing)
+        assert backend.ids == [0, 1]
+        assert admission.counts() == ({"e": 2}, {"e": 2})
+        admission.finished(1)
+        admission.cancel(0)
+        assert backend.ids == [0, 1, 2, 3]
+        assert backend.cancelled == [0]
+
+    in_loop(run())
+
+
+def test_what_is_cancelled_while_it_waits_never_begins() -> None:
+    async def run() -> None:
+        admission, backend = make()
+        for number in range(3):
+            admission.submit(request(number), nothing)
+        admission.cancel(1)
+        admission.finished(0)
+        assert backend.ids == [0, 2]
+        assert backend.cancelled == []
+
+    in_loop(run())
+
+
+def test_bounds_are_of_requests_and_of_tokens() -> None:
+    async def run() -> None:
+        admission, _ = make(max_requests=2)
+        admission.submit(request(0), nothing)
+        admission.submit(request(1), nothing)
+        with pytest.raises(OverloadedError, match="2 requests are in progress already") as refused:
+            admission.submit(request(2), nothing)
+        assert refused.value.retry_after_s >= 1
+        admission.finished(0)
+        admission.submit(request(2), nothing)
+        admission, _ = make(max_tokens=25)
+        admission.submit(request(0), nothing)
+        admission.submit(request(1), nothing)
+        with pytest.raises(OverloadedError, match="tokens in progress would exceed 25"):
+            admission.submit(request(2), nothing)
+        admission.submit(request(3, tokens=5), nothing)
+
+    in_loop(run())
+
+
+def test_a_key_has_bounds_of_its_own() -> None:
+    async def run() -> None:
+        admission, _ = make()
+        small = ApiKey("small", max_requests=1)
+        admission.submit(request(0), nothing, key=small)
+        with pytest.raises(OverloadedError, match="1 requests are of this API key"):
+            admission.submit(request(1), nothing, key=small)
+        admission.submit(request(2), nothing, key=BOB)
+
+    in_loop(run())
+
+
+async def order_of(admission: Admission, backend: Backend) -> list[int]:
+    """The order in which all that waits begins, one after the other."""
+    while sum(admission.counts()[0].values()):
+        admission.finished(backend.ids[-1])
+    return backend.ids
+
+
+def test_a_backlog_of_one_key_does_not_hold_up_another() -> None:
+    async def run() -> None:
+        admission, backend = make()
+        for number in range(6):
+            admission.submit(request(number), nothing, key=ALICE)
+        for number in (10, 11):
+            admission.submit(request(number), nothing, key=BOB)
+        order = await order_of(admission, backend)
+        assert order.index(10) <= 2
+        assert order.index(11) <= 4
+        assert [number for number in order if number < 10] == list(range(6))
+
+    in_loop(run())
+
+
+def test_weights_are_shares_of_tokens() -> None:
+    async def run() -> None:
+        admission, backend = make()
+        heavy = ApiKey("heavy", weight=3)
+        for number in range(40):
+            admission.submit(request(number), nothing, key=heavy)
+            admission.submit(request(100 + number), nothing, key=BOB)
+        first = (await order_of(admission, backend))[:40]
+        assert 28 <= sum(number < 100 for number in first) <= 32
+
+    in_loop(run())
+
+
+def test_a_key_that_was_idle_has_saved_up_nothing() -> None:
+    async def run() -> None:
+        admission, backend = make()
+        for number in range(10):
+            admission.submit(request(number), nothing, key=ALICE)
+        for number in range(5):
+            admission.finished(number)
+        for number in range(100, 110):
+            admission.submit(request(number), nothing, key=BOB)
+        later = (await order_of(admission, backend))[6:]
+        assert [number < 100 for number in later[:6]].count(True) >= 2
+
+    in_loop(run())
+
+
+def test_urgent_requests_of_a_key_come_first() -> None:
+    async def run() -> None:
+        admission, backend = make()
+        for number, priority in ((0, 0), (1, 5), (2, -1), (3, 0)):
+            admission.submit(request(number), nothing, priority=priority)
+        assert await order_of(admission, backend) == [0, 2, 3, 1]
+
+    in_loop(run())
+
+
+def test_deadlines_hold_in_the_queue_and_shrink_by_it() -> None:
+    async def run() -> None:
+        admission, backend = make()
+        told: list[Delta] = []
+        admission.submit(request(0), nothing)
+        admission.submit(request(1, timeout_s=0.02), told.append)
+        admission.submit(request(2, timeout_s=60), nothing)
+        await asyncio.sleep(0.05)
+        assert isinstance(told[0].error, DeadlineError)
+        admission.finished(1)
+        admission.finished(0)
+        timeout_s = backend.begun[-1].timeout_s
+        assert timeout_s is not None
+        assert 59 < timeout_s < 60
+
+    in_loop(run())
+
+
+def test_a_refusal_when_it_is_a_requests_turn_reaches_its_client() -> None:
+    class Full(Backend):
+        def submit(self, request: Request, sink: Sink) -> None:
+            raise OverloadedError("full")
+
+    async def run() -> None:
+        told: list[Delta] = []
+        Admission(Full(), Limits()).submit(request(0), told.append)
+        assert isinstance(told[0].error, OverloadedError)
+        assert told[0].statistics == Statistics()
+
+    in_loop(run())
+
+
+def test_replicas_that_came_later_are_used_too() -> None:
+    async def run() -> None:
+        backend, slots = Backend(), {"target": 1}
+        admission = Admission(backend, Limits(running={"target": 1}), slots=slots.__getitem__)
+        for number in range(8):
+            admission.submit(request(number), nothing)
+        assert backend.ids == [0, 1, 2]
+        slots["target"] = 4
+        admission.finished(0)
+        assert backend.ids == [0, 1, 2, 3, 4, 5, 6]
+
+    in_loop(run())
+
+
+def test_the_bound_follows_the_slots_that_there_may_be() -> None:
+    config = load_config()
+    assert limits_of(config).max_requests == 256
+    config.models["target"].replicas = 10
+    assert limits_of(config).max_requests == 320
+    config.models["target"].scaling = ScalingConfig(max=20)
+    assert limits_of(config).max_requests == 640
+    config.http.max_requests = 24
+    assert limits_of(config).max_requests == 24
+
+
+def test_the_longest_wait_is_configured() -> None:
+    config = load_config()
+    assert limits_of(config).max_queue_wait_s is None
+    config.http.max_queue_wait_s = 7.5
+    assert limits_of(config).max_queue_wait_s == 7.5

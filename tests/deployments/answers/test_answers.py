@@ -1,0 +1,205 @@
+"""What answers tell, whole and in chunks: choices, log-probabilities, sources, reasons. The answers are made up."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from decoding.sampling.noise import choice_seed
+from deployments.endpoints.endpoint import ServedEndpoint
+from tests.deployments.fake_coordinator import FakeCoordinator, told
+
+BODY: dict[str, Any] = {"model": "consort", "prompt": "import os", "max_tokens": 12, "seed": 1}
+CHAT: dict[str, Any] = {
+    "model": "consort",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 12,
+    "seed": 1,
+}
+
+
+def complete(fake: TestClient, **fields: object) -> Any:
+    reply = fake.post("/v1/completions", json={**BODY, **fields})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def chat(fake: TestClient, **fields: object) -> Any:
+    reply = fake.post("/v1/chat/completions", json={**CHAT, **fields})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def stream(fake: TestClient, path: str, body: dict[str, Any]) -> list[Any]:
+    reply = fake.post(path, json={**body, "stream": True})
+    *chunks, done = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    return [json.loads(chunk) for chunk in chunks]
+
+
+def test_choices_are_numbered_prompt_by_prompt_and_have_seeds_of_their_own(
+    fake: TestClient, coordinator: FakeCoordinator
+) -> None:
+    answer = complete(fake, prompt=["a", "b"], n=3)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    assert [request.params.seed for request in coordinator.requests] == [choice_seed(1, i) for i in (0, 1, 2)] * 2
+    assert len({tuple(request.prompt) for request in coordinator.requests[:3]}) == 1
+    alone = complete(fake, prompt="b", n=2)
+    assert [one["text"] for one in alone["choices"]] == [one["text"] for one in answer["choices"][3:5]]
+    first, second = (len(coordinator.requests[i].prompt) for i in (0, 3))
+    assert answer["usage"] == {
+        "prompt_tokens": first + second,
+        "completion_tokens": 72,
+        "total_tokens": first + second + 72,
+    }
+
+
+def test_best_of_returns_the_likeliest(fake: TestClient) -> None:
+    every = complete(fake, n=5, logprobs=0)["choices"]
+    best = complete(fake, n=2, best_of=5)
+    means = [sum(one["logprobs"]["token_logprobs"]) / 12 for one in every]
+    ranked = sorted(range(5), key=lambda i: -means[i])
+    assert [one["text"] for one in best["choices"]] == [every[i]["text"] for i in ranked[:2]]
+    assert [one["index"] for one in best["choices"]] == [0, 1]
+    assert best["choices"][0]["logprobs"] is None
+    assert best["usage"]["completion_tokens"] == 60
+
+
+def test_a_completions_logprobs(fake: TestClient, endpoints: dict[str, ServedEndpoint]) -> None:
+    (choice,) = complete(fake, logprobs=3)["choices"]
+    logprobs = choice["logprobs"]
+    assert [len(values) for values in logprobs.values()] == [12] * 4
+    vocabulary = endpoints["consort"].vocabulary
+    likeliest = {vocabulary.text_of(token) for token, _ in told(9, 3).top}
+    for token, logprob, top, begin in zip(*logprobs.values(), strict=True):
+        assert set(top) == likeliest | {token}
+        assert top[token] == logprob
+        assert begin <= len(choice["text"])
+        if not token.startswith("bytes:"):
+            assert choice["text"][begin:].startswith(token)
+    assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
+    assert [len(top) for top in complete(fake, logprobs=0)["choices"][0]["logprobs"]["top_logprobs"]] == [1] * 12
+
+
+def test_a_chats_logprobs(fake: TestClient) -> None:
+    (choice,) = chat(fake, logprobs=True, top_logprobs=2)["choices"]
+    content = choice["logprobs"]["content"]
+    assert (
+        bytes(byte for one in content for byte in one["bytes"]).decode(errors="replace") == choice["message"]["content"]
+    )
+    assert [len(one["top_logprobs"]) for one in content] == [2] * 12
+    assert set(content[0]) == {"token", "logprob", "bytes", "top_logprobs"}
+    assert chat(fake, logprobs=True)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    assert chat(fake)["choices"][0]["logprobs"] is None
+
+
+def test_echo_begins_with_the_prompt(fake: TestClient, coordinator: FakeCoordinator) -> None:
+    plain = complete(fake)["choices"][0]["text"]
+    (choice,) = complete(fake, echo=True, logprobs=1)["choices"]
+    assert choice["text"] == "import os" + plain
+    logprobs, prompt = choice["logprobs"], coordinator.requests[-1].prompt
+    assert len(logprobs["tokens"]) == len(prompt) + 12
+    assert logprobs["token_logprobs"][: len(prompt)] == [None] + [told(token, 0).logprob for token in prompt[1:]]
+    assert logprobs["text_offset"][len(prompt)] == len("import os")
+    for token, begin in zip(logprobs["tokens"][1:], logprobs["text_offset"][1:], strict=True):
+        assert token.startswith("bytes:") or choice["text"][begin:].startswith(token)
+    assert complete(fake, prompt=list(prompt), echo=True)["choices"][0]["text"] == choice["text"]
+
+
+def test_the_prompt_alone(fake: TestClient) -> None:
+    answer = complete(fake, echo=True, logprobs=1, max_tokens=0)
+    (choice,) = answer["choices"]
+    assert choice["text"] == "import os"
+    assert len(choice["logprobs"]["tokens"]) == answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["completion_tokens"] == 0
+    assert choice["finish_reason"] == "length"
+
+
+def test_prompt_logprobs_are_vllms(fake: TestClient, coordinator: FakeCoordinator) -> None:
+    (choice,) = complete(fake, prompt_logprobs=2)["choices"]
+    prompt = coordinator.requests[-1].prompt
+    first, *others = choice["prompt_logprobs"]
+    assert first is None
+    assert len(others) == len(prompt) - 1
+    for token, place in zip(prompt[1:], others, strict=True):
+        assert set(place) == {str(token), "6", "7"}
+        assert place[str(token)]["rank"] == token - 5
+        assert set(place["6"]) == {"logprob", "rank", "decoded_token"}
+    assert len(chat(fake, prompt_logprobs=0)["prompt_logprobs"]) == len(coordinator.requests[-1].prompt)
+
+
+def test_details_of_tokens(fake: TestClient) -> None:
+    (choice,) = complete(fake, return_token_details=True)["choices"]
+    assert "".join(one["text"] for one in choice["token_details"]) == choice["text"]
+    assert len(choice["token_details"]) == 12
+    assert {one["source"] for one in choice["token_details"]} <= {"accepted", "recovered"}
+    echoed = complete(fake, return_token_details=True, echo=True)["choices"][0]
+    assert echoed["token_details"] == choice["token_details"]
+    assert "token_details" not in complete(fake)["choices"][0]
+
+
+def test_why_an_answer_ended(fake: TestClient) -> None:
+    (choice,) = complete(fake)["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+    stop = choice["text"][5:8]
+    (stopped,) = complete(fake, stop=stop)["choices"]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
+
+
+def test_speculation_is_told(fake: TestClient) -> None:
+    speculation = complete(fake)["speculation"]
+    assert set(speculation) == {"steps", "drafted", "accepted", "acceptance_rate", "acceptance_length", "hit_rate"}
+    assert speculation["hit_rate"] == 1
+
+
+WANTS: list[dict[str, object]] = [
+    {},
+    {"n": 3},
+    {"logprobs": 2},
+    {"logprobs": 2, "echo": True, "n": 2},
+    {"prompt": ["a", "bc"], "prompt_logprobs": 1, "return_token_details": True},
+    {"stop": ["e"], "include_stop_str_in_output": True, "return_token_details": True},
+]
+CHAT_WANTS: list[dict[str, object]] = [
+    {"logprobs": True, "top_logprobs": 2},
+    {"n": 2, "prompt_logprobs": 1, "return_token_details": True},
+]
+JOINED = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
+
+
+def joined(chunks: list[Any]) -> dict[int, dict[str, Any]]:
+    """The choices that the chunks add up to, in the shape of a whole answer's."""
+    choices: dict[int, dict[str, Any]] = {}
+    for piece in (choice for chunk in chunks for choice in chunk["choices"]):
+        if "delta" in piece:
+            piece["message"] = {"role": "assistant", "content": piece.pop("delta")["content"]}
+        known = choices.setdefault(piece["index"], piece)
+        if known is piece:
+            continue
+        for field in ("text", "token_details"):
+            if field in piece:
+                known[field] += piece[field]
+        if "message" in piece:
+            known["message"]["content"] += piece["message"]["content"]
+        for name in JOINED:
+            if name in (piece["logprobs"] or {}):
+                known["logprobs"][name] += piece["logprobs"][name]
+        known |= {name: piece[name] for name in ("finish_reason", "stop_reason") if name in piece}
+    return choices
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {**BODY, **wants}) for wants in WANTS]
+    + [("/v1/chat/completions", {**CHAT, **wants}) for wants in CHAT_WANTS],
+)
+def test_chunks_add_up_to_the_whole(fake: TestClient, path: str, body: dict[str, Any]) -> None:
+    whole = fake.post(path, json=body).json()
+    chunks = stream(fake, path, body)
+    choices = joined(chunks)
+    assert [choices[index] for index in sorted(choices)] == whole["choices"]
+    assert [chunk["prompt_logprobs"] for chunk in chunks if "prompt_logprobs" in chunk][:1] == (
+        [whole["prompt_logprobs"]] if "prompt_logprobs" in whole else []
+    )
+    assert chunks[-1]["speculation"] == whole["speculation"]

@@ -1,0 +1,195 @@
+"""/metrics: names that vLLM's dashboards know, and numbers that are right. The answers are made up."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from actors.coordinator.request import Delta, Request, Statistics
+from decoding.errors import UnavailableError
+from deployments.admission.admission import Limits
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.service import Service
+from deployments.http.routes import make_api
+from tests.deployments.fake_coordinator import FakeCoordinator, answer
+
+BODY = {"model": "consort", "prompt": "import os", "max_tokens": 12, "seed": 1}
+
+
+def samples(client: TestClient) -> dict[str, float]:
+    """By name, and by labels where there are others than the usual ones."""
+    values = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples:
+            if not sample.name.startswith("vllm:"):
+                continue
+            assert sample.labels["model_name"] == "consort"
+            others = [value for name, value in sample.labels.items() if name not in ("model_name", "engine")]
+            values[":".join([sample.name, *others])] = sample.value
+    return values
+
+
+def test_an_answer_is_counted(fake: TestClient) -> None:
+    answers = [fake.post("/v1/completions", json={**BODY, "seed": seed}).json() for seed in range(3)]
+    seen = samples(fake)
+    total = {name: sum(answer["speculation"][name] for answer in answers) for name in ("steps", "drafted", "accepted")}
+    assert seen["vllm:spec_decode_num_drafts_total"] == total["steps"]
+    assert seen["vllm:spec_decode_num_draft_tokens_total"] == total["drafted"]
+    assert seen["vllm:spec_decode_num_accepted_tokens_total"] == total["accepted"]
+    by_place = [seen.get(f"vllm:spec_decode_num_accepted_tokens_per_pos_total:{place}", 0) for place in range(4)]
+    assert sum(by_place) == total["accepted"]
+    assert by_place == sorted(by_place, reverse=True)
+    assert seen["vllm:generation_tokens_total"] == 36
+    assert seen["vllm:prompt_tokens_total"] == sum(answer["usage"]["prompt_tokens"] for answer in answers)
+    assert seen["vllm:request_success_total:length"] == 3
+    assert seen["vllm:time_to_first_token_seconds_count"] == 3
+    assert seen["vllm:request_queue_time_seconds_count"] == 3
+    assert seen["vllm:e2e_request_latency_seconds_count"] == 3
+    assert seen["vllm:inter_token_latency_seconds_count"] == total["steps"] - 3
+    assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (0, 0)
+
+
+def test_nothing_is_counted_before_the_first_request(fake: TestClient) -> None:
+    seen = samples(fake)
+    idle = {"vllm:num_requests_running": 0, "vllm:num_requests_waiting": 0}
+    assert seen == {**idle, "vllm:kv_cache_usage_perc": 0.5}  # of other coordinators' requests
+
+
+def test_replicas_and_the_process_are_shown(fake: TestClient) -> None:
+    lines = fake.get("/metrics").text.splitlines()
+    assert 'consort:replica_rows{model="target",replica="target-0",role="target"} 2.0' in lines
+    assert 'consort:replica_slots{model="target",replica="target-0",role="target"} 4.0' in lines
+    assert 'consort:replica_drafting{model="target",replica="target-0",role="target"} 1.0' in lines
+    assert "consort:malformed_batches_total 3.0" in lines
+    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+    assert any(line.startswith("consort:event_loop_tasks ") for line in lines)
+
+
+class Slow(FakeCoordinator):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[tuple[Request, Callable[[Delta], None]]] = []
+        self.slots = 0  # so that limits hold
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        self.held.append((request, sink))
+
+    def answer(self) -> None:
+        if not self.held:
+            return
+        request, sink = self.held.pop(0)
+        for delta in answer(request):
+            sink(delta)
+
+
+class Clients:
+    """Of a server with one slot, each in a thread."""
+
+    def __init__(self, endpoints: dict[str, ServedEndpoint], **limits: Any) -> None:
+        self.coordinator = Slow()
+        coordinator: Any = self.coordinator
+        self.service = Service(endpoints, coordinator, limits=Limits(**{"running": {"target": 1}, **limits}))
+        self.client = TestClient(make_api(self.service))
+        self.threads: list[threading.Thread] = []
+
+    def __enter__(self) -> "Clients":
+        self.client.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Answer what is in progress."""
+        while any(thread.is_alive() for thread in self.threads):
+            self.coordinator.answer()
+            time.sleep(0.01)
+        self.client.__exit__(None, None, None)
+
+    def ask(self, **fields: Any) -> None:
+        """In the background, until it runs or waits."""
+        before = len(self.service.admission._tickets)
+        body = {"json": {**BODY, **fields}}
+        self.threads.append(threading.Thread(target=self.client.post, args=("/v1/completions",), kwargs=body))
+        self.threads[-1].start()
+        self.wait_for(lambda: len(self.service.admission._tickets) > before)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        ends_s = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+
+    def counted(self, name: str) -> dict[tuple[str, str], float]:
+        """By endpoint and reason."""
+        return {
+            (sample.labels["endpoint"], sample.labels["reason"]): sample.value
+            for family in text_string_to_metric_families(self.client.get("/metrics").text)
+            for sample in family.samples
+            if sample.name == f"consort:requests_{name}_total"
+        }
+
+
+def test_refusals_are_counted_by_endpoint_and_bound(endpoints: dict[str, ServedEndpoint]) -> None:
+    with Clients(endpoints, max_requests=2) as clients:
+        clients.ask()
+        assert clients.client.post("/v1/completions", json={**BODY, "n": 2}).status_code == 429  # it was read
+        clients.ask()
+        assert clients.client.post("/v1/completions", json=BODY).status_code == 429  # it was not
+        assert clients.client.post("/consort/v1/completions", json=BODY).status_code == 429
+        assert clients.counted("refused") == {("consort", "max_requests"): 4}
+        assert clients.counted("failed") == {}
+
+
+def test_a_wait_that_is_too_long_is_told(endpoints: dict[str, ServedEndpoint]) -> None:
+    with Clients(endpoints, max_queue_wait_s=None) as clients:
+        clients.ask()
+        clients.ask()
+        assert clients.client.post("/v1/completions", json=BODY).headers["Retry-After"] == "1"
+        assert clients.counted("refused") == {("consort", "max_queue_wait_s"): 1}
+
+
+def test_what_ends_without_an_answer_is_counted_by_reason(endpoints: dict[str, ServedEndpoint]) -> None:
+    with Clients(endpoints) as clients:
+        clients.ask()
+        reply = clients.client.post("/v1/completions", json={**BODY, "timeout_s": 0.2})
+        assert reply.status_code == 408
+        assert clients.counted("failed") == {("consort", "timeout"): 1}
+        clients.coordinator.held.pop(0)[1](answer_of_error())
+        clients.wait_for(lambda: clients.counted("failed").get(("consort", "unavailable")) == 1)
+        clients.coordinator.ready = {"drafter"}
+        clients.service._seen.clear()
+        assert clients.client.post("/v1/completions", json=BODY).status_code == 503
+        assert clients.counted("failed") == {("consort", "timeout"): 1, ("consort", "unavailable"): 2}
+
+
+def answer_of_error() -> Delta:
+    return Delta("", (), Statistics(), error=UnavailableError("gone"))
+
+
+def test_latencies_begin_at_arrival(endpoints: dict[str, ServedEndpoint]) -> None:
+    with Clients(endpoints) as clients:
+        clients.ask()
+        clients.ask()
+        time.sleep(0.5)
+        clients.coordinator.answer()
+        clients.wait_for(lambda: bool(clients.coordinator.held))
+        clients.coordinator.answer()
+        for thread in clients.threads:
+            thread.join()
+        seen = samples(clients.client)
+    assert seen["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.5, abs=0.3)  # of the second alone
+    assert seen["vllm:time_to_first_token_seconds_sum"] > 1.0  # of both
+    assert seen["vllm:e2e_request_latency_seconds_sum"] > 1.0
+
+
+def test_the_wait_of_what_expires_is_timed(endpoints: dict[str, ServedEndpoint]) -> None:
+    with Clients(endpoints) as clients:
+        clients.ask()
+        clients.client.post("/v1/completions", json={**BODY, "timeout_s": 0.3})
+        seen = samples(clients.client)
+    assert seen["vllm:request_queue_time_seconds_count"] == 2
+    assert seen["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.3, abs=0.2)

@@ -1,0 +1,208 @@
+"""Members propose and are judged, over a coordinator that makes answers up, and over real models in this process."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.request import Delta, Endpoint, Request, Statistics
+from actors.model.runner import Runner
+from actors.replica.in_process import Engine
+from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import BlendParams
+from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, UnavailableError
+from decoding.sampling.params import SamplingParams
+from deployments.endpoints.service import Service
+from deployments.strategies.deliberation import Deliberation
+from deployments.strategies.extraction import by_regex
+from deployments.strategies.options import StrategyOptions
+from deployments.strategies.progress import Outcome, Progress
+from tests.deployments.fake_coordinator import FakeCoordinator, answer
+from tests.support.models import VOCAB, tiny_model
+
+MODELS = ["target", "second", "third"]
+MOST_TOKENS = 12
+
+
+class Members(FakeCoordinator):
+    """Some of them fail: at once, or after their first step, or never answer."""
+
+    def __init__(self, **failing: ConsortError | None) -> None:
+        super().__init__()
+        self.ready = set(MODELS)
+        self.failing = failing
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        self.requests.append(request)
+        model = request.endpoint.target
+        if model not in self.failing:
+            for delta in answer(request):
+                sink(delta)
+            return
+        error = self.failing[model]
+        if error is not None:
+            sink(replace(answer(request)[0], finish=None))
+            sink(Delta("", (), Statistics(), error=error))
+
+
+def request(**options: Any) -> Request:
+    endpoint = Endpoint("e", "target", None, 0, decode=lambda ids: " ".join(map(str, ids)))
+    return Request(
+        endpoint,
+        [7, 8, 9],
+        SamplingParams(max_tokens=MOST_TOKENS, seed=3),
+        ensemble=EnsembleOptions(**options),
+    )
+
+
+def deliberate(
+    coordinator: Any, options: StrategyOptions, asked: Request, models: Sequence[str] = MODELS
+) -> list[Progress | Outcome]:
+    async def run() -> list[Progress | Outcome]:
+        service = Service({}, coordinator)
+        deliberation = Deliberation(asked, models, options, service.run, service.ready_models)
+        async with aclosing(deliberation.events()) as events:
+            return [event async for event in events]
+
+    return asyncio.run(run())
+
+
+def outcome(events: Sequence[Progress | Outcome]) -> Outcome:
+    last = events[-1]
+    assert isinstance(last, Outcome)
+    return last
+
+
+@pytest.mark.parametrize("kind", ["rerank", "majority", "mbr", "best_of"])
+def test_all_propose_and_one_wins(kind: Any) -> None:
+    coordinator = Members()
+    events = deliberate(coordinator, StrategyOptions(kind=kind, candidates=2), request())
+    proposals = [event for event in events if isinstance(event, Progress) and event.kind == "candidate"]
+    assert [(event.done, event.total) for event in proposals] == [(i, 6) for i in range(1, 7)]
+    assert {event.model for event in proposals} == set(MODELS)
+    result = outcome(events)
+    asked = [one for one in coordinator.requests if len(one.prompt) == 3]
+    assert len({one.params.seed for one in asked}) == 6
+    assert next(one.params.seed for one in asked if one.endpoint.target == "target") == 3
+    assert result.strategy == kind
+    assert len(result.candidates) == 6
+    assert (result.candidates[0].model, result.candidates[0].tokens) == (result.winner, len(result.delta.tokens))
+    assert result.delta.statistics.committed == sum(one.tokens for one in result.candidates)
+    assert [(one.model, one.candidates) for one in result.members] == [(model, 2) for model in MODELS]
+    assert sum(one.weight for one in result.members) == pytest.approx(1)
+    assert (result.votes is None) == (kind != "majority")
+    assert coordinator.cancelled == []
+
+
+def test_votes_are_reported() -> None:
+    def last_digit(text: str) -> str | None:
+        return "odd" if int(text[-1]) % 2 else "even"
+
+    result = outcome(deliberate(Members(), StrategyOptions(kind="majority", extract=last_digit), request()))
+    assert result.votes is not None
+    assert next(iter(result.votes)) == result.candidates[0].extracted
+    won = sum(one.votes or 0 for one in result.members)
+    assert result.agreement == pytest.approx(won / 12)
+    assert all(one.agreement == (one.votes or 0) / 4 for one in result.members)
+    nobody = StrategyOptions(kind="majority", extract=by_regex("no such", key="k"))
+    assert outcome(deliberate(Members(), nobody, request())).agreement == 0
+
+
+def test_a_judge_scores_alone() -> None:
+    coordinator = Members()
+    options = StrategyOptions(kind="rerank", candidates=2, judge="third")
+    events = deliberate(coordinator, options, request(blend=BlendParams(weights=(1, 1, 0))))
+    scoring = [one for one in coordinator.requests if len(one.prompt) > 3]
+    assert [one.endpoint.target for one in scoring] == ["third"] * 4
+    assert [event.model for event in events if isinstance(event, Progress) and event.kind == "scored"] == ["third"]
+    scores = [one.score for one in outcome(events).candidates]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("error", [UnavailableError("gone"), DeadlineError("late"), None])
+def test_a_member_that_fails_is_dropped(error: ConsortError | None) -> None:
+    coordinator = Members(second=error)
+    policy = {"on_member_failure": "drop", "min_members": 2, "member_timeout_s": 30 if error else 0.2}
+    events = deliberate(coordinator, StrategyOptions(kind="rerank"), request(**policy))
+    assert [event.model for event in events if isinstance(event, Progress) and event.error] == ["second"]
+    result = outcome(events)
+    assert [one.weight for one in result.members] == [0.5, 0, 0.5]
+    assert [one.error is None for one in result.members] == [True, False, True]
+    assert {one.model for one in result.candidates} == {"target", "third"}
+    assert (coordinator.cancelled != []) == (error is None)
+
+
+def test_a_member_without_replica_is_not_asked() -> None:
+    coordinator = Members()
+    coordinator.ready = {"target", "third"}
+    events = deliberate(coordinator, StrategyOptions(kind="best_of"), request(on_member_failure="drop"))
+    assert {one.endpoint.target for one in coordinator.requests} == {"target", "third"}
+    assert outcome(events).members[1].error == "member 'second' has no replica"
+
+
+@pytest.mark.parametrize(
+    ("failing", "policy", "error"),
+    [
+        ({"second": UnavailableError("gone")}, {}, UnavailableError),
+        (
+            {"second": UnavailableError("gone")},
+            {"on_member_failure": "drop", "min_members": 3},
+            UnavailableError,
+        ),
+        (
+            {"second": UnavailableError("gone"), "third": UnavailableError("gone")},
+            {"on_member_failure": "drop", "min_members": 2},
+            UnavailableError,
+        ),
+        ({"third": InvalidRequestError("no", field="f")}, {"on_member_failure": "drop"}, InvalidRequestError),
+    ],
+)
+def test_too_many_failures_end_it(
+    failing: dict[str, ConsortError], policy: dict[str, Any], error: type[ConsortError]
+) -> None:
+    with pytest.raises(error):
+        deliberate(Members(**failing), StrategyOptions(kind="best_of"), request(**policy))
+
+
+def test_leaving_early_cancels_what_runs() -> None:
+    coordinator = Members(target=None, second=None)
+
+    async def run() -> None:
+        service = Service({}, coordinator)  # type: ignore[arg-type]
+        options = StrategyOptions(kind="best_of", candidates=2)
+        deliberation = Deliberation(request(), MODELS, options, service.run, service.ready_models)
+        async with aclosing(deliberation.events()) as events:
+            await anext(events)
+
+    asyncio.run(run())
+    assert len(coordinator.cancelled) == 4
+
+
+def test_scores_are_those_of_plain_forwards() -> None:
+    models = {"target": tiny_model("llama-gqa"), "second": tiny_model("qwen3")}
+    runners = {
+        name: ("target", Runner(model, slots=8, max_length=3 + MOST_TOKENS, max_query=64))
+        for name, model in models.items()
+    }
+    asked = request()
+    with Engine(runners) as engine:  # type: ignore[arg-type]
+        coordinator: Coordinator = engine.coordinator
+        while engine.coordinator.models() != set(models):
+            pass
+        events = deliberate(coordinator, StrategyOptions(kind="rerank", candidates=3), asked, list(models))
+    result = outcome(events)
+    text = torch.tensor([[*asked.prompt, *result.delta.tokens]])
+    with torch.no_grad():
+        likelihoods = [
+            model(text).logits[0, 2:-1].log_softmax(-1).gather(-1, text[0, 3:, None]).mean().item()
+            for model in models.values()
+        ]
+    assert text.max() < VOCAB
+    assert result.candidates[0].score == pytest.approx(sum(likelihoods) / 2, abs=1e-4)
+    assert result.candidates[0].log_likelihood in [pytest.approx(one, abs=1e-4) for one in likelihoods]
+    assert len(result.delta.tokens) == MOST_TOKENS

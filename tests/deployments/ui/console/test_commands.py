@@ -1,0 +1,179 @@
+"""`consort complete`, `consort status` and `consort chat` in pipes, against a scripted server."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from deployments.client import Client
+from deployments.configuration.model import ROOT
+from deployments.ui import cli
+from deployments.ui.commands.dashboard import render, watch
+from deployments.ui.commands.status import StatusReader
+from deployments.ui.console.complete import complete
+from tests.deployments.ui.console.conftest import shown
+from tests.deployments.ui.console.fake_server import STATUS, FakeServer
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONSORT_URL", "CONSORT_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def invoke(*arguments: str, url: str, text: str = "") -> Result:
+    return CliRunner().invoke(cli.main, [*arguments, "--url", url], input=text)
+
+
+def test_a_pipe_gets_the_continuation_alone(server: FakeServer) -> None:
+    result = invoke("complete", "a b", "--temperature", "0", "--seed", "4", "--set", "stop=END", url=server.url)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "Once upon a time\n", "")
+    body = server.bodies[-1]
+    assert (body["prompt"], body["temperature"], body["seed"], body["stop"]) == ("a b", 0.0, 4, "END")
+    assert (body["max_tokens"], body["model"]) == (128, "consort")
+
+
+def test_the_text_may_come_from_standard_input(server: FakeServer) -> None:
+    result = invoke("complete", "--no-speculate", "--json", url=server.url, text="a\n")
+    document = json.loads(result.stdout)
+    assert document["prompt"] == server.bodies[-1]["prompt"] == "a\n"
+    assert (document["text"], document["seed"], document["completion_tokens"]) == ("Once upon a time", 77, 4)
+    assert document["token_sources"] == {"plain": 1, "accepted": 2, "recovered": 1}
+    assert server.bodies[-1]["speculate"] is False
+
+
+def test_both_ways(server: FakeServer) -> None:
+    result = invoke("complete", "a", "--compare", url=server.url)
+    assert "same text: yes" in result.stdout
+    assert invoke("complete", "a", "--compare", "--json", url=server.url).exit_code == 2
+
+
+def test_a_terminal_gets_the_prompt_too_and_statistics(server: FakeServer, terminal: Console) -> None:
+    complete(Client(server.url), {"model": "m", "prompt": "Tell"}, terminal, terminal, colours=False)
+    assert "Tell\x1b[0mOnce upon a time\n" in shown(terminal)
+    assert "4 tokens" in shown(terminal)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("complete", ""), 2, "no text to continue"),
+        (("complete", "x", "--temperature", "-1"), 1, "Error: temperature must be"),
+        (("complete", "x", "--set", "tempratur=1"), 1, "Error: tempratur: is not known; did you mean 'temperature'?"),
+        (("complete", "x", "--model", "sol"), 1, "Error: there is no model 'sol'; did you mean 'solo'?"),
+        (("complete", "x", "--set", "temperature=9"), 1, "Error: temperature is too high."),
+        (("chat", "--set", "max_tok=1"), 1, "did you mean 'max_tokens'?"),
+    ],
+)
+def test_mistakes(server: FakeServer, arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = invoke(*arguments, url=server.url)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["chat", "complete", "status"])
+def test_no_server_is_one_sentence_that_says_how_to_start_one(command: str) -> None:
+    result = invoke(command, *["x"] * (command == "complete"), url="localhost:1")
+    assert result.exit_code == 1
+    reason = "no Consort server answers at http://localhost:1 (Connection refused); `consort serve` starts one"
+    assert result.output == f"Error: {reason}\n"
+
+
+def test_keys(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.api_key = "secret"
+    assert "the API key is missing or wrong" in invoke("status", url=server.url).stderr
+    assert invoke("status", "--api-key", "secret", url=server.url).exit_code == 0
+    monkeypatch.setenv("CONSORT_API_KEY", "secret")
+    assert invoke("complete", "x", url=server.url).stdout == "Once upon a time\n"
+
+
+def test_a_chat_in_a_pipe(server: FakeServer) -> None:
+    result = invoke("chat", "--system", "S", "--model", "solo", url=server.url, text='one\\\ntwo\n"""a\n\nb"""\nc')
+    assert result.stdout == "Once upon a time\n" * 3
+    said = [message["content"] for message in server.bodies[-1]["messages"] if message["role"] != "assistant"]
+    assert said == ["S", "one\ntwo", "a\n\nb", "c"]
+    assert invoke("chat", url=server.url, text="/frob\n").exit_code == 1
+
+
+def test_status_of_a_server_that_tells_no_load(server: FakeServer) -> None:
+    result = invoke("status", url=server.url)
+    assert result.exit_code == 0
+    assert f"● {server.url} ready" in result.stdout
+    assert "not up: small" in result.stdout
+    server.health = 503
+    result = invoke("status", url=server.url)
+    assert (result.exit_code, "loading" in result.stdout) == (1, True)
+    server.health = 404
+    assert "answers, but serves no models: HTTP 404" in invoke("status", url=server.url).stderr
+
+
+def test_status_fits_80_columns(server: FakeServer, terminal: Console) -> None:
+    server.status = STATUS
+    terminal.print(render(StatusReader(Client(server.url)).read()))
+    lines = shown(terminal).splitlines()
+    assert any("2 running, 1 waiting" in line and "version 9.9" in line for line in lines)
+    assert any("consort" in line and "2.0" in line and "75%" in line and "2.50" in line for line in lines)
+    assert any("large#1" in line and "wanted" in line for line in lines)
+
+
+def test_rates_are_those_since_the_last_look(server: FakeServer) -> None:
+    server.status = copy.deepcopy(STATUS)
+    reader = StatusReader(Client(server.url))
+    reader.read()
+    server.status["uptime_s"] += 2
+    server.status["endpoints"][0]["totals"] |= {"tokens": 110, "steps": 44, "drafted": 90, "accepted": 61}
+    (endpoint,) = reader.read().endpoints
+    assert endpoint.rates is not None
+    assert (endpoint.rates.tokens_per_s, endpoint.rates.acceptance_rate) == (5.0, 0.1)
+    assert (endpoint.rates.acceptance_length, endpoint.rates.hit_rate) == (2.5, None)
+    server.status["uptime_s"] = 10.0  # it was started anew
+    (endpoint,) = reader.read().endpoints
+    assert endpoint.rates is not None
+    assert endpoint.rates.tokens_per_s == 11.0
+
+
+def test_status_as_json(server: FakeServer) -> None:
+    server.status = STATUS
+    document = json.loads(invoke("status", "--json", url=server.url).stdout)
+    assert document["endpoints"][0]["rates"]["acceptance_rate"] == 0.75
+    assert [replica["slots"] for replica in document["replicas"]] == [4, 4]
+    assert document["models"] == {"large": True, "small": True}
+
+
+def test_watching_goes_on_while_the_server_is_away(
+    server: FakeServer, terminal: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([200, 404, 200])
+
+    def sleep(_: float) -> None:
+        try:
+            server.health = next(looks)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        watch(StatusReader(Client(server.url)), terminal, interval_s=1, as_json=False)
+    assert "ready" in shown(terminal)
+    assert "serves no models" in shown(terminal)
+
+
+def test_a_reader_that_leaves_ends_the_command(server: FakeServer) -> None:
+    """As in `consort complete … | head -1`."""
+    server.tokens, server.token_s = [("line\n", "plain")] * 1000, 0.002
+    command = [sys.executable, "-m", "deployments", "complete", "x", "--url", server.url]
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+    assert server.hung_up.wait(5)

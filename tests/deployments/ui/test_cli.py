@@ -1,0 +1,95 @@
+"""The command line, without starting anything."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from decoding.errors import ConfigError
+from deployments.client import Client, Reply
+from deployments.cluster import Progress
+from deployments.configuration.catalogue import catalogue, parameter_count
+from deployments.configuration.config import load_config
+from deployments.configuration.model import ROOT
+from deployments.ui import cli
+from deployments.ui.commands.progress import ProgressDisplay
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, arguments)
+
+
+@pytest.fixture(autouse=True)
+def _wide_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setattr(cli, "_console", Console(highlight=False))
+
+
+def test_version_and_help() -> None:
+    assert invoke("--version").output.startswith("consort, version ")
+    for command in ([], ["serve"], ["demo"], ["models"], ["bench"]):
+        assert "Usage: " in invoke(*command, "--help").output
+
+
+def test_models_are_listed_without_starting_anything() -> None:
+    output = invoke("models").output
+    assert "consort" in output
+    assert "models/target" in output
+    assert "1024" in output
+
+
+def test_models_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = {"id": "e", "target": "t", "drafter": None, "draft_length": 4, "context_length": 77, "ready": True}
+    monkeypatch.setattr(Client, "get", lambda self, path: Reply(200, {"data": [card]}))
+    output = invoke("models", "--url", "http://127.0.0.1:1").output
+    assert "77" in output
+    assert "yes" in output
+    monkeypatch.setattr(Client, "get", lambda self, path: Reply(404, {}))
+    assert "has no /v1/models: HTTP 404" in invoke("models", "--url", "http://127.0.0.1:1").output
+
+
+def test_a_dry_run_checks_and_stops() -> None:
+    result = invoke("serve", "--dry-run")
+    assert result.exit_code == 0
+    assert "can be served" in result.output
+
+
+def test_mistakes_are_one_message(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("models: {m: {path: x, slotz: 1}}\nendpoints: {e: {target: m}}\n", encoding="utf-8")
+    for command in ("serve", "models"):
+        result = invoke(command, str(file))
+        assert result.exit_code == 1
+        assert result.output.startswith("Error: ")
+        assert "models.m.slotz: is not known; did you mean 'slots'?" in result.output
+        assert len(result.output.splitlines()) == 1
+
+
+def test_host_and_port_override_the_file() -> None:
+    config = cli._with_http(load_config(), host="0.0.0.0", port=9)
+    assert (config.http.host, config.http.port) == ("0.0.0.0", 9)
+    assert load_config().http.port == 8000
+
+
+def test_parameters_are_counted_from_headers(tmp_path: Path) -> None:
+    assert parameter_count(tmp_path) == 0
+    (entry,) = catalogue(load_config())
+    assert entry.target.startswith("target (")
+    assert f"{parameter_count(ROOT / 'models' / 'target') / 1e6:.1f} M" in entry.target
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(ConfigError, match="no safetensors file"):
+        parameter_count(tmp_path)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown(terminal: bool) -> None:
+    console = Console(force_terminal=terminal, record=True, width=80)
+    with ProgressDisplay(console) as display:
+        display.watch([Progress("Ray", "loading")])
+        display.watch([Progress("Target-t", "loading"), Progress("Drafter-d", "waiting")])
+        display.watch([Progress("Target-t", "ready"), Progress("Drafter-d", "ready")])
+    text = console.export_text()
+    for name in ("Ray", "Target-t", "Drafter-d"):
+        assert name in text
+        assert text.count("ready") >= 3

@@ -1,0 +1,23 @@
+"""The engine of one process: an end of one of its loops reaches whoever waits for an answer."""
+
+import pytest
+
+from actors.coordinator.request import Endpoint, Request
+from actors.model.runner import Runner
+from actors.replica.in_process import Engine
+from decoding.errors import UnavailableError
+from decoding.sampling.params import SamplingParams
+from tests.support.models import tiny_model
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_callers_hear_of_a_loop_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise RuntimeError("out of memory")
+
+    endpoint = Endpoint("e", "target", None, 0, lambda tokens: "")
+    runner = Runner(tiny_model("llama-gqa"), slots=1, max_length=64, max_query=64)
+    with Engine({"target": ("target", runner)}) as engine:
+        monkeypatch.setattr(runner, "logits", broken)
+        with pytest.raises(UnavailableError, match="out of memory"):
+            engine.generate([Request(endpoint, [1, 2], SamplingParams(max_tokens=4))])

@@ -1,0 +1,268 @@
+"""Ensembles write what a slow loop over plain forwards of their members writes, with drafts and without."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from actors.coordinator.request import Delta, Endpoint, Request
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from actors.replica.in_process import Engine
+from actors.replica.replica import Role
+from actors.target.inbox import TargetInbox
+from actors.wire.link import LocalLink
+from actors.wire.messages import Answer, Ask, Join, Joined, Message
+from decoding.blending.blend import BlendBatch, blend
+from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import BlendParams
+from decoding.sampling.noise import gumbel, noise_key
+from decoding.sampling.params import SamplingParams
+from tests.engine.test_parameters import always_drafting, noisy
+from tests.support.models import VOCAB, tiny_model
+from tests.support.waiting import wait_until
+
+MODELS: dict[str, PreTrainedModel] = {
+    "first": tiny_model("llama-gqa"),
+    "second": noisy(noisy(tiny_model("llama-gqa"))),
+    "third": tiny_model("qwen3"),
+    "drafter": noisy(tiny_model("llama-gqa")),
+}
+PROMPTS = [[(5 * i + 3 * j + i * j) % VOCAB for j in range(2 + 3 * i)] for i in range(8)]
+BLENDS = [
+    BlendParams(kind="mixture"),
+    BlendParams(kind="mixture", weights=(0.2, 0.8)),
+    BlendParams(kind="product", weights=(3, 1)),
+    BlendParams(kind="vote"),
+    BlendParams(kind="gated", threshold=0.6),
+    BlendParams(kind="contrastive"),
+    BlendParams(kind="contrastive", form="scaled", beta=0.7),
+]
+
+
+class SlowRunner(Runner):
+    """So slow that drafts come in time."""
+
+    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+        time.sleep(0.01)
+        return super().logits(rows, last_only=last_only)
+
+
+@contextmanager
+def running(*, slots: int = 12, runner: type[Runner] = Runner, both: str = "") -> Iterator[Engine]:
+    """both: the model that drafts, too."""
+    replicas: dict[str, tuple[Role, Runner]] = {
+        name: (
+            "both" if name == both else "drafter" if name == "drafter" else "target",
+            (Runner if name == "drafter" else runner)(model, slots=slots, max_length=128, max_query=64),
+        )
+        for name, model in MODELS.items()
+    }
+    with mock.patch("actors.replica.in_process.make_loop", always_drafting):
+        engine = Engine(replicas, prefill_chunk=8)
+    with engine:
+        yield engine
+
+
+def ensemble(
+    blend: BlendParams, *, members: Sequence[str] = ("second",), drafter: str | None = None, **options: Any
+) -> Endpoint:
+    chosen = EnsembleOptions(blend=blend, **options)
+    return Endpoint("e", "first", drafter, 4, decode=str, members=members, ensemble=chosen)
+
+
+def params(i: int, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=16, temperature=(0, 0.8)[i % 2], seed=i, **more)
+
+
+def tokens(answer: list[Delta]) -> list[int]:
+    return [token for delta in answer for token in delta.tokens]
+
+
+@torch.no_grad()
+def reference(names: Sequence[str], options: BlendParams, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    """One plain forward of each member per token."""
+    text = list(prompt)
+    batch = BlendBatch.build([(options, [True] * len(names))])
+    for _ in range(params.max_tokens):
+        logits = torch.stack([MODELS[name](torch.tensor([text])).logits[:, -1] for name in names])
+        scores = blend(logits, batch)[0]
+        if params.temperature:
+            key = torch.tensor([noise_key(params.seed, len(text))], dtype=torch.int32)
+            scores = scores / params.temperature + gumbel(key, VOCAB)[0]
+        text.append(int(scores.argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "options", BLENDS, ids=lambda o: f"{o.kind} {o.form if o.kind == 'contrastive' else ''}{o.weights}"
+)
+def test_blends_are_those_of_plain_forwards_with_drafts_and_without(options: BlendParams) -> None:
+    expected = [reference(("first", "second"), options, prompt, params(i)) for i, prompt in enumerate(PROMPTS)]
+    for drafter, runner in ((None, Runner), ("drafter", SlowRunner), ("second", SlowRunner)):
+        with running(runner=runner, both="second" if drafter == "second" else "") as engine:
+            endpoint = ensemble(options, drafter=drafter)
+            answers = engine.generate([Request(endpoint, prompt, params(i)) for i, prompt in enumerate(PROMPTS)])
+        assert [tokens(answer) for answer in answers] == expected
+        accepted = sum(answer[-1].statistics.accepted for answer in answers)
+        assert (accepted > 0) == (drafter is not None)
+
+
+def test_a_member_may_draft_under_rejection_sampling_too() -> None:
+    """Greedy texts are those of plain forwards; drawn ones depend on the drafts, which are accepted."""
+    greedy = [params(2 * i, verification="rejection") for i in range(4)]
+    drawn = [params(2 * i + 1, verification="rejection") for i in range(4)]
+    endpoint = ensemble(BlendParams(), drafter="second")
+    with running(runner=SlowRunner, both="second") as engine:
+        requests = [Request(endpoint, prompt, one) for prompt, one in zip(PROMPTS, greedy + drawn, strict=True)]
+        answers = engine.generate(requests)
+    expected = [reference(("first", "second"), BlendParams(), PROMPTS[i], one) for i, one in enumerate(greedy)]
+    assert [tokens(answer) for answer in answers[:4]] == expected
+    assert all(len(tokens(answer)) == 16 for answer in answers)
+    assert sum(answer[-1].statistics.accepted for answer in answers[4:]) > 0
+
+
+def test_different_ensembles_and_plain_requests_share_their_models() -> None:
+    """Each model leads one ensemble, is a member of another, and serves alone, all at once."""
+    mixture, vote = BlendParams(), BlendParams(kind="vote", weights=(1, 1, 2))
+    there, back = (
+        ensemble(mixture),
+        Endpoint("b", "second", None, 0, decode=str, members=("first", "third"), ensemble=EnsembleOptions(blend=vote)),
+    )
+    alone = Endpoint("a", "third", "drafter", 4, decode=str)
+    names: dict[str, tuple[Sequence[str], BlendParams]] = {
+        "e": (("first", "second"), mixture),
+        "b": (("second", "first", "third"), vote),
+        "a": (("third",), mixture),
+    }
+    endpoints = [there, back, alone, back, there, back, alone, there]
+    requests = [Request(e, prompt, params(i)) for i, (e, prompt) in enumerate(zip(endpoints, PROMPTS, strict=True))]
+    with running(slots=8) as engine:
+        found = [tokens(answer) for answer in engine.generate(requests)]
+        for loop in engine.loops.values():
+            wait_until(partial(_is_idle, loop), "free slots")
+    assert found == [reference(*names[r.endpoint.name], r.prompt, r.params) for r in requests]
+
+
+def _is_idle(loop: Any) -> bool:
+    return loop.load().active + loop.load().waiting == 0
+
+
+def test_answers_tell_who_contributed() -> None:
+    with running() as engine:
+        answer = list(engine.stream(Request(ensemble(BlendParams(weights=(3, 1))), PROMPTS[2], params(0))))
+    shares = answer[-1].members
+    assert shares is not None
+    assert [(share.model, share.weight, share.tokens) for share in shares] == [
+        ("first", 0.75, 16),
+        ("second", 0.25, 16),
+    ]
+    assert all(0 <= share.agreement <= 1 for share in shares)
+    assert shares[0].latency_s == 0 < shares[1].latency_s
+
+
+@torch.no_grad()
+def test_answers_tell_what_members_thought_of_each_token() -> None:
+    """Against plain forwards of each member over the whole text."""
+    endpoint = ensemble(BlendParams(weights=(3, 1)), drafter="drafter", report_contributions=True)
+    with running(runner=SlowRunner) as engine:
+        answer = list(engine.stream(Request(endpoint, PROMPTS[2], params(1))))
+    views = [view for delta in answer for view in delta.views or ()]
+    text = [*PROMPTS[2], *tokens(answer)]
+    begin = len(PROMPTS[2]) - 1
+    assert len(views) == len(text) - begin - 1
+    for at, name in enumerate(("first", "second")):
+        log_probs = MODELS[name](torch.tensor([text])).logits[0, begin:-1].log_softmax(dim=-1)
+        own = log_probs[torch.arange(len(views)), torch.tensor(text[begin + 1 :])].tolist()
+        assert [view[at].model for view in views] == [name] * len(views)
+        assert [view[at].logprob for view in views] == pytest.approx(own, abs=1e-4)
+        assert [view[at].agreed for view in views] == (
+            log_probs.argmax(dim=-1) == torch.tensor(text[begin + 1 :])
+        ).tolist()
+
+
+@pytest.mark.parametrize("policy", ["drop", "fail"])
+def test_a_member_that_is_withdrawn(policy: Any) -> None:
+    endpoint = ensemble(BlendParams(weights=(1, 3)), on_member_failure=policy)
+    long = SamplingParams(max_tokens=60, temperature=0)
+    with running(runner=SlowRunner) as engine:
+        stream = engine.stream(Request(endpoint, PROMPTS[3], long))
+        first = [next(stream) for _ in range(5)]
+        engine.lose("second")
+        rest = list(stream)
+    shares = rest[-1].members
+    assert shares is not None
+    if policy == "fail":  # a member that is withdrawn finishes what cannot go on without it
+        assert [share.weight for share in shares] == [0.25, 0.75]
+        assert rest[-1].finish == "length"
+        return
+    assert [share.weight for share in shares] == [1, 0]
+    assert shares[1].tokens < shares[0].tokens == 60
+    text = [*PROMPTS[3], *tokens(first), *tokens(rest)]
+    with torch.no_grad():
+        alone = MODELS["first"](torch.tensor([text])).logits[0].argmax(-1)
+    gone = len(PROMPTS[3]) + shares[1].tokens
+    assert text[gone:] == alone[gone - 1 : -1].tolist()
+
+
+def test_a_member_that_takes_too_long_is_dropped() -> None:
+    endpoint = ensemble(BlendParams(), on_member_failure="drop", member_timeout_s=0.2)
+    with running() as engine:
+        stream = engine.stream(Request(endpoint, PROMPTS[3], SamplingParams(max_tokens=40, temperature=0)))
+        next(stream)
+        with mock.patch.object(engine.loops["second"], "_answer"):
+            rest = list(stream)
+        wait_until(partial(_is_idle, engine.loops["second"]), "the member's slot to be free")
+    shares = rest[-1].members
+    assert shares is not None
+    assert shares[1].weight == 0
+    assert rest[-1].statistics.committed == 40
+
+
+def test_messages_to_and_from_members_that_are_lost_are_sent_again() -> None:
+    handle, lost = TargetInbox._handle, {Join, Joined, Ask, Answer}
+
+    def lossy(inbox: TargetInbox, peer: str, message: Message) -> None:
+        if type(message) in lost:
+            lost.remove(type(message))
+        else:
+            handle(inbox, peer, message)
+
+    with (
+        mock.patch.object(TargetInbox, "_handle", lossy),
+        mock.patch("actors.loops.mailbox.REPORT_PERIOD_S", 0.02),
+        running() as engine,
+    ):
+        answer = list(engine.stream(Request(ensemble(BlendParams()), PROMPTS[3], params(1))))
+    assert not lost
+    assert tokens(answer) == reference(("first", "second"), BlendParams(), PROMPTS[3], params(1))
+
+
+def test_connections_to_members_that_nobody_needs_are_closed() -> None:
+    with (
+        mock.patch("actors.target.leader._IDLE_S", 0.0),
+        mock.patch.object(LocalLink, "disconnect") as closed,
+        running() as engine,
+    ):
+        for i in range(2):
+            answer = list(engine.stream(Request(ensemble(BlendParams()), PROMPTS[1], params(i))))
+            assert tokens(answer) == reference(("first", "second"), BlendParams(), PROMPTS[1], params(i))
+            wait_until(lambda: mock.call("second") in closed.mock_calls, "the connection to be closed")
+            closed.reset_mock()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_transports_are_close(dtype: Any) -> None:
+    exact = ensemble(BlendParams())
+    with running() as engine:
+        for endpoint in (ensemble(BlendParams(), member_dtype=dtype), ensemble(BlendParams(), member_top_k=VOCAB - 1)):
+            pair = [Request(one, PROMPTS[1], SamplingParams(max_tokens=4, temperature=0)) for one in (exact, endpoint)]
+            first, second = engine.generate(pair)
+            assert tokens(first)[:1] == tokens(second)[:1]

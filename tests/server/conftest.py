@@ -1,0 +1,64 @@
+"""One real server for all tests here: Ray, Serve, and the bundled models in float32, on a free loopback port."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import openai
+import pytest
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from deployments.app import APP_NAME, ReplicaStatus
+from deployments.client import Client
+from deployments.cluster import Progress, serving
+from deployments.configuration.config import load_config
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server as its clients and its operators see it."""
+
+    url: str
+    port: int
+    seen: list[Progress]  # what the progress display was told
+
+    @property
+    def client(self) -> Client:
+        return Client(self.url)
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def replicas(self, deployment: str) -> list[ReplicaStatus]:
+        """Status of the deployment's live replicas."""
+        from ray import serve
+
+        handle = serve.get_deployment_handle(deployment, APP_NAME)
+        try:
+            answers = handle.broadcast("status").results(timeout_s=10, return_exceptions=True)
+        except DeploymentUnavailableError:
+            return []
+        return [answer for answer in answers if isinstance(answer, ReplicaStatus)]
+
+    def busy(self) -> int:
+        """Requests that hold a slot or wait for one, on all models together."""
+        reports = [status.report for name in ("Target-target", "Drafter-drafter") for status in self.replicas(name)]
+        return sum(report.active + report.waiting for report in reports)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = load_config()
+    config.http.port = port
+    seen: list[Progress] = []
+    with serving(config, address=None, verbose=False, watch=seen.extend):
+        yield Server(config.http.url, port, seen)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with server.openai() as client:
+        yield client

@@ -1,0 +1,71 @@
+"""The commands as a user runs them: `consort serve` and `consort demo` in processes of their own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployments.client import Client
+from deployments.configuration.model import ROOT
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+COMMAND = [sys.executable, "-m", "deployments"]
+
+
+def ray_processes(group: int) -> list[int]:
+    """Live Ray processes whose environment says that they descend from the command of this process group."""
+    marker = f"CONSORT_TEST={group}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """An environment like a user's, marked so that what it starts can be found."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**inherited, "CONSORT_TEST": str(os.getpid()), "COLUMNS": "120", "HOME": str(tmp_path)}
+
+
+def test_demo_shows_text_and_statistics_and_leaves_nothing(environment: dict[str, str]) -> None:
+    process = subprocess.run(
+        [*COMMAND, "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ""
+    for shown in ("Target-target: ready", "draft tokens accepted", "the same seed gives the same text", "curl -N"):
+        assert shown in process.stdout
+    wait_until(lambda: not ray_processes(os.getpid()), "all processes have ended")
+    assert not (Path(environment["HOME"]) / ".ray").exists()  # where Ray would leave a token
+
+
+def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*COMMAND, "serve", "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any("Ctrl-C stops the server" in line for line in process.stdout)
+            client = Client(f"http://127.0.0.1:{port}")
+            asked = {"model": "consort", "prompt": "import os", "max_tokens": 5}
+            chunks = list(client.stream("/v1/completions", asked))
+            assert chunks[-1]["choices"][0]["finish_reason"] in ("length", "stop")
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.read().splitlines() == ["Stopped."]
+        finally:
+            process.terminate()  # does nothing to one that has ended
+    assert process.returncode == 0
+    wait_until(lambda: not ray_processes(os.getpid()), "all processes have ended")
