@@ -12,7 +12,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Several processes share the cores: idle threads must not spin for long (actors/environment.py).
+# Several processes share the cores: idle threads must not spin for long (actors/model/thread_environment.py).
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 100000
 export TOKENIZERS_PARALLELISM ?= false
@@ -44,7 +44,7 @@ bench: install ## compare Consort with its peers (docs/benchmarks.md): make benc
 	$(BIN)/python -m benchmarks $(ARGS)
 
 bench-serve: install .bench/vllm/.installed ## put servers under load (docs/serving-benchmark.md)
-	$(BIN)/python -m benchmarks.serve $(ARGS)
+	$(BIN)/python -m benchmarks.serving $(ARGS)
 
 bench-peers: .bench/vllm/.installed ## install vLLM for CPUs in an environment of its own, for `make bench`
 
@@ -61,10 +61,10 @@ chaos: install ## kill, hang and cut off replicas under load; compare every answ
 	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 chaos-serve: install ## the same on Ray Serve, over HTTP, with few faults
-	$(BIN)/python -m benchmarks.chaos_serve $(ARGS)
+	$(BIN)/python -m benchmarks.chaos.serve $(ARGS)
 
 soak: install ## minutes with all slots in use: nothing may leak or grow (docs/failures.md)
-	$(BIN)/python -m benchmarks.soak $(ARGS)
+	$(BIN)/python -m benchmarks.chaos.soak $(ARGS)
 
 models: install ## train the bundled pair of models
 	$(BIN)/python -m training
@@ -95,9 +95,10 @@ fuzz-http: .bench/schemathesis/.installed ## send generated requests to a runnin
 	.bench/schemathesis/bin/python -m pip install 'schemathesis==4.32.*'
 	@touch $@
 
-lint: install ## check formatting, lint and types
+lint: install ## check formatting, lint, the order of imports, and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 types: install ## check types alone

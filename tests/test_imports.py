@@ -1,45 +1,73 @@
-"""Imports point down only: deployments -> actors -> decoding. The test and the linter forbid the same."""
+"""The floor plan: imports point down only, between layers, rooms and files. The contracts are in pyproject.toml."""
 
-import ast
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HIGHER = {"benchmarks", "deployments", "evaluation", "training"}
+LAYERS = ("actors", "benchmarks", "decoding", "deployments", "evaluation", "training")
+MOST_FILES = 16
 WEB = {"fastapi", "starlette"}
-FORBIDDEN = {
-    "decoding": HIGHER | WEB | {"accelerate", "actors", "bitsandbytes", "ray", "transformers", "zmq"},
-    "actors": HIGHER | WEB | {"ray"},
+NOT_LOADED = {
+    "decoding": WEB | {"accelerate", "actors", "bitsandbytes", "deployments", "ray", "transformers", "zmq"},
+    "actors": WEB | {"deployments", "ray"},
 }
 
 
-def imported_modules(source: str) -> Iterator[str]:
-    """Every module that the source imports, wherever the statement stands, relative ones with their dots."""
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=module, level=level):
-                yield "." * level + (module or "")
-            case ast.Call(func=ast.Name(id="__import__" | "import_module"), args=[ast.Constant(value=str(name)), *_]):
-                yield name
-            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
-                yield name
+def check_contracts(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
 
-def wrong_imports(root: Path, layer: str) -> list[str]:
-    """`path: module` for each import in the layer's folder that it must not have."""
-    return [
-        f"{path}: {module}"
-        for path in sorted(file.relative_to(root).as_posix() for file in (root / layer).rglob("*.py"))
-        for module in imported_modules((root / path).read_text(encoding="utf-8"))
-        if module.startswith(".") or module.split(".")[0] in FORBIDDEN[layer]
-    ]
+def test_layers_and_rooms_import_downwards() -> None:
+    process = check_contracts(ROOT)
+    assert process.returncode == 0, process.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "contract"),
+    [
+        ("decoding.sampling.planted", "from actors.target.loop import Target", "Layers"),
+        ("decoding.sampling.planted", "import ray", "decoding/ is pure torch"),
+        ("decoding.sampling.planted", "from decoding.drafts import trie", "Rooms of decoding"),
+        ("actors.wire.planted", "from actors.target import loop", "Rooms of actors"),
+        ("actors.wire.planted", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ray", "plain classes"),
+        ("actors.planted", "", "Rooms of actors"),
+        (
+            "deployments.validation.planted",
+            "def late():\n    from deployments.http import routes",
+            "Rooms of deployments",
+        ),
+    ],
+)
+def test_a_planted_import_breaks_its_contract(tmp_path: Path, module: str, source: str, contract: str) -> None:
+    for file in (path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")):
+        copy = tmp_path / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.touch()
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    assert check_contracts(tmp_path).returncode == 0
+    (tmp_path / module.replace(".", "/")).with_suffix(".py").write_text(source, encoding="utf-8")
+    process = check_contracts(tmp_path)
+    assert process.returncode == 1
+    broken = [line for line in process.stdout.splitlines() if line.endswith("BROKEN")]
+    assert any(contract in line for line in broken), process.stdout
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph(*LAYERS, cache_dir=None)
+    TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_folders_are_small(layer: str) -> None:
+    folders = {path.parent for path in (ROOT / layer).rglob("*.py")}
+    crowded = {str(folder): files for folder in folders if (files := len(list(folder.glob("*.py")))) > MOST_FILES}
+    assert crowded == {}
 
 
 def modules_of(layer: str) -> list[str]:
@@ -47,85 +75,12 @@ def modules_of(layer: str) -> list[str]:
     return sorted(".".join(file.parts).removesuffix(".__init__") for file in files)
 
 
-def loaded_after(modules: list[str], *, watched: set[str]) -> list[str]:
-    """Which of the watched packages a fresh interpreter has loaded once it has imported the modules."""
+@pytest.mark.parametrize("layer", NOT_LOADED)
+def test_importing_a_layer_loads_none_of_what_it_must_not_know(layer: str) -> None:
     program = (
-        f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
-        f"print(*sorted({watched!r} & set(sys.modules)))"
+        f"import importlib, sys\nfor name in {modules_of(layer)!r}: importlib.import_module(name)\n"
+        f"print(*sorted({NOT_LOADED[layer]!r} & set(sys.modules)))"
     )
     process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    return process.stdout.split()
-
-
-@pytest.mark.parametrize("layer", FORBIDDEN)
-def test_no_layer_imports_upward(layer: str) -> None:
-    assert wrong_imports(ROOT, layer) == []
-
-
-@pytest.mark.parametrize("layer", FORBIDDEN)
-def test_the_linter_forbids_the_same(layer: str) -> None:
-    settings = tomllib.loads((ROOT / layer / "ruff.toml").read_text(encoding="utf-8"))
-    assert set(settings["lint"]["flake8-tidy-imports"]["banned-api"]) == FORBIDDEN[layer]
-
-
-PLANTED = [
-    ("decoding/planted.py", "import ray", "ray"),
-    ("decoding/planted.py", "from ray import serve", "ray"),
-    ("decoding/planted.py", "import torch, transformers.cache_utils", "transformers.cache_utils"),
-    ("decoding/planted.py", "def late():\n    from actors.target import Target", "actors.target"),
-    ("decoding/planted.py", "if TYPE_CHECKING:\n    import zmq", "zmq"),
-    ("decoding/deeper/planted.py", "import deployments", "deployments"),
-    ("actors/planted.py", "from deployments.configuration.config import Config", "deployments.configuration.config"),
-    ("actors/planted.py", "import ray", "ray"),
-]
-
-
-@pytest.mark.parametrize(("path", "source", "found"), PLANTED)
-def test_a_planted_import_is_found(tmp_path: Path, path: str, source: str, found: str) -> None:
-    file = tmp_path / path
-    file.parent.mkdir(parents=True)
-    file.write_text(source, encoding="utf-8")
-    assert wrong_imports(tmp_path, path.split("/")[0]) == [f"{path}: {found}"]
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("from . import noise", "."),
-        ("from ..actors import target", "..actors"),
-        ('import importlib\nimportlib.import_module("ray.serve")', "ray.serve"),
-        ('__import__("fastapi")', "fastapi"),
-    ],
-)
-def test_a_hidden_import_is_found(tmp_path: Path, source: str, found: str) -> None:
-    (tmp_path / "decoding").mkdir()
-    (tmp_path / "decoding" / "planted.py").write_text(source, encoding="utf-8")
-    assert wrong_imports(tmp_path, "decoding") == [f"decoding/planted.py: {found}"]
-
-
-@pytest.mark.parametrize(("path", "source", "found"), PLANTED)
-def test_the_linter_finds_a_planted_import(path: str, source: str, found: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--no-cache",
-        "--select",
-        "TID251",
-        "--stdin-filename",
-        path,
-        "-",
-    ]
-    process = subprocess.run(command, cwd=ROOT, input=source, capture_output=True, text=True, check=False)
-    assert process.returncode == 1, process.stdout + process.stderr
-    assert "TID251" in process.stdout
-
-
-def test_importing_decoding_loads_only_torch() -> None:
-    assert loaded_after(modules_of("decoding"), watched=FORBIDDEN["decoding"]) == []
-
-
-def test_importing_actors_does_not_load_ray() -> None:
-    assert loaded_after(modules_of("actors"), watched=FORBIDDEN["actors"]) == []
+    assert process.stdout.split() == []
