@@ -25,9 +25,9 @@ from actors.model.thread_environment import compute_environment
 from decoding.errors import ConfigError, UnavailableError
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ModelConfig
-from deployments.gang import start_gang
 from deployments.scaling.options import ScalingConfig
 from deployments.scaling.scaler import autoscaling_config, set_replicas
+from deployments.tensor_parallel import start_group
 from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class ModelReplica:
         self._meter = LoadMeter()
         host, spec, rank = ray.util.get_node_ip_address(), config.spec(name), None
         if spec.tensor_parallel > 1:
-            rank, self._followers = start_gang(spec, host, _actor_options(config))
+            rank, self._attached_drafters = start_group(spec, host, _actor_options(config))
         drafted, followed = ([one.spec(name) for name, one in models.items()] for models in (targets, leaders))
         drafter = next((drafter.spec(name) for name, drafter in inside.items()), None)
         self._replica = Replica(role, spec, host, targets=drafted, inside=drafter, leaders=followed, rank=rank)

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from actors.coordinator.replica_table import Placement
+from actors.coordinator.replica_table import ReplicaTable
 from actors.coordinator.request import ActiveRequest
 from actors.wire.link import Outbox
-from actors.wire.messages import Cancel, Drafting, Lost, Member
+from actors.wire.messages import AttachDrafter, Cancel, Member, MemberLost
 from decoding.errors import ConsortError, UnavailableError
 
 _MAX_TARGETS_LOST = 3  # by one request without getting further, before it is given up
 _FURTHER = 16  # tokens
 
 
-class Assignment:
+class Dispatch:
     """Which replicas work on which request. One coordinator's loop uses it."""
 
     def __init__(
         self,
-        placement: Placement,
+        placement: ReplicaTable,
         outbox: Outbox,
         active: Mapping[int, ActiveRequest],
         fail: Callable[[ActiveRequest, ConsortError], None],
@@ -31,22 +31,22 @@ class Assignment:
         active: the requests in progress, by id.
         fail: ends one that can't go on.
         """
-        self._placement, self._outbox, self._active, self._fail = placement, outbox, active, fail
+        self._replica_table, self._outbox, self._active, self._fail = placement, outbox, active, fail
         self._lost_at: dict[int, int] = {}  # how far requests were when they last lost a target, in tokens
 
     def place(self, active: ActiveRequest) -> None:
         """Give the request a target and, if it wants one, a drafter, which begin to prefill at the same time."""
         request_id, endpoint = active.request.request_id, active.request.endpoint
-        members = [Member(model, self._placement.choose(model)) for model in endpoint.members]
+        members = [Member(model, self._replica_table.choose(model)) for model in endpoint.members]
         if not active.request.ensemble_options.has_quorum([True, *(one.address is not None for one in members)]):
             return
-        active.target = self._placement.assign(endpoint.target, request_id)
+        active.target = self._replica_table.assign(endpoint.target, request_id)
         if active.target is None:
             return
         active.members = members
         if active.wants_drafter and endpoint.drafter is not None:
-            active.drafter = self._placement.assign(endpoint.drafter, request_id)
-        self._outbox.put(active.target, active.admit(self._placement.address(active.target)))
+            active.drafter = self._replica_table.assign(endpoint.drafter, request_id)
+        self._outbox.put(active.target, active.admit(self._replica_table.address(active.target)))
         self._admit_to_drafter(active)
 
     def unplace(self, active: ActiveRequest, now_s: float) -> None:
@@ -55,7 +55,7 @@ class Assignment:
         for name in (active.target, active.drafter):
             if name is not None:
                 self._outbox.put(name, Cancel(request_id))
-                self._placement.release(name, request_id)
+                self._replica_table.release(name, request_id)
         active.target = active.drafter = None
         active.admission += 1
         active.unplaced_since_s = now_s
@@ -87,7 +87,7 @@ class Assignment:
         endpoint, request_id = active.request.endpoint, active.request.request_id
         if active.target is None or active.drafter is not None or endpoint.drafter is None or not active.wants_drafter:
             return
-        active.drafter = self._placement.assign(endpoint.drafter, request_id)
+        active.drafter = self._replica_table.assign(endpoint.drafter, request_id)
         if active.drafter is not None:
             self.tell_drafter(active)
             self._admit_to_drafter(active)
@@ -97,14 +97,14 @@ class Assignment:
         request_id = active.request.request_id
         if active.drafter is not None:
             self._outbox.put(active.drafter, Cancel(request_id))
-            self._placement.release(active.drafter, request_id)
+            self._replica_table.release(active.drafter, request_id)
         active.drafter = None
         self.tell_drafter(active)
 
     def tell_drafter(self, active: ActiveRequest) -> None:
         """Let the target know which drafter the request has now."""
         if active.target is not None:
-            self._outbox.put(active.target, Drafting(active.request.request_id, active.drafter))
+            self._outbox.put(active.target, AttachDrafter(active.request.request_id, active.drafter))
 
     def lose(self, name: str, request_ids: Iterable[int], now_s: float) -> None:
         """A replica is gone, and what was on it goes elsewhere."""
@@ -120,27 +120,27 @@ class Assignment:
 
     def relocate(self, now_s: float) -> None:
         """Move what is on replicas that leave or hang, if there are others; drafters that leave are let go at once."""
-        for name, request_id in self._placement.misplaced():
+        for name, request_id in self._replica_table.misplaced():
             active = self._active.get(request_id)
             if active is not None:  # or it failed, because it has lost its target too often
                 self._move(active, name, now_s)
         for active in list(self._active.values()):
-            if active.drafter is not None and self._placement.is_leaving(active.drafter):
+            if active.drafter is not None and self._replica_table.is_leaving(active.drafter):
                 self.detach_drafter(active)
             if active.target is not None:
                 self._look_after_members(active, now_s)
 
-    def even_out(self, now_s: float) -> None:
+    def rebalance(self, now_s: float) -> None:
         """Let drafters that are new, or have less to do, take over from others; and targets what waits elsewhere."""
         endpoints = {active.request.endpoint.name: active.request.endpoint for active in self._active.values()}
         for model in {one.drafter for one in endpoints.values() if one.drafter is not None}:
-            name, count = self._placement.uneven(model)
+            name, count = self._replica_table.uneven(model)
             if count > 0:
-                actives = [self._active[one] for one in self._placement.on(name)]
+                actives = [self._active[one] for one in self._replica_table.on(name)]
                 for active in sorted((one for one in actives if one.drafter == name), key=_length)[:count]:
                     self._move(active, name, now_s)
         for model in {one.target for one in endpoints.values()}:
-            for request_id in self._placement.in_line(model):
+            for request_id in self._replica_table.in_line(model):
                 active = self._active[request_id]
                 if active.request.endpoint.target == model:  # it may only be drafted for there
                     self.unplace(active, now_s)
@@ -153,18 +153,18 @@ class Assignment:
             self.lose_target(active, now_s)
         elif active.target is not None and active.drafter == name and drafter is not None:
             self._outbox.put(name, Cancel(request_id))
-            self._placement.release(name, request_id)
-            active.drafter = self._placement.assign(drafter, request_id)
+            self._replica_table.release(name, request_id)
+            active.drafter = self._replica_table.assign(drafter, request_id)
             self.tell_drafter(active)
             self._admit_to_drafter(active)
 
     def _look_after_members(self, active: ActiveRequest, now_s: float) -> None:
         """Start again with other members where those are better; go on without those that leave where that will do."""
         replicas = [member.address.name for member in active.members if member.address is not None]
-        if any(map(self._placement.has_better, replicas)):
+        if any(map(self._replica_table.has_better, replicas)):
             self.lose_target(active, now_s)
             return
-        for name in filter(self._placement.is_leaving, replicas):
+        for name in filter(self._replica_table.is_leaving, replicas):
             if self._does_without(active, name):
                 self._drop_member(active, name)
 
@@ -181,7 +181,7 @@ class Assignment:
 
     def _drop_member(self, active: ActiveRequest, name: str) -> None:
         if active.target is not None:
-            self._outbox.put(active.target, Lost(active.request.request_id, name))
+            self._outbox.put(active.target, MemberLost(active.request.request_id, name))
         active.members = [
             Member(one.model, None) if one.address is not None and one.address.name == name else one
             for one in active.members
@@ -190,8 +190,8 @@ class Assignment:
     def _admit_to_drafter(self, active: ActiveRequest) -> None:
         """The drafter begins at once if drafts are wanted, else when a verdict says so."""
         if active.target is not None and active.drafter is not None:
-            admit = replace(active.admit(self._placement.address(active.target)), drafts_only=True)
-            wanted = self._placement.wants_drafts(active.target)
+            admit = replace(active.admit(self._replica_table.address(active.target)), drafts_only=True)
+            wanted = self._replica_table.wants_drafts(active.target)
             self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))
 
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from actors.coordinator.dispatch import Assignment
-from actors.coordinator.replica_table import HANG_S, Placement
+from actors.coordinator.dispatch import Dispatch
+from actors.coordinator.replica_table import HANG_S, ReplicaTable
 from actors.coordinator.request import ActiveRequest, Delta, Request
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink, Outbox
-from actors.wire.messages import Alive, Beams, Cancel, Commit, Failed, Message, Report
+from actors.wire.messages import Beams, Cancel, Commit, Failed, Heartbeat, Message, Report
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
@@ -47,9 +47,9 @@ class Coordinator:
         self._max_silence_s = max_silence_s
         self._max_unplaced_s = max_unplaced_s
         self._clock = clock
-        self._placement = Placement()
+        self._replica_table = ReplicaTable()
         self._active: dict[int, ActiveRequest] = {}
-        self._assignment = Assignment(self._placement, self._outbox, self._active, self._fail)
+        self._assignment = Dispatch(self._replica_table, self._outbox, self._active, self._fail)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ticked_at_s = self._showed_life_at_s = 0.0
 
@@ -85,11 +85,11 @@ class Coordinator:
 
     def models(self) -> set[str]:
         """The models that have a live replica."""
-        return self._placement.models()
+        return self._replica_table.models()
 
     def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
         """The live replicas, and what each told last: at most a second ago, unless it hangs."""
-        return self._placement.reports()
+        return self._replica_table.reports()
 
     def _call(self, function: Callable[[], None]) -> None:
         self._calls.put(function)
@@ -104,7 +104,7 @@ class Coordinator:
         heard_at_s = self._clock()
         self._pass_over_absence(began_s, heard_at_s, usual_s=_TICK_S)
         for peer, message in envelopes:
-            self._placement.heard(peer, heard_at_s, message if isinstance(message, Report) else None)
+            self._replica_table.heard(peer, heard_at_s, message if isinstance(message, Report) else None)
             self._handle(peer, message)
         while not self._calls.empty():
             self._calls.get()()
@@ -120,7 +120,7 @@ class Coordinator:
     def _pass_over_absence(self, since_s: float, now_s: float, *, usual_s: float) -> None:
         """If this took twice as long as ever it may, the process was stopped, or its machine, and heard nobody."""
         if now_s - since_s > 2 * usual_s:
-            self._placement.pass_over(now_s - since_s)
+            self._replica_table.pass_over(now_s - since_s)
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
@@ -202,7 +202,7 @@ class Coordinator:
 
         That something is missing, or wrong, counts once two reports in a row say so: the first may have crossed it.
         """
-        strays, lost = self._placement.compare(name, report)
+        strays, lost = self._replica_table.compare(name, report)
         for request_id in strays:
             self._outbox.put(name, Cancel(request_id))
         for request_id in lost:
@@ -213,7 +213,7 @@ class Coordinator:
                 self._lose_drafter(active)
         here = [self._active[one] for one in report.request_ids if one in self._active]
         drafters = {one.request.request_id: one.drafter for one in here if one.target == name}
-        for request_id in self._placement.misled(name, drafters, report):
+        for request_id in self._replica_table.misled(name, drafters, report):
             self._assignment.tell_drafter(self._active[request_id])
 
     def _lose_drafter(self, active: ActiveRequest) -> None:
@@ -247,38 +247,38 @@ class Coordinator:
     def _set_replicas(self, wanted: dict[str, ReplicaAddress], answered: set[str]) -> None:
         """New ones get work; what is on those that are missing goes elsewhere, if there is such a place."""
         now_s = self._clock()
-        for name in set(wanted) - self._placement.names():
+        for name in set(wanted) - self._replica_table.names():
             self._link.connect(wanted[name])
-            self._placement.add(wanted[name], now_s)
-        self._placement.are_up(wanted, answered, now_s)
+            self._replica_table.add(wanted[name], now_s)
+        self._replica_table.are_up(wanted, answered, now_s)
         self._assignment.relocate(now_s)
         self._drop_left()
         self._place_waiting(now_s)
 
     def _drop_left(self) -> None:
         """Hang up on replicas that are leaving, once they have said that nothing of ours is there."""
-        for name in self._placement.left():
+        for name in self._replica_table.left():
             if not any(active.has_member(name) for active in self._active.values()):
                 self._lose(name)
 
     def _lose(self, name: str) -> None:
         """A replica is gone. Rows go on without a drafter; requests without a target are placed anew."""
-        self._assignment.lose(name, self._placement.remove(name), self._clock())
+        self._assignment.lose(name, self._replica_table.remove(name), self._clock())
         self._outbox.flush()  # it may hear yet what it is to forget
         self._link.disconnect(name)
 
     def _look_after_replicas(self, now_s: float) -> None:
         """Give up those that are silent for too long, take work off those that seem to hang, and share it evenly."""
-        self._placement.look(now_s)
-        for name in self._placement.silent(now_s, self._max_silence_s):
+        self._replica_table.look(now_s)
+        for name in self._replica_table.silent(now_s, self._max_silence_s):
             self._lose(name)
         self._assignment.relocate(now_s)
-        self._assignment.even_out(now_s)
+        self._assignment.rebalance(now_s)
         self._drop_left()
         if now_s - self._showed_life_at_s >= _ALIVE_S:
             self._showed_life_at_s = now_s
-            for name in self._placement.names():
-                self._outbox.put(name, Alive())
+            for name in self._replica_table.names():
+                self._outbox.put(name, Heartbeat())
 
     def _end_late(self, now_s: float) -> None:
         """End what has used up its time."""
@@ -298,6 +298,6 @@ class Coordinator:
             else:
                 self._assignment.attach_drafter(active)
             if active.target is None and now_s - active.unplaced_since_s > self._max_unplaced_s:
-                endpoint, models = active.request.endpoint, self._placement.models()
+                endpoint, models = active.request.endpoint, self._replica_table.models()
                 model = next((one for one in endpoint.members if one not in models), endpoint.target)
                 self._fail(active, UnavailableError(f"no replica of model {model!r} came up in time"))

@@ -55,7 +55,7 @@ class _Replica:
         self.settling = _SETTLING
 
 
-class Placement:
+class ReplicaTable:
     """The replicas that one coordinator can reach, and which of its requests each works on."""
 
     def __init__(self) -> None:
@@ -225,7 +225,9 @@ class Placement:
         replica = self._replicas.get(name)
         if replica is None:
             return set()
-        wrong = {one for one in report.request_ids if one in drafters and drafters[one] != report.followers.get(one)}
+        wrong = {
+            one for one in report.request_ids if one in drafters and drafters[one] != report.attached_drafters.get(one)
+        }
         misled = wrong & replica.misled
         replica.misled = wrong - misled
         return misled

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from actors.coordinator.text_stream import Answer, Criterion
-from actors.coordinator.timeline import Journal
+from actors.coordinator.text_stream import Criterion, TextStream
+from actors.coordinator.timeline import Timeline
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
 from decoding.beams.group import Hypothesis
@@ -60,7 +60,7 @@ class Request:
     seeded: bool = False  # the client chose the seed, so the same request may get the same answer
     timeout_s: float | None = None  # from submission on; after that it fails
     beams: BeamOptions | None = None  # search, instead of writing token by token
-    journal: Journal | None = None  # is written if it is there
+    timeline: Timeline | None = None  # is written if it is there
     request_id: int = field(default_factory=new_request_id)
 
     @property
@@ -147,9 +147,9 @@ class ActiveRequest:
         self.began_s = self.unplaced_since_s = now_s
 
     @cached_property
-    def _answer(self) -> Answer:
+    def _answer(self) -> TextStream:
         request = self.request
-        return Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
+        return TextStream(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
 
     def read_prompt(self) -> None:
         """Decode what of the prompt the answer's text depends on; raises what the tokenizer does."""
@@ -163,8 +163,8 @@ class ActiveRequest:
     @target.setter
     def target(self, replica: str | None) -> None:
         self._target = replica
-        if self.request.journal is not None:
-            self.request.journal.move("target", replica)
+        if self.request.timeline is not None:
+            self.request.timeline.move("target", replica)
 
     @property
     def drafter(self) -> str | None:
@@ -174,8 +174,8 @@ class ActiveRequest:
     @drafter.setter
     def drafter(self, replica: str | None) -> None:
         self._drafter = replica
-        if self.request.journal is not None:
-            self.request.journal.move("drafter", replica)
+        if self.request.timeline is not None:
+            self.request.timeline.move("drafter", replica)
 
     @property
     def wants_drafter(self) -> bool:
@@ -200,7 +200,7 @@ class ActiveRequest:
             beams=request.beams,
             ensemble=self._ensemble(),
             target=target,
-            follower=self.drafter,
+            attached_drafter=self.drafter,
             admission=self.admission,
         )
 
@@ -227,10 +227,10 @@ class ActiveRequest:
         piece = self._answer.add(message.tokens, message.finish)
         tokens = message.tokens[: piece.used]
         self.tokens.extend(tokens)
-        if self.request.journal is not None:
-            self.request.journal.heard("target", piece.used)
+        if self.request.timeline is not None:
+            self.request.timeline.heard("target", piece.used)
             if self.drafter is not None and message.drafted:
-                self.request.journal.heard("drafter", message.drafted)
+                self.request.timeline.heard("drafter", message.drafted)
         accepted = min(message.accepted, piece.used)
         before = self.statistics
         self.statistics = Statistics(
@@ -269,14 +269,14 @@ class ActiveRequest:
             raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
         logprobs: Sequence[list[TokenLogprobs] | None] = message.logprobs or [None] * len(message.answers)
         best, *others = [self._found(*one) for one in zip(message.answers, logprobs, strict=True)]
-        if self.request.journal is not None:
-            self.request.journal.heard("target", len(best.tokens))
+        if self.request.timeline is not None:
+            self.request.timeline.heard("target", len(best.tokens))
         self.statistics = Statistics(steps=message.steps, committed=len(best.tokens))
         return replace(best, statistics=self.statistics, others=others)
 
     def _found(self, one: Hypothesis, logprobs: list[TokenLogprobs] | None) -> Delta:
         request = self.request
-        answer = Answer(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
+        answer = TextStream(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
         piece = answer.add(one.tokens, one.finish)
         return Delta(
             piece.text,

@@ -20,7 +20,7 @@ class Piece(NamedTuple):
     stop_reason: str | int | None  # the stop string, end token, or name of the rule that ended it
 
 
-class Answer:
+class TextStream:
     """The text of one request."""
 
     def __init__(

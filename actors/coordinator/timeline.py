@@ -26,7 +26,7 @@ class Stay:
 
 
 @dataclass(slots=True)
-class Journal:
+class Timeline:
     """Of one request. The coordinator's thread writes it; who gave it to the request reads it at the end."""
 
     received_ns: int = field(default_factory=time.time_ns)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actors.drafter.row import DrafterRow
 from actors.drafter.tree import DraftChoice, DraftNode
-from actors.tokenizers.draft_mapping import Translator
+from actors.tokenizers.draft_mapping import DraftMapping
 from decoding.drafts.calibration import RANKS
 from decoding.drafts.rejection import distributions, draw
 from decoding.sampling.history import Position
@@ -31,35 +31,39 @@ def choose(rows: Sequence[DrafterRow], nodes: Sequence[Sequence[DraftNode]], log
     """
     owners = [row for row, of_row in zip(rows, nodes, strict=True) for _ in of_row]
     flat = [node for of_row in nodes for node in of_row]
-    groups: dict[tuple[bool, Translator | None], list[int]] = {}
+    groups: dict[tuple[bool, DraftMapping | None], list[int]] = {}
     for at, row in enumerate(owners):
-        groups.setdefault((row.params.rejects, row.translator), []).append(at)
+        groups.setdefault((row.params.rejects, row.draft_mapping), []).append(at)
     choices: dict[int, DraftChoice] = {}
-    for (draws, translator), chosen in groups.items():
+    for (draws, draft_mapping), chosen in groups.items():
         part = logits if len(chosen) == len(flat) else logits[tensor_on(logits.device, chosen, torch.int64)]
         of_group = [owners[at] for at in chosen], [flat[at] for at in chosen], part
-        found = _draw(*of_group) if draws else _rank(*of_group, translator)
+        found = _draw(*of_group) if draws else _rank(*of_group, draft_mapping)
         choices.update(zip(chosen, found, strict=True))
     return [choices[at] for at in range(len(flat))]
 
 
 def _rank(
-    rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor, translator: Translator | None
+    rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor, draft_mapping: DraftMapping | None
 ) -> list[DraftChoice]:
     """With the target's noise: the best tokens, and how clearly the first of them leads."""
     batch = _batch(rows, nodes, logits)
-    if translator is None:
+    if draft_mapping is None:
         tokens, scores = rank(logits, batch, RANKS)  # [N, RANKS]
     else:
-        scores, tokens = _translated_scores(rows, nodes, logits, batch, translator).topk(RANKS, dim=-1)
+        scores, tokens = _translated_scores(rows, nodes, logits, batch, draft_mapping).topk(RANKS, dim=-1)
     return [DraftChoice.ranked(*best) for best in zip(tokens.tolist(), scores.tolist(), strict=True)]
 
 
 def _translated_scores(
-    rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor, batch: SamplingBatch, translator: Translator
+    rows: Sequence[DrafterRow],
+    nodes: Sequence[DraftNode],
+    logits: Tensor,
+    batch: SamplingBatch,
+    draft_mapping: DraftMapping,
 ) -> Tensor:
     """[N, V] whose maximum is the choice: a token has the noise that the target's token of the same string has."""
-    scores = process(logits.float().masked_fill(translator.impossible, -math.inf), batch)
+    scores = process(logits.float().masked_fill(draft_mapping.impossible, -math.inf), batch)
     pairs = zip(rows, nodes, strict=True)
     keys = {
         at: noise_key(row.params.seed, row.position_below(node))
@@ -68,7 +72,7 @@ def _translated_scores(
     }
     if not keys:
         return scores
-    noise = gumbel(tensor_on(logits.device, list(keys.values()), torch.int32), translator.noise_ids)
+    noise = gumbel(tensor_on(logits.device, list(keys.values()), torch.int32), draft_mapping.noise_ids)
     return scores.index_add(0, tensor_on(logits.device, list(keys), torch.int64), noise)
 
 

@@ -1,7 +1,7 @@
 """A request on a drafter whose target has another tokenizer: both go by the same text, each in tokens of its own.
 
 The drafter's tree of drafts is in its own tokens. What the target is offered is what it would have to write to follow
-them; where that depends on how a word goes on, it is offered with a lower chance.
+them; where that depends on how a word goes on, it is offered with a lower probability.
 """
 
 import logging
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from actors.drafter.row import DrafterRow
 from actors.drafter.tree import DraftNode
 from actors.model.runner import Runner
-from actors.tokenizers.draft_mapping import Translator
+from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.calibration import RankCalibration
 from decoding.sampling.history import History
@@ -22,33 +22,33 @@ from decoding.tokenizers.text_aligner import TextAligner, Translation
 
 _PRIOR_SHARE, _PRIOR_COUNT = 0.7, 4.0  # of uncertain tokens that are right; how many observations that is worth
 _FORGETTING = 0.98  # what an observation still counts, one observation later
-_MIN_CHANCE = 0.002  # a token that is less probable is not worth a place in a message
-_NOTHING_NEW = 0.01  # what a chance changes by without being told anew
+_MIN_PROBABILITY = 0.002  # a token that is less probable is not worth a place in a message
+_NOTHING_NEW = 0.01  # what a probability changes by without being told anew
 _MAX_RATIO = 4.0  # of the drafter's tokens of a text to the target's; beyond, the lookahead is not stretched
 _log = logging.getLogger(__name__)
 
 
-class TranslatingRow(DrafterRow):
+class CrossTokenizerRow(DrafterRow):
     """`tokens` are the drafter's, up to the root of the tree; all positions and lengths of `DrafterRow` are in these.
 
     The text may go on within a token of the drafter's: then the root's children are those that begin so.
     """
 
-    translator: Translator
+    draft_mapping: DraftMapping
 
     def __init__(
         self,
         peer: str,
         admit: Admit,
         runner: Runner,
-        translator: Translator,
+        draft_mapping: DraftMapping,
         aligner: TextAligner,
         prompt_length: int,
         *,
         ahead: bool,
     ) -> None:
         """aligner: of the admitted text. prompt_length: in the drafter's tokens."""
-        self.translator = translator
+        self.draft_mapping = draft_mapping
         self._aligner = aligner
         self._length = len(admit.tokens)  # of the text, in the target's tokens
         self._last_length = admit.prompt_length + admit.params.max_tokens
@@ -56,37 +56,37 @@ class TranslatingRow(DrafterRow):
         self._ahead = b""  # what of the text comes after `tokens`
         self._uncertain, self._right = _PRIOR_COUNT, _PRIOR_COUNT * _PRIOR_SHARE  # tokens, and those of them that came
         self._translations: dict[DraftNode, Translation] = {}
-        self._offered: dict[tuple[int, ...], float] = {}  # paths of the target's tokens, and their ends' chances
-        params = translator.params(admit.params, runner.max_length)
+        self._offered: dict[tuple[int, ...], float] = {}  # paths of the target's tokens, and their ends' probabilities
+        params = draft_mapping.params(admit.params, runner.max_length)
         super().__init__(
             peer, replace(admit, tokens=aligner.tokens, prompt_length=prompt_length, params=params), runner, ahead=ahead
         )
 
     @classmethod
     def make(
-        cls, peer: str, admit: Admit, runner: Runner, translator: Translator, *, ahead: bool = True
-    ) -> "TranslatingRow | None":
+        cls, peer: str, admit: Admit, runner: Runner, draft_mapping: DraftMapping, *, ahead: bool = True
+    ) -> "CrossTokenizerRow | None":
         """None: the target has no such tokens, or the drafter has no room for the text."""
-        if not translator.knows(admit.tokens):
+        if not draft_mapping.knows(admit.tokens):
             return None
-        aligner = translator.aligner(admit.tokens)
+        aligner = draft_mapping.aligner(admit.tokens)
         aligner.commit(admit.tokens[: admit.prompt_length])
         prompt_length = len(aligner.tokens)
         aligner.commit(admit.tokens[admit.prompt_length :])
         if not runner.knows(aligner.tokens):
             return None
-        return cls(peer, admit, runner, translator, aligner, prompt_length, ahead=ahead)
+        return cls(peer, admit, runner, draft_mapping, aligner, prompt_length, ahead=ahead)
 
     @property
     def calibrated_as(self) -> Hashable:
-        return (self.translator, self.params.greedy, self._rejects)
+        return (self.draft_mapping, self.params.greedy, self._rejects)
 
     @property
     def known(self) -> int:
         return self._length
 
     def can_read(self, tokens: Sequence[int]) -> bool:
-        return self.translator.knows(tokens)
+        return self.draft_mapping.knows(tokens)
 
     def undo(self) -> None:
         self.tokens += self._aligner.tokens[len(self.tokens) :]  # to end within a draft it needs that draft
@@ -102,19 +102,21 @@ class TranslatingRow(DrafterRow):
         return self._length + len(self._translation(node).tokens)
 
     def offer(self, leaves: Sequence[DraftNode]) -> Offer | None:
-        """The paths with new chances: those of drafts that are new, or whose last words have gone on in another way."""
+        """Offer the paths whose probabilities are new or have changed."""
         weights = self._weights()
-        chances = {
+        probabilities = {
             path: min(1.0, weight / weights.get(path[:-1], 1.0))
             for path, weight in weights.items()
-            if weight >= _MIN_CHANCE
+            if weight >= _MIN_PROBABILITY
         }
-        given_up = dict.fromkeys(self._offered.keys() - chances.keys(), 0.0)
-        known = chances | given_up
+        given_up = dict.fromkeys(self._offered.keys() - probabilities.keys(), 0.0)
+        known = probabilities | given_up
         changed = {
-            path: chance for path, chance in known.items() if abs(chance - self._offered.get(path, -1.0)) > _NOTHING_NEW
+            path: probability
+            for path, probability in known.items()
+            if abs(probability - self._offered.get(path, -1.0)) > _NOTHING_NEW
         }
-        self._offered = {path: changed.get(path, self._offered.get(path, 0.0)) for path in chances}
+        self._offered = {path: changed.get(path, self._offered.get(path, 0.0)) for path in probabilities}
         needed = {path[:count] for path in changed for count in range(1, len(path) + 1)}
         paths = sorted(needed, key=lambda path: (len(path), -known[path]))
         if not paths:
@@ -126,11 +128,11 @@ class TranslatingRow(DrafterRow):
         return Offer(self.key[1], self._length, tokens, parents, given, coordinator=self.key[0])
 
     def _weights(self) -> dict[tuple[int, ...], float]:
-        """The chance that the text goes on with a path of the target's tokens, of each that is drafted."""
+        """The probability that the text goes on with a path of the target's tokens, of each that is drafted."""
         weights: defaultdict[tuple[int, ...], float] = defaultdict(float)
         likely = self._right / self._uncertain
         for node in self.tree.root.descendants():
-            open_ended = node.chance - sum(child.chance for child in node.children.values())
+            open_ended = node.probability - sum(child.probability for child in node.children.values())
             if open_ended > 0:
                 found = self._translation(node)
                 for count in range(1, len(found.tokens) + 1):
@@ -178,7 +180,7 @@ class TranslatingRow(DrafterRow):
 
         The other children are dropped then.
         """
-        speller = self.translator.drafter
+        speller = self.draft_mapping.drafter
         ahead = self._spelled(tokens)
         within = {
             token: child
@@ -197,7 +199,7 @@ class TranslatingRow(DrafterRow):
 
     def _spelled(self, tokens: Sequence[int]) -> bytes | None:
         """The bytes of the drafter's tokens; None if one is not text."""
-        vocabulary = self.translator.drafter.vocabulary
+        vocabulary = self.draft_mapping.drafter.vocabulary
         is_text = all(isinstance(vocabulary.meanings[token], bytes) for token in tokens)
         return vocabulary.decode_bytes(tokens) if is_text else None
 
@@ -207,8 +209,8 @@ class TranslatingRow(DrafterRow):
         if found is None:
             draft = [above.token for above in node.path()]
             if draft and self._ahead:
-                spelled = self.translator.drafter.vocabulary.decode_bytes(draft[:1])
-                draft[:1] = self.translator.drafter.spell_bytes(spelled[len(self._ahead) :]) or []
+                spelled = self.draft_mapping.drafter.vocabulary.decode_bytes(draft[:1])
+                draft[:1] = self.draft_mapping.drafter.spell_bytes(spelled[len(self._ahead) :]) or []
             found = self._translations[node] = self._written(draft)
         return found
 
@@ -231,9 +233,9 @@ class TranslatingRow(DrafterRow):
     def _still_offered(self, committed: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
         """What the target has of the paths that begin with these tokens."""
         count = len(committed)
-        for path, chance in self._offered.items():
+        for path, probability in self._offered.items():
             if path[:count] == committed != path:
-                yield path[count:], chance
+                yield path[count:], probability
 
     def _stretched(self, length: int) -> int:
         """About as many of the drafter's tokens as so many of the target's."""
@@ -257,8 +259,8 @@ class TranslatingRow(DrafterRow):
 
 def _drop_others(node: DraftNode, kept: dict[int, DraftNode]) -> None:
     """Leave a node these children, which are the more likely for it."""
-    dropped = sum(child.chance for token, child in node.children.items() if token not in kept)
-    factor = node.chance / max(node.chance - dropped, sum(child.chance for child in kept.values()))
+    dropped = sum(child.probability for token, child in node.children.items() if token not in kept)
+    factor = node.probability / max(node.probability - dropped, sum(child.probability for child in kept.values()))
     node.children = kept
     for below in node.descendants():
-        below.chance *= factor
+        below.probability *= factor

@@ -17,19 +17,19 @@ from torch import Tensor
 
 from actors.drafter.chain import ChainStart, DraftChain
 from actors.drafter.choice import choose
-from actors.drafter.cross_tokenizer_row import TranslatingRow
+from actors.drafter.cross_tokenizer_row import CrossTokenizerRow
 from actors.drafter.row import WIDTH, DrafterRow, DrafterStep
 from actors.drafter.tree import DraftNode
-from actors.loops.grammar_jobs import LoadTokenizer, Structures
-from actors.loops.mailbox import REPORT_PERIOD_S, Reception
-from actors.loops.oom_backoff import Shortage
+from actors.loops.grammar_jobs import GrammarJobs, LoadTokenizer
+from actors.loops.mailbox import REPORT_PERIOD_S, Mailbox
+from actors.loops.oom_backoff import OomBackoff
 from actors.loops.row_table import PREPARING_S, RowKey, RowTable, choose_prefill
 from actors.loops.thread import LoopTimes
 from actors.model.runner import Runner
-from actors.tokenizers.draft_mapping import Translator
+from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink
-from actors.wire.messages import Admit, Advance, Message, Missed, Offer, Report
+from actors.wire.messages import Admit, Advance, Message, Offer, Report, ResendRequest
 from decoding.drafts.calibration import RankCalibration
 from decoding.errors import UnavailableError
 from decoding.sampling.transfer import tensor_on
@@ -49,14 +49,14 @@ class Drafter:
         alternatives: int = WIDTH,
         ahead: bool = True,
         load_tokenizer: LoadTokenizer | None = None,
-        translators: Mapping[str, Translator] | None = None,
+        draft_mappings: Mapping[str, DraftMapping] | None = None,
     ) -> None:
         """
         prefill_chunk: prompt tokens processed between two steps of the running rows.
         alternatives: the most nodes per row and step when there is capacity to spare; 0: the chain alone.
         ahead: of the verdicts, and offer whatever is new; otherwise only one draft, offered when `offers` is called.
         load_tokenizer: for structured answers.
-        translators: by the names of targets that have another tokenizer.
+        draft_mappings: by the names of targets that have another tokenizer.
         """
         self.times = LoopTimes()
         self._runner = runner
@@ -67,12 +67,14 @@ class Drafter:
         self._rows: RowTable[DrafterRow] = RowTable(runner.cache, removed=self._leave)
         self._chain = DraftChain(runner)
         self._chain.warm_up()
-        self._reception = Reception(link, self._rows, self.times)
+        self._mailbox = Mailbox(link, self._rows, self.times)
         chunk = min(prefill_chunk, runner.max_query)
-        self._shortage = Shortage(runner.cache.slots, self.times, self._give_back, prefill_chunk=chunk)
-        self._structures = Structures(load_tokenizer, runner.vocab_size)
+        self._backoff = OomBackoff(runner.cache.slots, self.times, self._give_back, prefill_chunk=chunk)
+        self._structures = GrammarJobs(load_tokenizer, runner.vocab_size)
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
-        self._translators = {name: translator.to(runner.device) for name, translator in (translators or {}).items()}
+        self._draft_mappings = {
+            name: draft_mapping.to(runner.device) for name, draft_mapping in (draft_mappings or {}).items()
+        }
 
     def load(self, peer: str | None = None) -> Report:
         """The load at this moment, and which requests of `peer` are here; any thread may ask."""
@@ -92,22 +94,22 @@ class Drafter:
 
     def turn(self) -> None:
         """Receive; prefill one chunk of the new rows; take one step with the others; offer."""
-        for peer, message in self._reception.receive(self.timeout_s()):
+        for peer, message in self._mailbox.receive(self.timeout_s()):
             self._handle(peer, message)
         for row, error in self._rows.make_ready():
             self._give_back(row, error)
         wanting, alternatives = self._wanting()
         behind = [row for row in wanting if row.pending > WIDTH]
-        running = self._shortage.choose([row for row in wanting if row.pending <= WIDTH])
+        running = self._backoff.choose([row for row in wanting if row.pending <= WIDTH])
         if behind:
-            chosen = choose_prefill(behind, self._shortage.prefill_chunk)
-            self._shortage.prefill(partial(self._prefill, chosen), chosen)
+            chosen = choose_prefill(behind, self._backoff.prefill_chunk)
+            self._backoff.prefill(partial(self._prefill, chosen), chosen)
         if running:
-            self._shortage.step(partial(self._step, running, alternatives), running)
-        self._reception.close_turn()
+            self._backoff.step(partial(self._step, running, alternatives), running)
+        self._mailbox.close_turn()
 
     def _prefill(self, rows: list[DrafterRow]) -> None:
-        chunk = self._shortage.prefill_chunk
+        chunk = self._backoff.prefill_chunk
         self.times.prefill_s += self._run([(row, row.text_step(chunk)) for row in rows])
 
     def _step(self, rows: list[DrafterRow], alternatives: int) -> None:
@@ -127,12 +129,12 @@ class Drafter:
     def _wanting(self) -> tuple[list[DrafterRow], int]:
         """The rows to work on, and how many nodes of each at most: more than the chain's only where no row is late."""
         late = any(row.ready and row.is_late() for row in self._rows)
-        alternatives = self._alternatives if self._shortage.speculates and not late else 0
+        alternatives = self._alternatives if self._backoff.speculates and not late else 0
         return [row for row in self._rows if row.ready and row.wants_step(alternatives)], alternatives
 
     def _give_back(self, row: DrafterRow, error: BaseException) -> None:
         if self._rows.get(row.key) is row:
-            self._reception.give_back(row.key, row.admission, error)
+            self._mailbox.give_back(row.key, row.admission, error)
 
     def _run(self, steps: list[tuple[DrafterRow, DrafterStep]]) -> float:
         """One batched forward; every node that was run gets children, which are offered. Returns seconds."""
@@ -166,7 +168,7 @@ class Drafter:
     def _offer(self, row: DrafterRow, children: list[DraftNode]) -> None:
         offer = row.offer(children) if children and self._ahead else None
         if offer is not None:
-            self._reception.put(row.target, offer)
+            self._mailbox.put(row.target, offer)
 
     def _node_logits(self, steps: list[DrafterStep]) -> Tensor:
         """[N, V], after each of the nodes that are run."""
@@ -189,7 +191,7 @@ class Drafter:
                 try:
                     self._admit(peer, message)
                 except Exception as error:  # a fault of a tokenizer, among others, must not end the other requests
-                    self._reception.give_back((peer, message.request_id), message.admission, error)
+                    self._mailbox.give_back((peer, message.request_id), message.admission, error)
             case Report():
                 pass  # of a target
             case _:
@@ -197,9 +199,9 @@ class Drafter:
 
     def _admit(self, peer: str, message: Admit) -> None:
         row: DrafterRow | None
-        translator = None if message.target is None else self._translators.get(message.target.model)
-        if translator is not None:
-            row = TranslatingRow.make(peer, message, self._runner, translator, ahead=self._ahead)
+        draft_mapping = None if message.target is None else self._draft_mappings.get(message.target.model)
+        if draft_mapping is not None:
+            row = CrossTokenizerRow.make(peer, message, self._runner, draft_mapping, ahead=self._ahead)
         elif self._runner.knows(message.tokens):
             row = DrafterRow(peer, message, self._runner, ahead=self._ahead)
         else:
@@ -234,14 +236,14 @@ class Drafter:
         except (
             Exception
         ) as error:  # as with an admission; should that have been lost, the coordinator knows the new one
-            self._reception.give_back(row.key, message.admission, error)
+            self._mailbox.give_back(row.key, message.admission, error)
 
     def _go_on(self, row: DrafterRow, message: Advance) -> None:
         """Raises UnavailableError if that is impossible."""
         if message.admission > row.admission or not row.can_read(message.tokens):
             raise UnavailableError("an admission was lost, or the text has tokens beyond the drafter's")
         if message.base > row.known:  # something was lost on the way, or told before it was connected
-            self._reception.put(row.target, Missed(message.request_id, message.coordinator, row.known))
+            self._mailbox.put(row.target, ResendRequest(message.request_id, message.coordinator, row.known))
         elif message.base + len(message.tokens) > row.known:
             row.look_ahead(message.draft_length)
             row.commit(message, self._calibrations[row.calibrated_as])

@@ -11,7 +11,7 @@ from actors.drafter.tree import DraftChoice, DraftNode, DraftTree
 from actors.loops.row_table import Row
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.tokenizers.draft_mapping import Translator
+from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.calibration import RankCalibration
 from decoding.drafts.trie import Distribution
@@ -35,7 +35,7 @@ class DrafterStep(NamedTuple):
 class DrafterRow(Row):
     """`tokens` are all committed. The drafter's own are in the tree, whose root is the last committed token."""
 
-    translator: Translator | None = None  # where the target has other tokens
+    draft_mapping: DraftMapping | None = None  # where the target has other tokens
 
     def __init__(self, peer: str, admit: Admit, runner: Runner, *, ahead: bool = True) -> None:
         """ahead: draft what follows the draft under verification, too."""
@@ -47,7 +47,7 @@ class DrafterRow(Row):
         self._end = min(self.prompt_length + self.params.max_tokens, runner.max_length)  # no draft beyond
         self._trunk = self._used = 0  # columns of text; columns in use
         self._spine: list[int] = []  # columns of the text that follows the trunk
-        self._chains = self.translator is None and can_chain(self.params)
+        self._chains = self.draft_mapping is None and can_chain(self.params)
         self._start = 0  # the first column that the last step wrote
         self.look_ahead(self.draft_length)
         self._plant(None)
@@ -166,7 +166,7 @@ class DrafterRow(Row):
         parents = [places[node.parent] for node in nodes]
         tokens = [node.token for node in nodes]
         above = [node.parent for node in nodes if node.parent is not None]
-        if self.params.rejects:  # chances that depend on what was drawn would bias which drafts are verified
+        if self.params.rejects:  # probabilities that depend on what was drawn would bias which drafts are verified
             drawn_from = [
                 _SAME if node not in leaves else above.choice and above.choice.drawn_from
                 for node, above in zip(nodes, above, strict=True)
@@ -174,8 +174,8 @@ class DrafterRow(Row):
             return Offer(
                 self.key[1], len(self.tokens), tokens, parents, distributions=drawn_from, coordinator=self.key[0]
             )
-        chances = [node.chance / parent.chance for node, parent in zip(nodes, above, strict=True)]
-        return Offer(self.key[1], len(self.tokens), tokens, parents, chances, coordinator=self.key[0])
+        probabilities = [node.probability / parent.probability for node, parent in zip(nodes, above, strict=True)]
+        return Offer(self.key[1], len(self.tokens), tokens, parents, probabilities, coordinator=self.key[0])
 
     def commit(self, advance: Advance, calibration: RankCalibration) -> None:
         """Go down the tree with the text; where that leaves the tree, begin anew."""

@@ -1,6 +1,6 @@
 """A drafter's own tree of what may follow a text: which of its nodes to run next, and where in the cache they are.
 
-It knows nothing of models, requests or messages: token ids, columns and chances only.
+It knows nothing of models, requests or messages: token ids, columns and probabilities only.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from decoding.drafts.trie import Distribution
 
-_MIN_CHANCE = 0.01  # an alternative less probable than that is not worth a message
+_MIN_PROBABILITY = 0.01  # an alternative less probable than that is not worth a message
 
 
 class DraftChoice(NamedTuple):
@@ -18,7 +18,7 @@ class DraftChoice(NamedTuple):
 
     tokens: Sequence[int]  # best first
     gap: float  # how clear the choice is, as in `RankCalibration`
-    drawn_from: Distribution | None = None  # if it was by chance
+    drawn_from: Distribution | None = None  # if it was drawn at random
 
     @classmethod
     def ranked(cls, tokens: Sequence[float], scores: Sequence[float]) -> "DraftChoice":
@@ -30,12 +30,12 @@ class DraftChoice(NamedTuple):
 class DraftNode:
     """One token. It is pending until the model has run it, which tells what it would choose next."""
 
-    __slots__ = ("chance", "children", "choice", "column", "parent", "position", "token")
+    __slots__ = ("children", "choice", "column", "parent", "position", "probability", "token")
 
-    def __init__(self, token: int, position: int, chance: float = 1.0, parent: "DraftNode | None" = None) -> None:
+    def __init__(self, token: int, position: int, probability: float = 1.0, parent: "DraftNode | None" = None) -> None:
         self.token = token
         self.position = position  # in the text
-        self.chance = chance  # that the target's text comes by here
+        self.probability = probability  # that the target's text comes by here
         self.parent = parent
         self.column = -1  # of the KV slot; -1: pending. The root's is not kept here
         self.choice: DraftChoice | None = None  # what may follow
@@ -43,7 +43,7 @@ class DraftNode:
 
     def __lt__(self, other: "DraftNode") -> bool:
         """Whether it is the more promising one."""
-        return self.chance > other.chance
+        return self.probability > other.probability
 
     def descendants(self) -> Iterator["DraftNode"]:
         """All nodes below, parents first."""
@@ -73,12 +73,12 @@ class DraftTree:
         self.ran = 0  # nodes below the root that are not pending
         self._pending: list[DraftNode] = []  # a heap
         for node in root.descendants():
-            node.chance /= root.chance
+            node.probability /= root.probability
             if node.column >= 0:
                 self.ran += 1
             else:
                 self._pending.append(node)
-        root.chance = 1.0
+        root.probability = 1.0
         heapify(self._pending)
 
     def tip(self) -> DraftNode:
@@ -102,16 +102,16 @@ class DraftTree:
         """The most promising node to run; the caller has asked whether there is one, and gives it a column."""
         return heappop(self._pending)
 
-    def expand(self, node: DraftNode, choice: DraftChoice, chances: Sequence[float]) -> list[DraftNode]:
+    def expand(self, node: DraftNode, choice: DraftChoice, probabilities: Sequence[float]) -> list[DraftNode]:
         """Give a node that was run its children, and return them.
 
-        chances: of each of the tokens to be the target's; there may be fewer tokens.
+        probabilities: of each of the tokens to be the target's; there may be fewer tokens.
         """
         node.choice = choice
         self.ran += node is not self.root
-        for rank, (token, chance) in enumerate(zip(choice.tokens, chances, strict=False)):
-            if rank == 0 or node.chance * chance >= _MIN_CHANCE:
-                child = DraftNode(token, node.position + 1, node.chance * chance, node)
+        for rank, (token, probability) in enumerate(zip(choice.tokens, probabilities, strict=False)):
+            if rank == 0 or node.probability * probability >= _MIN_PROBABILITY:
+                child = DraftNode(token, node.position + 1, node.probability * probability, node)
                 node.children[token] = child
                 heappush(self._pending, child)
         return list(node.children.values())

@@ -11,8 +11,8 @@ from actors.ensemble.member import MemberRow
 from actors.model.forward_input import RowInput, tree_input
 from actors.model.kv_slots import common_prefix
 from actors.model.runner import Runner
-from actors.tokenizers.logits_mapping import Interpreter, Reading
-from actors.wire.messages import Answer, Join
+from actors.tokenizers.logits_mapping import LogitsMapping, Reading
+from actors.wire.messages import Join, LogitsReply
 from decoding.drafts.token_tree import TokenTree
 from decoding.drafts.trie import Draft
 from decoding.tokenizers.copied_text import CopiedText
@@ -21,19 +21,19 @@ from decoding.tokenizers.text_aligner import TextAligner
 _RUN_WITH_DRAFT = 32  # tokens of the text that a step computes, too; more are prefilled before it
 
 
-class TranslatingMemberRow(MemberRow):
+class CrossTokenizerMember(MemberRow):
     """`tokens` are the member's own, of the text; the texts with the drafts are a tree in the columns behind them.
 
     What doesn't fit into one step, because the member's tokens are so much shorter than the leader's, takes several.
     """
 
     def __init__(
-        self, peer: str, join: Join, runner: Runner, interpreter: Interpreter, text: TextAligner | CopiedText
+        self, peer: str, join: Join, runner: Runner, logits_mapping: LogitsMapping, text: TextAligner | CopiedText
     ) -> None:
         """text: the one of `join`."""
-        self._interpreter = interpreter
+        self._logits_mapping = logits_mapping
         self._text = text
-        super().__init__(peer, replace(join, tokens=interpreter.read(text).tokens), runner)
+        super().__init__(peer, replace(join, tokens=logits_mapping.read(text).tokens), runner)
         self._length = len(join.tokens)
         self._readings: list[Reading] = []  # [K + 1] of the text, and of it with each draft token
         self._said: list[Tensor] = []  # [n, V] of the first of them, in the steps so far
@@ -43,12 +43,14 @@ class TranslatingMemberRow(MemberRow):
         self._places: list[int] = []  # of the readings that it was about, in this tree
 
     @classmethod
-    def make(cls, peer: str, join: Join, runner: Runner, interpreter: Interpreter) -> "TranslatingMemberRow | None":
+    def make(
+        cls, peer: str, join: Join, runner: Runner, logits_mapping: LogitsMapping
+    ) -> "CrossTokenizerMember | None":
         """None: the leader has no such tokens, or the member can't write them, or has no room for the text."""
-        if not join.tokens or not interpreter.knows(join.tokens):
+        if not join.tokens or not logits_mapping.knows(join.tokens):
             return None
-        text = interpreter.begin(join.tokens, join.prompt_length)
-        return cls(peer, join, runner, interpreter, text) if runner.knows(interpreter.read(text).tokens) else None
+        text = logits_mapping.begin(join.tokens, join.prompt_length)
+        return cls(peer, join, runner, logits_mapping, text) if runner.knows(logits_mapping.read(text).tokens) else None
 
     @property
     def length(self) -> int:
@@ -59,7 +61,7 @@ class TranslatingMemberRow(MemberRow):
         return self.pending > (_RUN_WITH_DRAFT if self.joined else 1)
 
     def _hear(self, new: list[int], draft: Draft) -> bool:
-        if not self._interpreter.knows([*new, *draft.tokens]):
+        if not self._logits_mapping.knows([*new, *draft.tokens]):
             return False
         for token in new:
             self._text.commit([token])
@@ -78,7 +80,7 @@ class TranslatingMemberRow(MemberRow):
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             texts.append(texts[parent + 1].fork())
             texts[-1].commit([token])
-        readings = map(self._interpreter.read, texts)
+        readings = map(self._logits_mapping.read, texts)
         return [one if self._runner.knows(one.tokens) else one.silenced() for one in readings]
 
     def _go_on(self, tokens: list[int]) -> None:
@@ -108,10 +110,10 @@ class TranslatingMemberRow(MemberRow):
             self._places.append(0 if reading.silent else self._tree.add(rest))
         return tree_input(self.slot, self._trunk, self._tree.draft)
 
-    def answer(self, logits: Tensor) -> Answer | None:
+    def answer(self, logits: Tensor) -> LogitsReply | None:
         self.cached = min(self.cached, self._trunk) if self._done else len(self.tokens)
         readings = self._readings[self._done :][: len(self._places)]
-        said, best = self._interpreter.say(readings, logits[self._places], self._best_count)
+        said, best = self._logits_mapping.say(readings, logits[self._places], self._best_count)
         self._said.append(said)
         self._best += best
         if self._done < len(self._readings):

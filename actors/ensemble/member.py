@@ -7,7 +7,7 @@ from actors.model.forward_input import RowInput, draft_input
 from actors.model.runner import Runner
 from actors.wire.logits_codec import pack
 from actors.wire.logits_memory import accept
-from actors.wire.messages import Admit, Answer, Ask, Join
+from actors.wire.messages import Admit, Join, LogitsReply, LogitsRequest
 from decoding.drafts.trie import Draft
 from decoding.sampling.params import SamplingParams
 
@@ -27,7 +27,7 @@ class MemberRow(Row):
         self._draft = Draft([], [])  # in the cache
         self._best_count = join.best_count
         self.joined = False
-        self.ask: Ask | None = None  # yet to be answered
+        self.ask: LogitsRequest | None = None  # yet to be answered
 
     @property
     def length(self) -> int:
@@ -38,7 +38,7 @@ class MemberRow(Row):
     def prefilling(self) -> bool:
         return self.pending > 1
 
-    def follow(self, ask: Ask) -> str | None:
+    def follow(self, ask: LogitsRequest) -> str | None:
         """Take in the question and what is new of the text. Returns what is wrong with it, if it is."""
         if ask.base > self.length:
             return "a question was lost on the way to a member"
@@ -63,7 +63,7 @@ class MemberRow(Row):
         """The text's last token and the draft."""
         return draft_input(self.slot, self.cached, self.tokens[-1], self._draft)
 
-    def answer(self, logits: Tensor) -> Answer | None:
+    def answer(self, logits: Tensor) -> LogitsReply | None:
         """The step was taken, so that the cache holds all of the text. None: more steps are needed.
 
         logits: [n, V] of the step's tokens.
@@ -72,11 +72,11 @@ class MemberRow(Row):
         best = logits.topk(max(0, min(self._best_count, logits.shape[-1])), dim=-1).indices.tolist()
         return self._answer(logits, best)
 
-    def _answer(self, logits: Tensor, best: list[list[int]]) -> Answer:
+    def _answer(self, logits: Tensor, best: list[list[int]]) -> LogitsReply:
         """What was asked is answered. logits: [K + 1, V of the leader]; best: [K + 1] its most probable tokens."""
         assert self.ask is not None
         ask, self.ask = self.ask, None
-        return Answer(self.key[1], ask.step, pack(logits, ask.transport, self.memory), best, self.admission)
+        return LogitsReply(self.key[1], ask.step, pack(logits, ask.transport, self.memory), best, self.admission)
 
     def next_input(self, limit: int) -> RowInput:
         """The last token is run with the draft."""

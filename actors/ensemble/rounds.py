@@ -33,7 +33,7 @@ class Round:
     mask: Tensor | None = None  # [K + 1, ⌈V / 32⌉]
 
 
-class RowEnsemble:
+class EnsembleRounds:
     """M members, of which some may be gone."""
 
     def __init__(self, ensemble: Ensemble, now_s: float) -> None:
@@ -172,7 +172,7 @@ class RowEnsemble:
         ]
 
 
-def blended(ensembles: Sequence[RowEnsemble]) -> Tensor:
+def blended(ensembles: Sequence[EnsembleRounds]) -> Tensor:
     """[N, V] the target distributions' logits of all complete rounds, K + 1 of each, one after the other."""
     parts: dict[int, Tensor] = {}
     for count in {len(ensemble.models) for ensemble in ensembles}:
@@ -181,7 +181,7 @@ def blended(ensembles: Sequence[RowEnsemble]) -> Tensor:
     return torch.cat([parts[at] for at in range(len(ensembles))])
 
 
-def _blend(ensembles: Sequence[RowEnsemble]) -> list[Tensor]:
+def _blend(ensembles: Sequence[EnsembleRounds]) -> list[Tensor]:
     """[K + 1, V] of each; all have M members."""
     rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]
     owns = [own for one in rounds if (own := one.logits[0]) is not None]
@@ -200,7 +200,7 @@ def _blend(ensembles: Sequence[RowEnsemble]) -> list[Tensor]:
     ]
 
 
-def _candidates(ensemble: RowEnsemble, own: Tensor) -> Tensor | None:
+def _candidates(ensemble: EnsembleRounds, own: Tensor) -> Tensor | None:
     """[K + 1, V] bool: the tokens that the members are blended on; None: all."""
     assert ensemble.round is not None
     count = ensemble.options.best_count
@@ -208,7 +208,7 @@ def _candidates(ensemble: RowEnsemble, own: Tensor) -> Tensor | None:
     return top_k_union(own, count, others) if count else None
 
 
-def _members(ensemble: RowEnsemble, candidates: Tensor | None) -> list[Tensor]:
+def _members(ensemble: EnsembleRounds, candidates: Tensor | None) -> list[Tensor]:
     """[M] of [K + 1, V] each, float32; what is said of those that are gone has no meaning."""
     assert ensemble.round is not None
     own, *others = ensemble.round.logits

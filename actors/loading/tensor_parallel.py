@@ -1,4 +1,4 @@
-"""One model over several devices: a gang of processes that each hold a part of every layer and run each step together.
+"""One model over several devices: a group of processes that each hold a part of every layer and run each step together.
 
 Rank 0 has the loop; it announces what it does to its runner and its cache, and the other ranks do the same. The parts
 and the sums between them are transformers' (`tp_plan`, torch.distributed). Knows nothing of who starts the processes.
@@ -22,12 +22,12 @@ from actors.model.kv_slots import SlotCache
 from actors.model.runner import Runner
 from decoding.errors import ConfigError, UnavailableError
 
-_PATIENCE = timedelta(days=365)  # a gang without requests waits; when a rank dies, the others' connections break
+_PATIENCE = timedelta(days=365)  # a group without requests waits; when a rank dies, the others' connections break
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a gang of `size`, which meets at rank 0's address."""
+    """One process of a group of `size`, which meets at rank 0's address."""
 
     rank: int
     size: int
@@ -61,8 +61,8 @@ class _Stop(msgspec.Struct, frozen=True, tag=True):
 _Order = _Forward | _Move | _Copy | _Stop
 
 
-class Gang:
-    """This process's place in its gang, once all others have joined."""
+class TensorParallelGroup:
+    """This process's place in its group, once all others have joined."""
 
     def __init__(self, rank: Rank) -> None:
         """Waits for the others."""
@@ -97,7 +97,7 @@ class Gang:
         dist.destroy_process_group()
 
 
-def load_sharded_runner(spec: ModelSpec, gang: Gang) -> Runner:
+def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     """This rank's runner: of rank 0 one that the others follow.
 
     Raises:
@@ -110,49 +110,53 @@ def load_sharded_runner(spec: ModelSpec, gang: Gang) -> Runner:
         raise ConfigError(f"models.{spec.name}.slots: with tensor_parallel, set a number; 'auto' is for one device")
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    model = load_shard(spec.path, gang, revision=spec.revision, dtype=spec.dtype)
+    model = load_shard(spec.path, group, revision=spec.revision, dtype=spec.dtype)
     size = {"slots": spec.slots, "max_length": spec.max_length, "max_query": max(spec.prefill_chunk, 64)}
-    return ShardedRunner(model, gang, **size) if gang.rank.rank == 0 else Runner(model, **size)
+    return ShardedRunner(model, group, **size) if group.rank.rank == 0 else Runner(model, **size)
 
 
-def follow_in_gang(spec: ModelSpec, rank: Rank) -> None:
+def follow_in_group(spec: ModelSpec, rank: Rank) -> None:
     """The whole life of a rank other than 0."""
-    gang = Gang(rank)
-    follow(load_sharded_runner(spec, gang), gang)
-    gang.close()
+    group = TensorParallelGroup(rank)
+    follow(load_sharded_runner(spec, group), group)
+    group.close()
 
 
-def load_shard(path: str, gang: Gang, *, revision: str | None = None, dtype: str = "auto") -> PreTrainedModel:
+def load_shard(
+    path: str, group: TensorParallelGroup, *, revision: str | None = None, dtype: str = "auto"
+) -> PreTrainedModel:
     """This rank's part of a checkpoint's model.
 
     Raises:
         ConfigError: the model's authors gave it no plan, or its heads can't be divided by the number of ranks.
     """
-    plan = DistributedConfig(tp_size=gang.rank.size, tp_plan="auto")
+    plan = DistributedConfig(tp_size=group.rank.size, tp_plan="auto")
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, revision=revision, dtype=dtype, distributed_config=plan, use_safetensors=True
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"can't load {path!r} in {gang.rank.size} parts: {error}") from error
+        raise ConfigError(f"can't load {path!r} in {group.rank.size} parts: {error}") from error
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if heads % gang.rank.size:
-        raise ConfigError(f"{path!r} has {heads} key-value heads, which {gang.rank.size} devices can't share evenly")
+    if heads % group.rank.size:
+        raise ConfigError(f"{path!r} has {heads} key-value heads, which {group.rank.size} devices can't share evenly")
     return model
 
 
 class ShardedRunner(Runner):
     """Rank 0's runner. The other ranks have plain ones of the same size, and `follow`."""
 
-    def __init__(self, model: PreTrainedModel, gang: Gang, *, slots: int, max_length: int, max_query: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, group: TensorParallelGroup, *, slots: int, max_length: int, max_query: int
+    ) -> None:
         super().__init__(model, slots=slots, max_length=max_length, max_query=max_query)
         self.whole = False
-        self._gang = gang
-        self.cache = _ShardedCache(gang, slots=slots, capacity=self.cache.capacity)
+        self._group = group
+        self.cache = _ShardedCache(group, slots=slots, capacity=self.cache.capacity)
 
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
-        self._gang.announce(_Forward(list(rows), last_only))
+        self._group.announce(_Forward(list(rows), last_only))
         try:
             return super().logits(rows, last_only=last_only)
         except torch.OutOfMemoryError as error:  # the others wait in the midst of a layer, so there is no way back
@@ -160,23 +164,23 @@ class ShardedRunner(Runner):
 
 
 class _ShardedCache(SlotCache):
-    def __init__(self, gang: Gang, *, slots: int, capacity: int) -> None:
+    def __init__(self, group: TensorParallelGroup, *, slots: int, capacity: int) -> None:
         super().__init__(slots=slots, capacity=capacity)
-        self._gang = gang
+        self._group = group
 
     def move(self, slot: int, source: Sequence[int], target: int) -> None:
-        self._gang.announce(_Move(slot, list(source), target))
+        self._group.announce(_Move(slot, list(source), target))
         super().move(slot, source, target)
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        self._gang.announce(_Copy(source, target, start, end))
+        self._group.announce(_Copy(source, target, start, end))
         super().copy(source, target, start, end)
 
 
-def follow(runner: Runner, gang: Gang) -> None:
+def follow(runner: Runner, group: TensorParallelGroup) -> None:
     """Do what rank 0 does until it stops, or until its connection breaks (RuntimeError)."""
     while True:
-        match gang.hear():
+        match group.hear():
             case _Forward(rows, last_only):
                 runner.logits(rows, last_only=last_only)
             case _Move(slot, source, target):

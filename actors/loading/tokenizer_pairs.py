@@ -9,8 +9,8 @@ from copy import deepcopy
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from actors.loading.checkpoint import ModelSpec, load_tokenizer
-from actors.tokenizers.draft_mapping import Translator
-from actors.tokenizers.logits_mapping import Interpreter
+from actors.tokenizers.draft_mapping import DraftMapping
+from actors.tokenizers.logits_mapping import LogitsMapping
 from decoding.errors import ConfigError
 from decoding.tokenizers.alignment import compare_vocabularies
 from decoding.tokenizers.text_aligner import Speller
@@ -38,42 +38,42 @@ def begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
 
 
-def load_translators(drafter: ModelSpec, targets: Iterable[ModelSpec]) -> dict[str, Translator]:
+def load_draft_mappings(drafter: ModelSpec, targets: Iterable[ModelSpec]) -> dict[str, DraftMapping]:
     """For those of a drafter's targets that have another tokenizer, by their names.
 
     Raises:
         ConfigError: a tokenizer can't be loaded, or no drafts can come from one to the other.
     """
     own, own_size = _load(drafter)
-    translators: dict[str, Translator] = {}
+    draft_mappings: dict[str, DraftMapping] = {}
     for spec in targets:
         tokenizer, size = _load(spec)
         if tokenizer.get_vocab() != own.get_vocab():
             speller = speller_of(own, own_size)
             try:
-                translator = Translator.build(speller_of(tokenizer, size), speller, begins_texts=begins_texts(own))
+                draft_mapping = DraftMapping.build(speller_of(tokenizer, size), speller, begins_texts=begins_texts(own))
             except ConfigError as error:
                 raise ConfigError(f"models.{drafter.name} can't draft for {spec.name!r}: {error}") from error
-            translators[spec.name] = translator
-    return translators
+            draft_mappings[spec.name] = draft_mapping
+    return draft_mappings
 
 
-def load_interpreters(member: ModelSpec, leaders: Iterable[ModelSpec]) -> dict[str, Interpreter]:
+def load_logits_mappings(member: ModelSpec, leaders: Iterable[ModelSpec]) -> dict[str, LogitsMapping]:
     """For those of a member's leaders that have another tokenizer, by their names.
 
     Raises:
         ConfigError: a tokenizer can't be loaded, or the two have too little in common.
     """
     own, own_size = _load(member)
-    interpreters: dict[str, Interpreter] = {}
+    logits_mappings: dict[str, LogitsMapping] = {}
     for spec in leaders:
         speller, reader = speller_of(*_load(spec)), speller_of(own, own_size)
         if not compare_vocabularies(speller.vocabulary, reader.vocabulary).identical:
             try:
-                interpreters[spec.name] = Interpreter.build(speller, reader, begins_texts=begins_texts(own))
+                logits_mappings[spec.name] = LogitsMapping.build(speller, reader, begins_texts=begins_texts(own))
             except ConfigError as error:
                 raise ConfigError(f"models.{member.name} can't join {spec.name!r}: {error}") from error
-    return interpreters
+    return logits_mappings
 
 
 def _load(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, int]:

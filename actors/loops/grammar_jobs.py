@@ -14,7 +14,7 @@ from decoding.grammars.structure import StructureState
 LoadTokenizer = Callable[[], LLTokenizer]
 
 
-class Structures:
+class GrammarJobs:
     """Of one model. Its tokenizer is loaded when the first request needs it."""
 
     def __init__(self, load_tokenizer: LoadTokenizer | None, vocab_size: int) -> None:

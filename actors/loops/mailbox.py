@@ -8,7 +8,7 @@ from typing import Generic
 from actors.loops.row_table import R, RowKey, RowTable
 from actors.loops.thread import LoopTimes
 from actors.wire.link import Envelope, Link, Outbox
-from actors.wire.messages import Alive, Cancel, Failed, Message
+from actors.wire.messages import Cancel, Failed, Heartbeat, Message
 from decoding.errors import ConsortError, InvalidRequestError
 
 REPORT_PERIOD_S = 1.0
@@ -17,7 +17,7 @@ _ABSENT_S = 10.0  # between two turns: one took so long, or the process was stop
 _log = logging.getLogger(__name__)
 
 
-class Reception(Generic[R]):
+class Mailbox(Generic[R]):
     """A loop's link, seen from its rows."""
 
     def __init__(
@@ -78,4 +78,4 @@ class Reception(Generic[R]):
         self._heard_at_s[peer] = self._clock()
         if isinstance(message, Cancel):
             self._rows.remove((peer, message.request_id))
-        return isinstance(message, Cancel | Alive)
+        return isinstance(message, Cancel | Heartbeat)

@@ -21,7 +21,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 _PATIENCE = 256  # forwards that had enough memory, before more is computed at once
 
 
-class Shortage(Generic[R]):
+class OomBackoff(Generic[R]):
     """One loop's."""
 
     def __init__(

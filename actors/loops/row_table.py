@@ -31,7 +31,9 @@ class Row:
         self.shared = 0
         self.preparing: Future[StructureState] | None = None
         self.structure: StructureState | None = None  # what the answer must match
-        self.follower: str | None = None  # the drafter that is told how the text goes on, if it is not in this thread
+        self.attached_drafter: str | None = (
+            None  # the drafter that is told how the text goes on, if it is not in this thread
+        )
         self.stepped_at = 0  # the loop's last step that it was in, as `Shortage` counts them
 
     def undo(self) -> None:
@@ -131,14 +133,14 @@ class RowTable(Generic[R]):
     def report(self, peer: str | None = None) -> Report:
         """The load of all coordinators together, and which requests of `peer` are here."""
         asked = [row for row in (*self._active.values(), *self._waiting.values()) if row.key[0] == peer]
-        followers = {row.key[1]: row.follower for row in asked if row.follower is not None}
+        attached_drafters = {row.key[1]: row.attached_drafter for row in asked if row.attached_drafter is not None}
         return Report(
             len(self._active),
             len(self._waiting),
             self._cache.slots,
             [row.key[1] for row in asked],
             self.drafting and not self.trying,
-            followers,
+            attached_drafters,
             self.speculation_gain,
         )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from actors.model.forward_input import RowInput, visible_columns
-from actors.model.graph_recorder import Recorder, Replay
+from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.slot_batch import SlotBatch
 from decoding.sampling.transfer import copy_into, tensor_on
 
@@ -41,7 +41,7 @@ class Buffers(NamedTuple):
     batch: SlotBatch
 
 
-class Graphs:
+class CudaGraphs:
     """One graph per bucket, captured when the bucket is first met."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Graphs:
         spare_slot: int,
         capacity: int,
         window: int | None = None,
-        recorder: Recorder,
+        recorder: GraphRecorder,
     ) -> None:
         """
         spare_slot: where padding is written.

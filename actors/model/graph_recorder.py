@@ -17,7 +17,7 @@ _one_at_a_time = threading.Lock()  # torch records one graph at a time in a proc
 Replay = Callable[[], Tensor]
 
 
-class Recorder:
+class GraphRecorder:
     """Whatever it has recorded shares one pool of memory: a result is valid until the next replay of any."""
 
     def __init__(self, capture: Callable[[Replay], Replay] | None = None) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.model.cuda_graphs import Graphs
+from actors.model.cuda_graphs import CudaGraphs
 from actors.model.forward_input import RowInput, visible_columns
-from actors.model.graph_recorder import Recorder, Replay
+from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_slots import SlotCache
 from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.slot_attention import NAME
@@ -32,7 +32,7 @@ class Runner:
     """A model with a cache of `slots` rows, each of `max_length` tokens."""
 
     whole = False  # whether the model is in this process, on one device: then `forward` may be called by itself
-    recorder: Recorder | None = None  # of its calls, on a GPU
+    recorder: GraphRecorder | None = None  # of its calls, on a GPU
 
     def __init__(self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int) -> None:
         """max_query: the most tokens that one call brings per row, Q; a tree may reach that far past a row's end.
@@ -52,13 +52,13 @@ class Runner:
         self.max_query = max_query
         self.cache = SlotCache(slots=slots, capacity=max_length + max_query)
         self.window: int | None = getattr(text_config, "sliding_window", None)
-        self._graphs: Graphs | None = None
+        self._graphs: CudaGraphs | None = None
         self._traced: Callable[..., Tensor] | None = None
         self.whole = len({parameter.device for parameter in model.parameters()}) == 1
         if self.device.type == "cuda" and self.whole:
             self.use_graphs()
 
-    def twin(self) -> "Runner":
+    def shared_copy(self) -> "Runner":
         """Another one over the same model, with as many slots of its own, allocated. One of both may run at a time."""
         twin = Runner(self.model, slots=self.cache.slots, max_length=self.max_length, max_query=self.max_query)
         twin.cache.dtype = self.cache.dtype
@@ -69,8 +69,8 @@ class Runner:
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
         """Run small batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
-        self.recorder = Recorder(capture)
-        self._graphs = Graphs(
+        self.recorder = GraphRecorder(capture)
+        self._graphs = CudaGraphs(
             self.forward,
             device=self.device,
             dtype=self.model.dtype,

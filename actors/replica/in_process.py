@@ -17,8 +17,8 @@ from actors.model.cuda_streams import use_own_stream
 from actors.model.runner import Runner
 from actors.replica.replica import Role, make_loop
 from actors.replica.shared_weights import Loop
-from actors.tokenizers.draft_mapping import Translator
-from actors.tokenizers.logits_mapping import Interpreter
+from actors.tokenizers.draft_mapping import DraftMapping
+from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange, LocalLink
 
@@ -33,16 +33,16 @@ class Engine:
         prefill_chunk: int = 256,
         load_tokenizer: LoadTokenizer | None = None,
         inside: Mapping[str, Runner] | None = None,
-        translators: Mapping[str, Translator] | None = None,
-        interpreters: Mapping[str, Mapping[str, Interpreter]] | None = None,
+        draft_mappings: Mapping[str, DraftMapping] | None = None,
+        logits_mappings: Mapping[str, Mapping[str, LogitsMapping]] | None = None,
         wrap_link: Callable[[LocalLink], LocalLink] = lambda link: link,
     ) -> None:
         """
         replicas: by the name of their model.
         load_tokenizer: of all of them, for structured answers.
         inside: drafters that take turns with a target in its thread, by the target's name.
-        translators: for the drafters, by the names of targets that have another tokenizer.
-        interpreters: by the names of members of ensembles, and of leaders that have another tokenizer.
+        draft_mappings: for the drafters, by the names of targets that have another tokenizer.
+        logits_mappings: by the names of members of ensembles, and of leaders that have another tokenizer.
         wrap_link: lets tests put faulty links under the coordinator and the replicas.
         """
         exchange = LocalExchange()
@@ -52,11 +52,11 @@ class Engine:
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
             replica_link = wrap_link(exchange.join(name))
-            special: dict[str, Any] = {"translators": translators} if translators and role != "target" else {}
+            special: dict[str, Any] = {"draft_mappings": draft_mappings} if draft_mappings and role != "target" else {}
             if inside and name in inside:
-                special = {"translators": translators, "inside": inside[name]}
-            if interpreters and name in interpreters:
-                special["interpreters"] = interpreters[name]
+                special = {"draft_mappings": draft_mappings, "inside": inside[name]}
+            if logits_mappings and name in logits_mappings:
+                special["logits_mappings"] = logits_mappings[name]
             self.loops[name] = make_loop(
                 role,
                 runner,

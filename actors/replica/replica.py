@@ -10,18 +10,18 @@ from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
 from actors.loading.grammar_tokenizer import structure_tokenizer
 from actors.loading.memory_budget import column_bytes, fit_slots, room_for_slots, weights_on_devices
 from actors.loading.supported import try_out
-from actors.loading.tensor_parallel import Gang, Rank, load_sharded_runner
-from actors.loading.tokenizer_pairs import load_interpreters, load_translators
+from actors.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
+from actors.loading.tokenizer_pairs import load_draft_mappings, load_logits_mappings
 from actors.loops.grammar_jobs import LoadTokenizer
 from actors.loops.thread import LoopThread, LoopTimes
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.replica.shared_weights import Loop, TargetAndDrafter
-from actors.target.colocated_drafter import InsideDrafter
+from actors.replica.shared_weights import Loop, SharedWeightsLoop
+from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.loop import Target
-from actors.tokenizers.draft_mapping import Translator
-from actors.tokenizers.logits_mapping import Interpreter
+from actors.tokenizers.draft_mapping import DraftMapping
+from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
@@ -44,7 +44,7 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "targ
         ConfigError: the model can't be loaded or served, or it or its slots don't fit into memory.
     """
     if rank is not None:
-        return load_sharded_runner(spec, Gang(rank))
+        return load_sharded_runner(spec, TensorParallelGroup(rank))
     model = load_model(spec)
     weights = weights_on_devices(model)
     use_faster_layers(model)
@@ -72,30 +72,32 @@ def make_loop(
     *,
     prefill_chunk: int,
     load_tokenizer: LoadTokenizer | None = None,
-    translators: Mapping[str, Translator] | None = None,
+    draft_mappings: Mapping[str, DraftMapping] | None = None,
     inside: Runner | None = None,
-    interpreters: Mapping[str, Interpreter] | None = None,
+    logits_mappings: Mapping[str, LogitsMapping] | None = None,
 ) -> Loop:
     """The loop of that role over a runner and a link.
 
     Args:
         runner: with the role "both", a twin of it is for drafting.
         load_tokenizer: for structured answers.
-        translators: of a drafter, by the names of its targets that have another tokenizer.
+        draft_mappings: of a drafter, by the names of its targets that have another tokenizer.
         inside: of a target, the model that drafts by turns with it.
-        interpreters: of a member of ensembles, by the names of its leaders that have another tokenizer.
+        logits_mappings: of a member of ensembles, by the names of its leaders that have another tokenizer.
     """
     options: dict[str, Any] = {"prefill_chunk": prefill_chunk, "load_tokenizer": load_tokenizer}
-    translator = next(iter((translators or {}).values()), None)
-    drafter_inside = None if inside is None else InsideDrafter(inside, translator=translator, **options)
+    draft_mapping = next(iter((draft_mappings or {}).values()), None)
+    drafter_inside = None if inside is None else ColocatedDrafter(inside, draft_mapping=draft_mapping, **options)
     make_target: Callable[[ConnectingLink], Target] = partial(
-        Target, runner, inside=drafter_inside, interpreters=interpreters, **options
+        Target, runner, inside=drafter_inside, logits_mappings=logits_mappings, **options
     )
     if role == "target":
         return make_target(link)
-    drafting = runner if role == "drafter" else runner.twin()
-    make_drafter: Callable[[ConnectingLink], Drafter] = partial(Drafter, drafting, translators=translators, **options)
-    return make_drafter(link) if role == "drafter" else TargetAndDrafter(link, make_target, make_drafter)
+    drafting = runner if role == "drafter" else runner.shared_copy()
+    make_drafter: Callable[[ConnectingLink], Drafter] = partial(
+        Drafter, drafting, draft_mappings=draft_mappings, **options
+    )
+    return make_drafter(link) if role == "drafter" else SharedWeightsLoop(link, make_target, make_drafter)
 
 
 class Replica:
@@ -152,9 +154,9 @@ class Replica:
             self._link,
             prefill_chunk=spec.prefill_chunk,
             load_tokenizer=lambda: structure_tokenizer(load_tokenizer(spec.path, spec.revision)),
-            translators=load_translators(inside or spec, targets) if targets else None,
+            draft_mappings=load_draft_mappings(inside or spec, targets) if targets else None,
             inside=drafter,
-            interpreters=load_interpreters(spec, leaders) if leaders else None,
+            logits_mappings=load_logits_mappings(spec, leaders) if leaders else None,
         )
 
     def _turn(self) -> None:

@@ -12,10 +12,10 @@ from actors.loops.thread import LoopTimes
 from actors.target.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink, Envelope
-from actors.wire.messages import Admit, Advance, Alive, Cancel, Message, Report
+from actors.wire.messages import Admit, Advance, Cancel, Heartbeat, Message, Report
 
 
-class TargetAndDrafter:
+class SharedWeightsLoop:
     """A target and a drafter, which take turns. The target's answers come first: others wait for them."""
 
     def __init__(
@@ -58,7 +58,7 @@ class TargetAndDrafter:
 
     def _shares_of(self, message: Message) -> "list[_Share]":
         match message:
-            case Cancel() | Alive():
+            case Cancel() | Heartbeat():
                 return [self._targets_share, self._drafters_share]
             case Advance() | Admit(drafts_only=True):
                 return [self._drafters_share]
@@ -129,9 +129,9 @@ def _together(target: Report, drafter: Report) -> Report:
         slots=target.slots + drafter.slots,
         request_ids=drafter.request_ids + target.request_ids,
         drafting=target.drafting,
-        followers=target.followers,
+        attached_drafters=target.attached_drafters,
         speculation_gain=target.speculation_gain,
     )
 
 
-Loop = Target | Drafter | TargetAndDrafter  # of a model's replica
+Loop = Target | Drafter | SharedWeightsLoop  # of a model's replica

@@ -15,16 +15,16 @@ from actors.loops.grammar_jobs import LoadTokenizer
 from actors.loops.row_table import RowKey
 from actors.model.runner import Runner
 from actors.target.row import TargetRow
-from actors.tokenizers.draft_mapping import Translator
+from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Advance, Alive, Cancel, Failed
+from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat
 
 _TARGET, _DRAFTER = "target", "drafter"
 _ADDRESS = ReplicaAddress(_TARGET, _TARGET)
 
 
-class InsideDrafter:
+class ColocatedDrafter:
     """The drafter of one target replica."""
 
     def __init__(
@@ -33,12 +33,12 @@ class InsideDrafter:
         *,
         prefill_chunk: int = 256,
         load_tokenizer: LoadTokenizer | None = None,
-        translator: Translator | None = None,
+        draft_mapping: DraftMapping | None = None,
     ) -> None:
         """
         runner: over as many slots as the target's, at least.
         prefill_chunk, load_tokenizer: as `Drafter` has them.
-        translator: where the target has another tokenizer.
+        draft_mapping: where the target has another tokenizer.
         """
         exchange = LocalExchange()
         self._link = exchange.join(_TARGET)
@@ -49,7 +49,7 @@ class InsideDrafter:
             alternatives=0,
             ahead=False,
             load_tokenizer=load_tokenizer,
-            translators={} if translator is None else {_TARGET: translator},
+            draft_mappings={} if draft_mapping is None else {_TARGET: draft_mapping},
         )
         self._told: dict[RowKey, int] = {}  # how much of each row's text the drafter knows
 
@@ -60,7 +60,7 @@ class InsideDrafter:
         """
         before = replace(self._drafter.times)
         drafted = {row.key[1]: row for row in rows if row.drafter}
-        self._link.send(_DRAFTER, [Alive(), *map(self._news, drafted.values())])
+        self._link.send(_DRAFTER, [Heartbeat(), *map(self._news, drafted.values())])
         self._drafter.turn()
         while self._drafter.drafting:
             self._drafter.turn()

@@ -4,30 +4,30 @@ import logging
 import time
 from collections.abc import Mapping
 
-from actors.ensemble.cross_tokenizer_member import TranslatingMemberRow
+from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
 from actors.ensemble.member import MemberRow
-from actors.loops.grammar_jobs import Structures
-from actors.loops.mailbox import Reception
+from actors.loops.grammar_jobs import GrammarJobs
+from actors.loops.mailbox import Mailbox
 from actors.model.runner import Runner
 from actors.target.beams import BeamRow
-from actors.target.leader import Ensembles
+from actors.target.leader import EnsembleLeader
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
-from actors.target.rows import ServedRow, ServedRows
-from actors.tokenizers.logits_mapping import Interpreter
+from actors.target.rows import ServedRow, TargetRows
+from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.messages import (
     Admit,
-    Answer,
-    Ask,
-    Drafting,
+    AttachDrafter,
     Failed,
     Join,
     Joined,
-    Lost,
+    LogitsReply,
+    LogitsRequest,
+    MemberLost,
     Message,
-    Missed,
     Offer,
     Report,
+    ResendRequest,
 )
 from decoding.beams.options import BeamOptions
 from decoding.drafts.ngram import NgramProposers
@@ -41,57 +41,57 @@ class TargetInbox:
 
     def __init__(
         self,
-        rows: ServedRows,
-        reception: Reception[ServedRow],
+        rows: TargetRows,
+        mailbox: Mailbox[ServedRow],
         runner: Runner,
         planner: DraftPlanner,
-        structures: Structures,
-        ensembles: Ensembles,
-        interpreters: Mapping[str, Interpreter],
+        structures: GrammarJobs,
+        ensembles: EnsembleLeader,
+        logits_mappings: Mapping[str, LogitsMapping],
     ) -> None:
-        """interpreters: by the names of the leaders that have another tokenizer."""
-        self._rows, self._reception, self._runner = rows, reception, runner
+        """logits_mappings: by the names of the leaders that have another tokenizer."""
+        self._rows, self._mailbox, self._runner = rows, mailbox, runner
         self._planner, self._structures, self._ensembles = planner, structures, ensembles
-        self._interpreters = interpreters
+        self._logits_mappings = logits_mappings
         self._ngrams = NgramProposers()
 
     def receive(self, timeout_s: float) -> None:
         """Act on what has arrived; waits up to `timeout_s` for it."""
-        for peer, message in self._reception.receive(timeout_s):
+        for peer, message in self._mailbox.receive(timeout_s):
             self._handle(peer, message)
 
-    def tell_follower(self, row: TargetRow) -> None:
+    def update_drafter(self, row: TargetRow) -> None:
         """Let the drafter that follows the row, if there is one, know how the text goes on."""
         # What pays is known as of the step before, which is soon enough for the drafter.
         news = row.news(row.useful_draft_length if self._rows.drafting else 0)
-        if row.follower is not None and news is not None:
-            self._reception.put(row.follower, news)
+        if row.attached_drafter is not None and news is not None:
+            self._mailbox.put(row.attached_drafter, news)
 
     def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back."""
         if self._rows.get(row.key) is row:
-            self._reception.give_back(row.key, row.admission, error)
+            self._mailbox.give_back(row.key, row.admission, error)
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
             case Offer(request_id, _, tokens):
                 row = self._rows.get((message.coordinator, request_id))
                 if isinstance(row, TargetRow) and self._runner.knows([*tokens, *message.drawn_from()]):
-                    # What is drawn by chance never fits when it is late.
+                    # What is drawn at random never fits when it is late.
                     fits = row.offer(message) or row.params.rejects
                     self._planner.note_offer(row, time.perf_counter(), fits=fits)
-            case Admit() | Join() | Ask():
+            case Admit() | Join() | LogitsRequest():
                 self._take_up(peer, message)
-            case Missed(request_id, coordinator, known):
+            case ResendRequest(request_id, coordinator, known):
                 row = self._rows.get((coordinator, request_id))
-                if isinstance(row, TargetRow) and row.follower == peer:
+                if isinstance(row, TargetRow) and row.attached_drafter == peer:
                     row.tell_from(min(max(0, known), len(row.tokens)))
-                    self.tell_follower(row)
-            case Drafting(request_id, drafter):
+                    self.update_drafter(row)
+            case AttachDrafter(request_id, drafter):
                 row = self._rows.get((peer, request_id))
                 if isinstance(row, TargetRow):
                     row.draft_with(drafter)
-            case Joined() | Answer() | Lost() | Failed():
+            case Joined() | LogitsReply() | MemberLost() | Failed():
                 failed = self._ensembles.take(peer, message, time.perf_counter())
                 if failed is not None:
                     self.fail(*failed)
@@ -100,7 +100,7 @@ class TargetInbox:
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 
-    def _take_up(self, peer: str, message: Admit | Join | Ask) -> None:
+    def _take_up(self, peer: str, message: Admit | Join | LogitsRequest) -> None:
         """Begin a request, or go on with it; give it back where that is impossible."""
         try:
             match message:
@@ -108,10 +108,10 @@ class TargetInbox:
                     self._admit(peer, message)
                 case Join():
                     self._join(peer, message)
-                case Ask():
+                case LogitsRequest():
                     self._follow(peer, message)
         except Exception as error:  # a fault of a tokenizer, among others, must not end the other requests
-            self._reception.give_back((peer, message.request_id), message.admission, error)
+            self._mailbox.give_back((peer, message.request_id), message.admission, error)
 
     def _admit(self, peer: str, message: Admit) -> None:
         """Raises UnavailableError or InvalidRequestError if it can't be served here."""
@@ -151,17 +151,17 @@ class TargetInbox:
         if isinstance(known, MemberRow) and known.join == message:  # asked again; what was said may be lost
             known.joined = False
             return
-        interpreter = self._interpreters.get(message.leader)
+        logits_mapping = self._logits_mappings.get(message.leader)
         row: MemberRow | None = None
-        if interpreter is not None:
-            row = TranslatingMemberRow.make(peer, message, self._runner, interpreter)
+        if logits_mapping is not None:
+            row = CrossTokenizerMember.make(peer, message, self._runner, logits_mapping)
         elif self._runner.knows(message.tokens):
             row = MemberRow(peer, message, self._runner)
         if row is None:
             raise UnavailableError("a member has no room for the text, or not its tokens")
         self._rows.add(row)
 
-    def _follow(self, peer: str, message: Ask) -> None:
+    def _follow(self, peer: str, message: LogitsRequest) -> None:
         row = self._rows.get((peer, message.request_id))
         error = row.follow(message) if isinstance(row, MemberRow) else "the request is not here"
         if error is not None:

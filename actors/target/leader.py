@@ -7,17 +7,28 @@ from collections.abc import Callable
 
 import torch
 
-from actors.ensemble.rounds import RowEnsemble
+from actors.ensemble.rounds import EnsembleRounds
 from actors.model.runner import Runner
 from actors.target.row import TargetRow
 from actors.wire.link import ConnectingLink
 from actors.wire.logits_codec import LogitsTransport, unpack
 from actors.wire.logits_memory import SharedLogits, SharedOffer, offer
-from actors.wire.messages import Answer, Ask, Cancel, Ensemble, Failed, Join, Joined, Lost, Message, Report
+from actors.wire.messages import (
+    Cancel,
+    Ensemble,
+    Failed,
+    Join,
+    Joined,
+    LogitsReply,
+    LogitsRequest,
+    MemberLost,
+    Message,
+    Report,
+)
 from decoding.errors import ConsortError, UnavailableError
 
 Send = Callable[[str, Message], None]
-FromMember = Joined | Answer | Lost | Failed  # or about one
+FromMember = Joined | LogitsReply | MemberLost | Failed  # or about one
 _Place = tuple[int, str]  # a request, and a member's replica
 
 _LOST = 3  # reports of a member that has not answered: one may be on its way already, one be from the turn before
@@ -25,7 +36,7 @@ _IDLE_S = 60.0
 _PADDING = 1024  # vocabularies that are the same may be padded to other sizes
 
 
-class Ensembles:
+class EnsembleLeader:
     """Those that one target leads. Requests are known by their ids, which are unique among all coordinators."""
 
     def __init__(self, link: ConnectingLink, send: Send, runner: Runner) -> None:
@@ -33,12 +44,14 @@ class Ensembles:
         self._link, self._send, self._runner = link, send, runner
         self._rows: dict[int, TargetRow] = {}
         self._used_at_s: dict[str, float] = {}  # by connected replica
-        self._unanswered: dict[_Place, tuple[Join | Ask, int]] = {}  # and how often the member has reported since
+        self._unanswered: dict[
+            _Place, tuple[Join | LogitsRequest, int]
+        ] = {}  # and how often the member has reported since
         self._shared: dict[_Place, SharedLogits] = {}
 
     def begin(self, row: TargetRow, ensemble: Ensemble, now_s: float) -> None:
         """Invite the members of a new row's ensemble."""
-        row.ensemble = RowEnsemble(ensemble, now_s)
+        row.ensemble = EnsembleRounds(ensemble, now_s)
         row.ensemble.told = len(row.tokens)
         self._rows[row.key[1]] = row
         for member in ensemble.members:
@@ -68,15 +81,15 @@ class Ensembles:
         self._shared[row.key[1], replica] = offered[0]
         return offered[1]
 
-    def _put(self, place: _Place, message: Join | Ask) -> None:
+    def _put(self, place: _Place, message: Join | LogitsRequest) -> None:
         self._unanswered[place] = message, 0
         self._send(place[1], message)
 
-    def ask(self, row: TargetRow, ensemble: RowEnsemble) -> None:
+    def ask(self, row: TargetRow, ensemble: EnsembleRounds) -> None:
         """Send the round that has begun to the other members."""
         assert ensemble.round is not None
         draft = ensemble.round.draft
-        ask = Ask(
+        ask = LogitsRequest(
             request_id=row.key[1],
             step=ensemble.round.step,
             base=ensemble.told,
@@ -107,14 +120,14 @@ class Ensembles:
                     self._put(place, message)
 
     def take(
-        self, replica: str, message: Joined | Answer | Lost | Failed, now_s: float
+        self, replica: str, message: Joined | LogitsReply | MemberLost | Failed, now_s: float
     ) -> tuple[TargetRow, ConsortError] | None:
         """Take what is said by a member, or about one. Returns the row that must fail because of it, and why."""
         row = self._rows.get(message.request_id)
         if row is None or row.ensemble is None:
             return None
         try:
-            if isinstance(message, Lost):
+            if isinstance(message, MemberLost):
                 self._drop(row, row.ensemble, message.replica, "is gone")
             elif message.admission == row.admission and replica in row.ensemble.others:
                 self._take(row, row.ensemble, replica, message, now_s)
@@ -125,21 +138,26 @@ class Ensembles:
         return None
 
     def _take(
-        self, row: TargetRow, ensemble: RowEnsemble, replica: str, message: Joined | Answer | Failed, now_s: float
+        self,
+        row: TargetRow,
+        ensemble: EnsembleRounds,
+        replica: str,
+        message: Joined | LogitsReply | Failed,
+        now_s: float,
     ) -> None:
         place = row.key[1], replica
         match message:
             case Joined():
                 ensemble.join(replica)
                 self._answered(place, step=0)
-            case Answer(_, step, logits, best):
+            case LogitsReply(_, step, logits, best):
                 unpacked = unpack(logits, self._runner.device, self._shared.get(place))
                 ensemble.take(replica, step, unpacked, best, now_s)
                 self._answered(place, step)
             case Failed(_, error):
                 self._drop(row, ensemble, replica, f"failed: {error}")
 
-    def _drop(self, row: TargetRow, ensemble: RowEnsemble, replica: str, reason: str) -> None:
+    def _drop(self, row: TargetRow, ensemble: EnsembleRounds, replica: str, reason: str) -> None:
         """Go on without a member, which may forget the request.
 
         Raises:
@@ -192,5 +210,5 @@ class Ensembles:
     def _answered(self, place: _Place, step: int) -> None:
         """The member need not be asked again. step: of the round; 0: it has joined."""
         asked = self._unanswered.get(place)
-        if asked is not None and (asked[0].step if isinstance(asked[0], Ask) else 0) == step:
+        if asked is not None and (asked[0].step if isinstance(asked[0], LogitsRequest) else 0) == step:
             del self._unanswered[place]

@@ -15,22 +15,22 @@ from torch import Tensor
 
 from actors.ensemble.member import MemberRow
 from actors.ensemble.rounds import blended
-from actors.loops.grammar_jobs import LoadTokenizer, Structures
-from actors.loops.mailbox import REPORT_PERIOD_S, Reception
-from actors.loops.oom_backoff import Shortage
+from actors.loops.grammar_jobs import GrammarJobs, LoadTokenizer
+from actors.loops.mailbox import REPORT_PERIOD_S, Mailbox
+from actors.loops.oom_backoff import OomBackoff
 from actors.loops.row_table import PREPARING_S, choose_prefill
 from actors.loops.thread import LoopTimes
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.target.beams import BeamRow
-from actors.target.colocated_drafter import InsideDrafter
+from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.inbox import TargetInbox
 from actors.target.judge import Verdict, judge
-from actors.target.leader import Ensembles
+from actors.target.leader import EnsembleLeader
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
-from actors.target.rows import ServedRow, ServedRows
-from actors.tokenizers.logits_mapping import Interpreter
+from actors.target.rows import ServedRow, TargetRows
+from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Commit, Joined, Report
 from decoding.drafts.trie import Draft
@@ -52,29 +52,29 @@ class Target:
         prefill_chunk: int = 256,
         adaptive: bool = True,
         load_tokenizer: LoadTokenizer | None = None,
-        inside: InsideDrafter | None = None,
-        interpreters: Mapping[str, Interpreter] | None = None,
+        inside: ColocatedDrafter | None = None,
+        logits_mappings: Mapping[str, LogitsMapping] | None = None,
     ) -> None:
         """
         prefill_chunk: prompt tokens processed between two steps of the running rows.
         adaptive: verify as many draft tokens as pay; otherwise always as many as the request allows.
         load_tokenizer: for structured answers.
         inside: drafts here, by turns, for the requests that a drafter is to work on.
-        interpreters: of a member, by the names of its leaders that have another tokenizer.
+        logits_mappings: of a member, by the names of its leaders that have another tokenizer.
         """
         self.times = LoopTimes()
         self._runner = runner
-        self._rows = ServedRows(runner.cache, removed=self._leave)
-        self._reception = Reception(link, self._rows, self.times)
+        self._rows = TargetRows(runner.cache, removed=self._leave)
+        self._mailbox = Mailbox(link, self._rows, self.times)
         self._inside = inside
-        self._planner = DraftPlanner(runner, adaptive=adaptive, in_turn=inside is not None)
-        self._ensembles = Ensembles(link, self._reception.put, runner)
-        structures = Structures(load_tokenizer, runner.vocab_size)
+        self._planner = DraftPlanner(runner, adaptive=adaptive, alternating=inside is not None)
+        self._ensembles = EnsembleLeader(link, self._mailbox.put, runner)
+        structures = GrammarJobs(load_tokenizer, runner.vocab_size)
         self._inbox = TargetInbox(
-            self._rows, self._reception, runner, self._planner, structures, self._ensembles, interpreters or {}
+            self._rows, self._mailbox, runner, self._planner, structures, self._ensembles, logits_mappings or {}
         )
         chunk = min(prefill_chunk, runner.max_query)
-        self._shortage = Shortage(runner.cache.slots, self.times, self._inbox.fail, prefill_chunk=chunk)
+        self._backoff = OomBackoff(runner.cache.slots, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
         self._waited_before_s = 0.0  # for drafts, up to the step before
 
@@ -87,25 +87,25 @@ class Target:
         self._inbox.receive(self._timeout_s())
         if len(self._rows):
             self._planner.rows_in_hand = len(self._rows)
-            self._rows.drafting = self._planner.speculates() and self._shortage.speculates
+            self._rows.drafting = self._planner.speculates() and self._backoff.speculates
             trial = self._planner.trial
             self._rows.trying, self._rows.speculation_gain = trial.is_trying, trial.gain
             self.times.trial_loss_s = trial.lost_s
         self._look_after_rows()
         prefilling = self._rows.prefilling
         if prefilling:
-            chosen = choose_prefill(prefilling, self._shortage.prefill_chunk)
-            self._shortage.prefill(partial(self._prefill, chosen), chosen)
-        complete = self._shortage.choose(self._rows.complete)
+            chosen = choose_prefill(prefilling, self._backoff.prefill_chunk)
+            self._backoff.prefill(partial(self._prefill, chosen), chosen)
+        complete = self._backoff.choose(self._rows.complete)
         if complete:
-            self._shortage.step(partial(self._judge_rounds, complete), complete)
+            self._backoff.step(partial(self._judge_rounds, complete), complete)
         running = self._rows.running
         ready = [] if _wait_s(running) > 0 else running
         candidates: list[ServedRow] = [*ready, *self._rows.asked, *self._rows.searching]
-        rows = self._shortage.choose(candidates)
+        rows = self._backoff.choose(candidates)
         if rows:
-            self._shortage.step(partial(self._step, rows), rows)
-        self._reception.close_turn()
+            self._backoff.step(partial(self._step, rows), rows)
+        self._mailbox.close_turn()
 
     def _step(self, batch: list[ServedRow]) -> None:
         """One batched forward over every row's last token and its draft; each row commits one token or more.
@@ -121,7 +121,7 @@ class Target:
             self._draft(self._inside, rows)
         began_s = time.perf_counter()
         drafts = self._planner.choose(rows, began_s)
-        if not self._shortage.speculates:
+        if not self._backoff.speculates:
             drafts = [draft.first(0) for draft in drafts]
         masks = self._masks.start([row.structure for row in rows], drafts)
         self._ask(rows, drafts, turn_began_s)
@@ -150,7 +150,7 @@ class Target:
         self._inbox.receive(0.0)  # what was offered meanwhile is there for the verdict
         self._follow(*chosen, verdicts, turn_began_s)
 
-    def _draft(self, inside: InsideDrafter, rows: list[TargetRow]) -> None:
+    def _draft(self, inside: ColocatedDrafter, rows: list[TargetRow]) -> None:
         """The drafter's turn."""
         began_s = time.perf_counter()
         token_s = inside.draft(rows)
@@ -169,7 +169,7 @@ class Target:
         tokens = sum(len(draft.tokens) + 1 for draft in drafts)
         self._planner.note_answers(tokens, time.perf_counter() - min(one.asked_at_s for one in rounds))
         self._follow(rows, drafts, verdicts, min(one.began_s for one in rounds))
-        self._reception.flush()
+        self._mailbox.flush()
 
     def _follow(self, rows: list[TargetRow], drafts: list[Draft], verdicts: list[Verdict], began_s: float) -> None:
         """Commit what the target chose: of each row's draft, then the first token of its own.
@@ -201,7 +201,7 @@ class Target:
     def _prefill(self, rows: list[ServedRow]) -> None:
         """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token, or forks."""
         began_s = time.perf_counter()
-        chunks = [row.next_input(self._shortage.prefill_chunk) for row in rows]
+        chunks = [row.next_input(self._backoff.prefill_chunk) for row in rows]
         logits = self._last_logits(rows, chunks)  # [B, V]
         last = [at for at, row in enumerate(rows) if chunks[at].end == len(row.tokens)]
         done = [(at, row) for at in last if isinstance(row := rows[at], TargetRow)]
@@ -229,7 +229,7 @@ class Target:
             if self._rows.get(row.key) is row and not self._breaks_structure(row, verdict):
                 self._commit(row, draft, verdict)
         if last:
-            self._reception.flush()  # the first token is not to wait for the step that follows
+            self._mailbox.flush()  # the first token is not to wait for the step that follows
         self._plan([row for row in rows if isinstance(row, TargetRow) and not row.prefilling])
 
     def _last_logits(self, rows: list[ServedRow], chunks: list[RowInput]) -> Tensor:
@@ -266,8 +266,8 @@ class Target:
         if finish is None and verdict.rejected:
             commit = replace(commit, rejected=True, hit=bool(row.trie))
         if finish is None:
-            self._inbox.tell_follower(row)  # first: it is waited for
-        self._reception.put(peer, commit)
+            self._inbox.update_drafter(row)  # first: it is waited for
+        self._mailbox.put(peer, commit)
         if finish is not None:
             self._rows.remove(row.key)
         elif self._rows.drafting:
@@ -280,14 +280,14 @@ class Target:
             ensemble.begin(draft, time.perf_counter(), began_s)
             self._ensembles.ask(row, ensemble)
         if leading:
-            self._reception.flush()
+            self._mailbox.flush()
 
     def _answer(self, asked: list[MemberRow], parts: tuple[Tensor, ...]) -> None:
         """Tell leaders what they asked. parts: [n, V] of each row's tokens."""
         for row, logits in zip(asked, parts, strict=True):
             answer = row.answer(logits)
             if answer is not None:
-                self._reception.put(row.key[0], answer)
+                self._mailbox.put(row.key[0], answer)
 
     def _search(self, rows: list[BeamRow], parts: Sequence[Tensor]) -> None:
         """Follow the beams of all rows. parts: [1, V] of each beam."""
@@ -305,7 +305,7 @@ class Target:
         if row.error is not None and not found.answers:
             self._inbox.fail(row, row.error)
         else:
-            self._reception.put(row.key[0], found)
+            self._mailbox.put(row.key[0], found)
             self._rows.remove(row.key)
 
     def _look_after_rows(self) -> None:
@@ -316,7 +316,7 @@ class Target:
             self._inbox.fail(leading, reason)
         for member in self._rows.joining:
             member.joined = True
-            self._reception.put(member.key[0], Joined(member.key[1], member.admission))
+            self._mailbox.put(member.key[0], Joined(member.key[1], member.admission))
 
     def _plan(self, committed: list[TargetRow]) -> None:
         """Decide what the rows that just committed wait for."""

@@ -19,12 +19,12 @@ _DRIFT = 0.99  # of the latency estimate per step without news, so that waiting 
 class DraftPlanner:
     """One target's planner. No estimate is final: without news, each drifts back to where drafts are tried again."""
 
-    def __init__(self, runner: Runner, *, adaptive: bool, in_turn: bool = False) -> None:
+    def __init__(self, runner: Runner, *, adaptive: bool, alternating: bool = False) -> None:
         """
         adaptive: as many draft tokens as pay; otherwise always as many as the request allows.
-        in_turn: drafts are made between two steps, and cost the time that they take.
+        alternating: drafts are made between two steps, and cost the time that they take.
         """
-        self._adaptive, self._in_turn = adaptive, in_turn
+        self._adaptive, self._in_turn = adaptive, alternating
         self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: what to expect of a new one
         self._step_cost_s = measure_step_cost(runner)
         self._round_cost_s = deepcopy(self._step_cost_s)  # of leaders of ensembles: until the last member has answered
@@ -49,7 +49,7 @@ class DraftPlanner:
         for row, draft in zip(rows, drafts, strict=True):
             if row.incomplete_since_s is not None:  # the wanted draft did not come in time
                 self._note_latency(row, now_s)
-            row.expects_drafts &= bool(draft.tokens)  # a drafter that missed its chance is waited for once it offers
+            row.expects_drafts &= bool(draft.tokens)  # a drafter that is late is waited for once it offers
         if not self._adaptive:
             return drafts
         if not self.speculates():

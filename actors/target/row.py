@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from actors.ensemble.rounds import RowEnsemble
+from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.row_table import Row
 from actors.model.forward_input import RowInput, draft_input
 from actors.wire.messages import Admit, Advance, Offer
@@ -24,10 +24,10 @@ class TargetRow(Row):
         self.trie.default_probability = self.acceptance.value
         self.history = History(self.params, self.tokens, self.prompt_length)
         self.proposer = proposer
-        self.ensemble: RowEnsemble | None = None  # that it leads
+        self.ensemble: EnsembleRounds | None = None  # that it leads
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if asked for
         self.drafter = admit.drafter  # whether one works on the request
-        self.follower = admit.follower
+        self.attached_drafter = admit.attached_drafter
         self._told = len(self.tokens)  # so much of the text
         self._told_to_rest = False
         self.expects_drafts = self.drafter and self.draft_length > 0
@@ -91,7 +91,7 @@ class TargetRow(Row):
 
     def offer(self, offer: Offer) -> bool:
         """Take in a draft, which has the target's tokens only; True if any of it fits."""
-        return self.trie.offer(offer.base, offer.tokens, offer.parents, offer.chances, offer.distributions)
+        return self.trie.offer(offer.base, offer.tokens, offer.parents, offer.probabilities, offer.distributions)
 
     def propose(self) -> None:
         """Take in what the proposer drafts for the text as it is."""
@@ -109,21 +109,21 @@ class TargetRow(Row):
 
     def draft_with(self, drafter: str | None) -> None:
         """Another drafter works on it from now on, or none. Should it know less of the text, it will ask."""
-        self.follower = drafter
+        self.attached_drafter = drafter
         self.drafter = self.expects_drafts = drafter is not None
         self.tell_from(len(self.tokens))
 
     def tell_from(self, known: int) -> None:
-        """The follower knows so much of the text."""
+        """The attached_drafter knows so much of the text."""
         self._told, self._told_to_rest = known, False
 
     def news(self, draft_length: int) -> Advance | None:
-        """What to tell the follower. One that may rest, because no draft would pay, is told that once.
+        """What to tell the attached_drafter. One that may rest, because no draft would pay, is told that once.
 
         draft_length: how long a draft would pay in the next step.
         """
         resting = self._told_to_rest and draft_length == 0
-        if self.follower is None or resting or self._told >= len(self.tokens):
+        if self.attached_drafter is None or resting or self._told >= len(self.tokens):
             return None
         advance = self.advance(self._told, draft_length)
         self._told, self._told_to_rest = len(self.tokens), draft_length == 0

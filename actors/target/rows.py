@@ -8,7 +8,7 @@ from actors.target.row import TargetRow
 ServedRow = TargetRow | MemberRow | BeamRow
 
 
-class ServedRows(RowTable[ServedRow]):
+class TargetRows(RowTable[ServedRow]):
     """Of one target."""
 
     @property

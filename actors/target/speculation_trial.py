@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 _SETTLING_STEPS, _MOST_SETTLING_STEPS = 3, 12  # until drafters have caught up, or rest
 _TRIAL_STEPS = 6  # a window that has settled tells a speed after so many steps …
-_TRIAL_TOKENS = 48  # … and so many tokens, if it speculates: their number per step is chance
+_TRIAL_TOKENS = 48  # … and so many tokens, if it speculates: their number per step is random
 _FEWEST_STEPS, _FEWEST_TOKENS, _HOPELESS = 2, 16, 0.85  # a window that is so slow has shown enough sooner
 _BUDGET = 0.01  # the share of the time that trials of the slower way may cost
 _CREDIT_S = 0.4  # what may be spent beforehand: 1.3 % of the first half minute

@@ -16,7 +16,7 @@ from decoding.tokenizers.text_aligner import Speller, TextAligner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Translator:
+class DraftMapping:
     """Of one pair of tokenizers. Drafts are hints, so what has no translation is left out."""
 
     target: Speller
@@ -27,7 +27,7 @@ class Translator:
     impossible: Tensor  # [V] bool: the drafter's tokens that the target can't write
 
     @classmethod
-    def build(cls, target: Speller, drafter: Speller, *, begins_texts: bool = False) -> "Translator":
+    def build(cls, target: Speller, drafter: Speller, *, begins_texts: bool = False) -> "DraftMapping":
         """begins_texts: the drafter expects its "bos" token before a text.
 
         Raises:
@@ -48,7 +48,7 @@ class Translator:
             torch.tensor([not _is_possible(meaning, target) for meaning in drafter.vocabulary.meanings]),
         )
 
-    def to(self, device: torch.device | str) -> "Translator":
+    def to(self, device: torch.device | str) -> "DraftMapping":
         return replace(self, noise_ids=self.noise_ids.to(device), impossible=self.impossible.to(device))
 
     def knows(self, tokens: Sequence[int]) -> bool:

@@ -29,7 +29,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Interpreter:
+class LogitsMapping:
     """Of one pair of tokenizers."""
 
     leader: Speller
@@ -40,7 +40,7 @@ class Interpreter:
     later: Projection  # of all others
 
     @classmethod
-    def build(cls, leader: Speller, member: Speller, *, begins_texts: bool = False) -> "Interpreter":
+    def build(cls, leader: Speller, member: Speller, *, begins_texts: bool = False) -> "LogitsMapping":
         """begins_texts: the member expects its "bos" token before a text.
 
         Raises:

@@ -1,13 +1,13 @@
 """Everything that crosses a link: frozen, typed, token ids only. All one-way; none has an answer.
 
-    coordinator -> target, drafter:   Admit, Cancel, Alive
-    coordinator -> target:            Drafting, Lost
+    coordinator -> target, drafter:   Admit, Cancel, Heartbeat
+    coordinator -> target:            AttachDrafter, MemberLost
     drafter -> coordinator:           Failed, Report
-    drafter -> target:                Offer, Missed, Report
+    drafter -> target:                Offer, ResendRequest, Report
     target -> drafter:                Advance, Report
     target -> coordinator:            Commit, Beams, Failed, Report
-    leader of an ensemble -> member:  Join, Ask, Cancel, Report (both are targets)
-    member -> leader:                 Joined, Answer, Failed, Report
+    leader of an ensemble -> member:  Join, LogitsRequest, Cancel, Report (both are targets)
+    member -> leader:                 Joined, LogitsReply, Failed, Report
 
 `request_id` is a random 63-bit integer, unique among all coordinators.
 """
@@ -77,7 +77,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     ngram: NgramOptions | None = None  # look drafts up, too
     ensemble: Ensemble | None = None  # to be led
     target: ReplicaAddress | None = None  # where a drafter sends its offers
-    follower: str | None = None  # the drafter that a target tells how the text goes on
+    attached_drafter: str | None = None  # the drafter that a target tells how the text goes on
     beams: BeamOptions | None = None  # search; `tokens` are the prompt
     drafts_only: bool = False  # the receiver is to draft for `target`, which matters to one that can be both
     admission: int = 0
@@ -89,14 +89,14 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     request_id: int
 
 
-class Drafting(msgspec.Struct, frozen=True, tag=True):
+class AttachDrafter(msgspec.Struct, frozen=True, tag=True):
     """Another drafter works on the request from now on; None: none."""
 
     request_id: int
     drafter: str | None
 
 
-class Missed(msgspec.Struct, frozen=True, tag=True):
+class ResendRequest(msgspec.Struct, frozen=True, tag=True):
     """From the request's drafter: something was lost. Tell me again how the text goes on from `known`."""
 
     request_id: int
@@ -127,7 +127,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     base: int
     tokens: list[int]
     parents: list[int] | None = None
-    chances: list[float] | None = None  # of each token, should those before it be the target's, to be so too
+    probabilities: list[float] | None = None  # of each token, should those before it be the target's, to be so too
     distributions: list[Distribution | None] | None = None  # what each token was drawn from, for rejection sampling
     coordinator: str = ""  # that admitted the request
 
@@ -164,7 +164,7 @@ class Beams(msgspec.Struct, frozen=True, tag=True):
     admission: int = 0  # as in Admit
 
 
-class Lost(msgspec.Struct, frozen=True, tag=True):
+class MemberLost(msgspec.Struct, frozen=True, tag=True):
     """A member's replica is gone."""
 
     request_id: int
@@ -190,7 +190,7 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     admission: int = 0  # as in Join
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class LogitsRequest(msgspec.Struct, frozen=True, tag=True):
     """What may follow the text, and each of K draft tokens after it? `text` is what is new of it, from `base` on."""
 
     request_id: int
@@ -203,7 +203,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     admission: int = 0  # as in Join
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
+class LogitsReply(msgspec.Struct, frozen=True, tag=True):
     """A member's logits, [K + 1, V]."""
 
     request_id: int
@@ -222,7 +222,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     admission: int = 0  # as in Admit or Join
 
 
-class Alive(msgspec.Struct, frozen=True, tag=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A coordinator's sign of life; a replica forgets the requests of one that has died."""
 
 
@@ -234,25 +234,25 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     slots: int
     request_ids: list[int]  # the receiver's requests among them
     drafting: bool = True  # of a target: whether drafts are wanted; not while plain decoding is faster
-    followers: dict[int, str] = {}  # of a target: the drafters that it tells of the receiver's requests
+    attached_drafters: dict[int, str] = {}  # of a target: the drafters that it tells of the receiver's requests
     speculation_gain: float = 1.0  # of a target: how many times as fast as plain decoding, by trials; 1: unknown
 
 
 Message = (
     Admit
     | Cancel
-    | Drafting
+    | AttachDrafter
     | Offer
     | Advance
-    | Missed
+    | ResendRequest
     | Commit
     | Beams
-    | Lost
+    | MemberLost
     | Join
     | Joined
-    | Ask
-    | Answer
+    | LogitsRequest
+    | LogitsReply
     | Failed
-    | Alive
+    | Heartbeat
     | Report
 )

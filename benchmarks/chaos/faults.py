@@ -1,4 +1,4 @@
-"""What goes wrong on purpose: kills, hangs, links that are cut, freeze or lag, drawn by chance and done in time."""
+"""What goes wrong on purpose: kills, hangs, links that are cut, freeze or lag, drawn at random and done in time."""
 
 import random
 import signal
@@ -35,7 +35,7 @@ def draw(counts: Mapping[Kind, int], *, seed: int) -> list[Kind]:
 
 
 class Havoc:
-    """Does one fault after the other, at times drawn by chance."""
+    """Does one fault after the other, at times drawn at random."""
 
     def __init__(self, fleet: Fleet, *, seed: int) -> None:
         self.faults: list[Fault] = []

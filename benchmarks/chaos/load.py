@@ -91,14 +91,14 @@ class Case:
 def make_cases(target: Path, count: int, new_tokens: int, *, seed: int) -> list[Case]:
     """Requests of all kinds in turn, with the prompts and seeds that `seed` draws."""
     tokenizer: Any = load_tokenizer(str(target))
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     endpoints = _endpoints(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
     cases = []
-    for at, text in enumerate(chance.sample(read_prompts(PROMPTS), count)):
+    for at, text in enumerate(rng.sample(read_prompts(PROMPTS), count)):
         kind = list(KINDS)[at % len(KINDS)]
-        length = new_tokens if kind == "ensemble" else chance.choice([new_tokens, 2 * new_tokens, 4 * new_tokens])
+        length = new_tokens if kind == "ensemble" else rng.choice([new_tokens, 2 * new_tokens, 4 * new_tokens])
         params = SamplingParams(
-            max_tokens=length, eos_token_ids=(tokenizer.eos_token_id,), seed=chance.getrandbits(62), **KINDS[kind]
+            max_tokens=length, eos_token_ids=(tokenizer.eos_token_id,), seed=rng.getrandbits(62), **KINDS[kind]
         )
         prompt = tokenizer(text)["input_ids"]
         cases.append(Case(kind, Request(endpoints.get(kind, endpoints["pair"]), prompt, params, kind != "plain")))

@@ -88,8 +88,8 @@ class Soak:
         watch = threading.Thread(target=self._watch, args=(occupied, done))
         watch.start()
         with ThreadPoolExecutor(self._streams) as pool:
-            chances = [random.Random(self._chance.random()) for _ in range(self._streams)]
-            told = [each for found in pool.map(lambda one: self._ask(one, until_s), chances) for each in found]
+            probabilities = [random.Random(self._chance.random()) for _ in range(self._streams)]
+            told = [each for found in pool.map(lambda one: self._ask(one, until_s), probabilities) for each in found]
         done.set()
         watch.join()
         leaked = self._leaked()
@@ -104,15 +104,15 @@ class Soak:
             objects=len(gc.get_objects()),
         )
 
-    def _ask(self, chance: random.Random, until_s: float) -> list[str | None]:
+    def _ask(self, rng: random.Random, until_s: float) -> list[str | None]:
         """One client's requests. For each what is wrong with its answer, "" if nothing is; None: it hung up."""
         said: list[str | None] = []
         while time.monotonic() < until_s:
-            at = chance.randrange(len(self._cases))
+            at = rng.randrange(len(self._cases))
             case = self._cases[at]
             deltas = self._served.stream(case.fresh())
-            if chance.random() < _HANG_UPS:
-                list(itertools.islice(deltas, int(chance.expovariate(0.2))))
+            if rng.random() < _HANG_UPS:
+                list(itertools.islice(deltas, int(rng.expovariate(0.2))))
                 del deltas  # which cancels the request
                 said.append(None)
             else:
@@ -167,13 +167,13 @@ def in_processes(fleet: Fleet, slots: int) -> Served:
 
 def with_shared_prefixes(case: Case, *, count: int, most: int, vocab_size: int, seed: int) -> Iterator[Case]:
     """The case with other prompts, up to `most` tokens long: each continues a part of an earlier one."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     prompts = [list(case.request.prompt)]
     for at in range(count):
-        stem = chance.choice(prompts)
-        stem = stem[: chance.randint(0, len(stem))]
-        prompts.append([*stem, *(chance.randrange(vocab_size) for _ in range(chance.randint(1, most)))][:most])
-        params = replace(case.request.params, max_tokens=chance.randint(1, 40), seed=at, temperature=float(at % 2))
+        stem = rng.choice(prompts)
+        stem = stem[: rng.randint(0, len(stem))]
+        prompts.append([*stem, *(rng.randrange(vocab_size) for _ in range(rng.randint(1, most)))][:most])
+        params = replace(case.request.params, max_tokens=rng.randint(1, 40), seed=at, temperature=float(at % 2))
         yield Case(case.kind, replace(case.request, prompt=prompts[-1], params=params))
 
 

@@ -81,8 +81,8 @@ def speculation(record: Record, plain: Record, agreements: Sequence[Tensor], tim
     """
     fixed = record.contestant.draft_length
     choices = [tokens - 1 for tokens in times.target if tokens > 1] if fixed is None else [fixed]
-    in_turn = record.contestant.kind in ("alternation", "inside")  # with all threads
-    verify_s = times.plain if in_turn else times.target
+    alternating = record.contestant.kind in ("alternation", "inside")  # with all threads
+    verify_s = times.plain if alternating else times.target
     limits = max((_limits(γ, agreements, times, verify_s) for γ in choices), key=lambda each: each.hidden)
     speed_up, activity = _ratio(record, plain), record.activity
     target, drafter = activity.target, activity.drafter

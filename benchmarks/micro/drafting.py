@@ -100,7 +100,7 @@ def _drafts(drafter: Drafter, link: LocalLink, tries: Sequence[DraftTrie], lengt
         drafter.turn()
         for _, message in link.receive(0.0):
             if isinstance(message, Offer):
-                tries[message.request_id].offer(message.base, message.tokens, message.parents, message.chances)
+                tries[message.request_id].offer(message.base, message.tokens, message.parents, message.probabilities)
 
 
 def _options() -> argparse.Namespace:

@@ -20,7 +20,7 @@ import torch
 from actors.loops.thread import LoopThread
 from actors.wire.logits_codec import LogitsTransport, pack, unpack
 from actors.wire.logits_memory import SharedLogits, SharedOffer, accept, offer
-from actors.wire.messages import Answer, Cancel
+from actors.wire.messages import Cancel, LogitsReply
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from benchmarks.peers.hosts import Child
 from benchmarks.report import table, write
@@ -47,7 +47,7 @@ class Member:
     def _turn(self) -> None:
         for peer, message in self.link.receive(0.1):
             if isinstance(message, Cancel):  # the question
-                self.link.send(peer, [Answer(1, 1, pack(self._logits, LogitsTransport(), self._memory), [])])
+                self.link.send(peer, [LogitsReply(1, 1, pack(self._logits, LogitsTransport(), self._memory), [])])
 
     def stop(self) -> None:
         """End the loop."""
@@ -117,7 +117,7 @@ def _round_trip_ms(link: ConnectingZmqLink, member: str, memory: SharedLogits) -
     link.send(member, [Cancel(1)])
     envelopes = link.receive(_WAIT_S)
     message = envelopes[0][1]
-    assert isinstance(message, Answer)
+    assert isinstance(message, LogitsReply)
     unpack(message.logits, memory=memory).clone()
     return (time.perf_counter() - began_s) * 1e3
 

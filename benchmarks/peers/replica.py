@@ -17,8 +17,8 @@ from actors.loops.thread import LoopThread, LoopTimes
 from actors.model.cuda_streams import use_own_stream
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.replica.shared_weights import Loop, TargetAndDrafter
-from actors.target.colocated_drafter import InsideDrafter
+from actors.replica.shared_weights import Loop, SharedWeightsLoop
+from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.loop import Target
 from actors.wire.link import ConnectingLink
 
@@ -101,10 +101,10 @@ class MeasuredReplica:
         if self._role == "drafter":
             self._loop = Drafter(self._runner, self.link)
         elif self._role == "both":
-            make_drafter = partial(Drafter, self._runner.twin())
-            self._loop = TargetAndDrafter(self.link, partial(Target, self._runner), make_drafter)
+            make_drafter = partial(Drafter, self._runner.shared_copy())
+            self._loop = SharedWeightsLoop(self.link, partial(Target, self._runner), make_drafter)
         else:
-            inside = None if self._make_inside is None else InsideDrafter(self._make_inside())
+            inside = None if self._make_inside is None else ColocatedDrafter(self._make_inside())
             self._loop = Target(self._runner, self.link, adaptive=self._role == "adaptive-target", inside=inside)
 
     def _turn(self) -> None:

@@ -45,8 +45,8 @@ class Study:
     def draft_length(self, rows: int) -> int:
         """What pays for so many rows, if drafts are there: as the target's planner decides."""
         if rows not in self._lengths:
-            limits, chances = [_MOST_DRAFTED] * rows, [self._pair.acceptance] * rows
-            lengths = choose_draft_lengths(chances, limits, lambda tokens: self._pair.target(rows, tokens), 0.0)
+            limits, probabilities = [_MOST_DRAFTED] * rows, [self._pair.acceptance] * rows
+            lengths = choose_draft_lengths(probabilities, limits, lambda tokens: self._pair.target(rows, tokens), 0.0)
             self._lengths[rows] = lengths[0]
         return self._lengths[rows]
 

@@ -89,7 +89,7 @@ def compared(
         report(
             f"{name}: {run['streams']} stream(s), γ = {run['draft_length']}: {run['tokens_per_s']:.1f} tokens/s, "
             f"simulated {run['simulated']:.1f}, {run['simulated'] / run['tokens_per_s'] - 1:+.1%}, "
-            f"by chance {rates[_SEEDS // 20]:.1f} to {rates[-_SEEDS // 20]:.1f}"
+            f"by probability {rates[_SEEDS // 20]:.1f} to {rates[-_SEEDS // 20]:.1f}"
         )
     return {
         "target_turn_s": pair.target.seconds,

@@ -27,7 +27,7 @@ class Scenario:
     streams: int = 1  # per target, each with one request after the other
     answer_tokens: int = 256
     draft_length: Callable[[int], int]  # γ, by the rows of the target's batch
-    acceptance: float  # the chance of a draft token to be accepted, if those before it are
+    acceptance: float  # the probability of a draft token to be accepted, if those before it are
     target_turn_s: Costs
     drafter_turn_s: Costs
     link_s: float = 0.0001  # one way, between any two processes
@@ -299,10 +299,10 @@ class World:
 
     def draw_good(self) -> int:
         """How many tokens a chain of the drafter's is right for."""
-        chance = self.scenario.acceptance
-        if chance in (0.0, 1.0):
-            return 0 if chance == 0.0 else self.scenario.answer_tokens
-        return int(math.log(1 - self._random.random()) / math.log(chance))
+        probability = self.scenario.acceptance
+        if probability in (0.0, 1.0):
+            return 0 if probability == 0.0 else self.scenario.answer_tokens
+        return int(math.log(1 - self._random.random()) / math.log(probability))
 
     def finish(self, row: _Row) -> None:
         """An answer has ended: the next request comes to its coordinator."""

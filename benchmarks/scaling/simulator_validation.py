@@ -52,7 +52,7 @@ class Measured:
     draft_length: int
     new_tokens: int  # of each answer
     tokens_per_s: float
-    acceptance: float  # the chance of a draft token to be accepted, if those before it are
+    acceptance: float  # the probability of a draft token to be accepted, if those before it are
     drafted: float  # draft tokens per row and turn
     coordinator_cpu_per_1000_tokens_s: float  # of its thread
     seconds: float  # that the loops' times are of

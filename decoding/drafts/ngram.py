@@ -93,8 +93,8 @@ class NgramStore:
         while len(self._counts) > self._capacity:
             self._counts.popitem(last=False)
 
-    def followers(self, tokens: Sequence[int], count: int) -> tuple[int, list[int]]:
-        """Return the length of the longest known context at the end, and its most frequent followers."""
+    def attached_drafters(self, tokens: Sequence[int], count: int) -> tuple[int, list[int]]:
+        """Return the length of the longest known context at the end, and its most frequent attached_drafters."""
         for length in range(min(self.longest, len(tokens)), 0, -1):
             context = tuple(tokens[-length:])
             counts = self._counts.get(context)
@@ -200,15 +200,15 @@ class NgramProposer:
         return _Guess(len(tokens), chain, list(range(length, length + count)), self._calibration)
 
     def _recall(self, tokens: Sequence[int], store: NgramStore) -> _Guess:
-        """Choose the most frequent follower, token by token."""
+        """Choose the most frequent attached_drafter, token by token."""
         context = list(tokens[-store.longest :])
         chain: list[int] = []
         lengths: list[int] = []
         while len(chain) < self._draft_length:
-            length, followers = store.followers(context, 1)
-            if not followers:
+            length, attached_drafters = store.attached_drafters(context, 1)
+            if not attached_drafters:
                 break
-            chain += followers
+            chain += attached_drafters
             lengths.append(length)
-            context = [*context, *followers][-store.longest :]
+            context = [*context, *attached_drafters][-store.longest :]
         return _Guess(len(tokens), chain, lengths, store.calibration)

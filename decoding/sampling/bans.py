@@ -26,7 +26,7 @@ def repeated_ngrams(position: Position) -> Iterable[int]:
     if len(recent) < size - 1:
         return ()
     prefix = recent[len(recent) - size + 1 :]
-    banned = position.history.ngrams.followers(tuple(prefix))
+    banned = position.history.ngrams.attached_drafters(tuple(prefix))
     in_path = [recent[end] for end in range(size - 1, len(recent)) if recent[end - size + 1 : end] == prefix]
     return [*banned, *in_path]
 

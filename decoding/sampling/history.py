@@ -159,12 +159,12 @@ class NgramIndex:
     def __init__(self, tokens: Sequence[int], size: int) -> None:
         """size: n, at least 1."""
         self._text, self._size, self._end = tokens, size, size - 1
-        self._followers: dict[tuple[int, ...], set[int]] = {}
+        self._attached_drafters: dict[tuple[int, ...], set[int]] = {}
 
-    def followers(self, prefix: tuple[int, ...]) -> Collection[int]:
+    def attached_drafters(self, prefix: tuple[int, ...]) -> Collection[int]:
         """Return the tokens that have followed these n − 1 tokens."""
         for end in range(self._end, len(self._text)):
             context = tuple(self._text[end - self._size + 1 : end])
-            self._followers.setdefault(context, set()).add(self._text[end])
+            self._attached_drafters.setdefault(context, set()).add(self._text[end])
         self._end = max(self._end, len(self._text))
-        return self._followers.get(prefix, ())
+        return self._attached_drafters.get(prefix, ())

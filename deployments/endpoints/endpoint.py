@@ -206,16 +206,16 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
     others = {model: _vocabulary(model, config) for model in endpoint.others}
     through_text = check_members(name, endpoint, _vocabulary(endpoint.target, config), others)
-    followers = [model for model in endpoint.others if model not in through_text]
+    attached_drafters = [model for model in endpoint.others if model not in through_text]
     if endpoint.drafter is not None:
         drafter = config.models[endpoint.drafter]
         drafters = _tokenizer(endpoint.drafter, drafter), _vocab_size(drafter)
         found = check_drafter(name, endpoint, (tokenizer, vocab_size), drafters)
         if found is None:
-            followers.append(endpoint.drafter)
+            attached_drafters.append(endpoint.drafter)
         else:
             through_text[endpoint.drafter] = found
-    vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in followers)])
+    vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in attached_drafters)])
     context_length = min(config.models[model].max_length for model in (endpoint.target, *endpoint.others))
     return ServedEndpoint(
         _endpoint(name, endpoint, _decoder(tokenizer), inside=endpoint.drafter in config.inside(endpoint.target)),

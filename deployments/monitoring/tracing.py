@@ -1,6 +1,6 @@
 """Traces of requests through OpenTelemetry. Spans have times, counts and names: no text, no tokens, no secrets.
 
-What targets and drafters did is told from the journal that the coordinator keeps, when a request has ended: so
+What targets and drafters did is told from the timeline that the coordinator keeps, when a request has ended: so
 nothing is done for it at a step, and replicas know of no traces. Imported only where traces are wanted.
 """
 
@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from actors.coordinator.request import Delta, Request
-from actors.coordinator.timeline import Journal, Stay
+from actors.coordinator.timeline import Stay, Timeline
 
 _PROPAGATOR = TraceContextTextMapPropagator()  # W3C's
 
@@ -39,7 +39,7 @@ class RequestTracer:
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer: Tracer = provider.get_tracer("consort")
-        self._open: dict[int, tuple[Span, Journal]] = {}  # by request id
+        self._open: dict[int, tuple[Span, Timeline]] = {}  # by request id
 
     def answering(self, name: str, headers: Mapping[str, str]) -> Span:
         """The span of an HTTP request, of the client's trace if its headers name one. Somebody has to end it."""
@@ -52,38 +52,38 @@ class RequestTracer:
         return carrier
 
     def received(self, request: Request) -> Request:
-        """A request to the models is about to wait for its turn. The one that is returned keeps a journal."""
-        journal = Journal()
-        span = self._tracer.start_span("request", start_time=journal.received_ns)
+        """A request to the models is about to wait for its turn. The one that is returned keeps a timeline."""
+        timeline = Timeline()
+        span = self._tracer.start_span("request", start_time=timeline.received_ns)
         if not span.is_recording():  # nobody wants this one
             return request
-        self._open[request.request_id] = span, journal
-        return replace(request, journal=journal)
+        self._open[request.request_id] = span, timeline
+        return replace(request, timeline=timeline)
 
     def admitted(self, request: Request) -> None:
         """It begins."""
-        if request.journal is not None:
-            request.journal.admitted_ns = time.time_ns()
+        if request.timeline is not None:
+            request.timeline.admitted_ns = time.time_ns()
 
     def ended(self, request: Request, delta: Delta | None) -> None:
         """It has ended with its last delta, or was given up. What has ended already is ignored."""
-        span, journal = self._open.pop(request.request_id, (None, None))
-        if span is None or journal is None:
+        span, timeline = self._open.pop(request.request_id, (None, None))
+        if span is None or timeline is None:
             return
         span.set_attributes(_of_request(request))
         span.set_attributes({"consort.end": "cancelled"} if delta is None else _of_end(delta))
         if delta is not None and delta.error is not None:
             span.set_status(StatusCode.ERROR, type(delta.error).__name__)
-        self._tell(journal, trace.set_span_in_context(span))
+        self._tell(timeline, trace.set_span_in_context(span))
         span.end()
 
     def shut_down(self) -> None:
         """Send what is left."""
         self._provider.shutdown()
 
-    def _tell(self, journal: Journal, within: Context) -> None:
-        self._span("queue", within, journal.received_ns, journal.admitted_ns)
-        for stay in journal.stays:
+    def _tell(self, timeline: Timeline, within: Context) -> None:
+        self._span("queue", within, timeline.received_ns, timeline.admitted_ns)
+        for stay in timeline.stays:
             if stay.role == "drafter":
                 told = {"consort.drafts": stay.messages, "consort.drafted": stay.tokens}
                 self._span("draft", within, stay.began_ns, stay.ended_ns, stay, told)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from actors.coordinator.request import Delta, Request, Statistics, TokenSource
-from actors.coordinator.text_stream import Answer
+from actors.coordinator.text_stream import TextStream
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 from decoding.sampling.logprobs import TokenLogprobs
@@ -52,7 +52,7 @@ def answer(request: Request) -> list[Delta]:
     """All deltas of a request."""
     params, prompt = request.params, request.prompt
     drawn = random.Random(params.seed)
-    text = Answer(request.endpoint.decode, prompt, params, request.endpoint.criteria)
+    text = TextStream(request.endpoint.decode, prompt, params, request.endpoint.criteria)
     deltas: list[Delta] = []
     statistics, made = Statistics(), 0
     while not deltas or deltas[-1].finish is None:

@@ -16,7 +16,7 @@ from actors.loading.tokenizer_pairs import speller_of
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.target.loop import Target
-from actors.tokenizers.draft_mapping import Translator
+from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.link import ConnectingLink, LocalLink
 from decoding.sampling.params import SamplingParams, Structure
 from decoding.tokenizers.text_aligner import Speller
@@ -48,12 +48,12 @@ def runner(model: Any) -> Runner:
 
 
 @contextmanager
-def running(bundle: Bundle, drafter: Runner, translator: Translator | None, **options: Any) -> Iterator[Engine]:
+def running(bundle: Bundle, drafter: Runner, draft_mapping: DraftMapping | None, **options: Any) -> Iterator[Engine]:
     """The bundled target, which always wants drafts, and a drafter."""
-    translators: Mapping[str, Translator] = {} if translator is None else {"target": translator}
+    draft_mappings: Mapping[str, DraftMapping] = {} if draft_mapping is None else {"target": draft_mapping}
     with mock.patch("actors.replica.in_process.make_loop", _always_drafting):
         replicas = {"target": ("target", runner(bundle.target)), "drafter": ("drafter", drafter)}
-        engine = Engine(replicas, translators=translators, **options)  # type: ignore[arg-type]
+        engine = Engine(replicas, draft_mappings=draft_mappings, **options)  # type: ignore[arg-type]
     with engine:
         yield engine
 
@@ -76,12 +76,12 @@ def without_drafts(requests: Sequence[Request]) -> list[Request]:
 
 def knowing(
     bundle: Bundle, bundled: Speller, tokenizer: Tokenizer, requests: Sequence[Request]
-) -> tuple[Runner, Translator]:
+) -> tuple[Runner, DraftMapping]:
     """A drafter that knows the target's texts, in another tokenizer."""
     speller = tokenizers.speller_of(tokenizer)
     expected = bundle.expected([request.params for request in requests])
     texts = [bundled.vocabulary.decode_bytes([*r.prompt, *text]) for r, text in zip(requests, expected, strict=True)]
-    return KnowingRunner(speller, texts), Translator.build(bundled, speller)
+    return KnowingRunner(speller, texts), DraftMapping.build(bundled, speller)
 
 
 def test_another_order_of_the_tokens_costs_little(bundle: Bundle, bundled: Speller) -> None:
@@ -92,7 +92,7 @@ def test_another_order_of_the_tokens_costs_little(bundle: Bundle, bundled: Spell
     with running(bundle, runner(bundle.drafter), None) as engine:
         plain = engine.generate(requests)
     permuted = runner(permuted_model(bundle.drafter, order))
-    with running(bundle, permuted, Translator.build(bundled, speller, begins_texts=True)) as engine:
+    with running(bundle, permuted, DraftMapping.build(bundled, speller, begins_texts=True)) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
     assert rate(answers) > 0.75 * rate(plain)
@@ -117,7 +117,7 @@ def test_a_useless_drafter_changes_nothing(bundle: Bundle, bundled: Speller) -> 
     speller = tokenizers.speller_of(sentencepiece_tokenizer())
     model = tiny_model("llama-gqa", vocab_size=speller.vocabulary.size, max_position_embeddings=512)
     requests = bundle.requests(sampled(COUNT, *MIXED))
-    with running(bundle, runner(model), Translator.build(bundled, speller)) as engine:
+    with running(bundle, runner(model), DraftMapping.build(bundled, speller)) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
     assert drafted(answers) > 0
@@ -131,8 +131,8 @@ def test_lost_late_and_repeated_messages_change_nothing(bundle: Bundle, bundled:
         return links[-1]
 
     requests = bundle.requests(sampled(COUNT, *MIXED))
-    drafter, translator = knowing(bundle, bundled, sentencepiece_tokenizer(), requests)
-    with running(bundle, drafter, translator, wrap_link=wrap) as engine:
+    drafter, draft_mapping = knowing(bundle, bundled, sentencepiece_tokenizer(), requests)
+    with running(bundle, drafter, draft_mapping, wrap_link=wrap) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
     assert accepted(answers) > COUNT
@@ -155,8 +155,8 @@ def test_every_parameter_gives_what_it_gives_without_drafts(bundle: Bundle, bund
     """Those that name tokens of the target, too."""
     basic = [*sampled(4, (0.8, 0, 1.0)), *greedy(4)]
     requests = bundle.requests([replace(one, **more) for one, more in zip(basic, PARAMETERS, strict=True)])
-    drafter, translator = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(basic))
-    with running(bundle, drafter, translator) as engine:
+    drafter, draft_mapping = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(basic))
+    with running(bundle, drafter, draft_mapping) as engine:
         answers = engine.generate(requests)
         plain = engine.generate(without_drafts(requests))
     assert outputs(answers) == outputs(plain)
@@ -170,8 +170,10 @@ def test_structured_answers_are_what_they_are_without_drafts(bundle: Bundle, bun
     )
     common = SamplingParams(max_tokens=48, eos_token_ids=(EOS,), structure=structure)
     requests = bundle.requests([replace(common, temperature=float(i % 2), seed=i) for i in range(4)])
-    drafter, translator = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(greedy(4)))
-    with running(bundle, drafter, translator, load_tokenizer=lambda: structure_tokenizer(bundle.tokenizer)) as engine:
+    drafter, draft_mapping = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(greedy(4)))
+    with running(
+        bundle, drafter, draft_mapping, load_tokenizer=lambda: structure_tokenizer(bundle.tokenizer)
+    ) as engine:
         answers = engine.generate(requests)
         plain = engine.generate(without_drafts(requests))
     assert outputs(answers) == outputs(plain)
@@ -181,9 +183,9 @@ def test_rejection_sampling_takes_its_drafts_for_guesses(bundle: Bundle, bundled
     """The drafter drafts greedily and says nothing of distributions: the one way that biases nothing."""
     basic = sampled(COUNT, (0.2, 0, 1.0))
     requests = bundle.requests([replace(params, verification="rejection") for params in basic])
-    drafter, translator = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(greedy(COUNT)))
-    assert translator.params(requests[0].params, 512).greedy
-    with running(bundle, drafter, translator) as engine:
+    drafter, draft_mapping = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(greedy(COUNT)))
+    assert draft_mapping.params(requests[0].params, 512).greedy
+    with running(bundle, drafter, draft_mapping) as engine:
         answers = engine.generate(requests)
     assert accepted(answers) > COUNT
     assert all(answer[-1].finish for answer in answers)

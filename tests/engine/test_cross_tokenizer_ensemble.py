@@ -18,7 +18,7 @@ from actors.loading.tokenizer_pairs import speller_of
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import Role
-from actors.tokenizers.logits_mapping import Interpreter
+from actors.tokenizers.logits_mapping import LogitsMapping
 from decoding.blending.blend import BlendBatch, blend
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
@@ -54,7 +54,7 @@ def opinionated(tokenizer: Tokenizer) -> PreTrainedModel:
 
 @contextmanager
 def running(
-    bundle: Bundle, member: PreTrainedModel, interpreter: Interpreter, *, max_query: int = 256
+    bundle: Bundle, member: PreTrainedModel, logits_mapping: LogitsMapping, *, max_query: int = 256
 ) -> Iterator[Engine]:
     """The bundled target leads, the bundled drafter drafts."""
     replicas: dict[str, tuple[Role, Runner]] = {
@@ -63,7 +63,9 @@ def running(
         "drafter": ("drafter", Runner(bundle.drafter, slots=16, max_length=256, max_query=256)),
     }
     with mock.patch("actors.replica.in_process.make_loop", always_drafting):
-        engine = Engine(replicas, prefill_chunk=min(max_query, 32), interpreters={"other": {"target": interpreter}})
+        engine = Engine(
+            replicas, prefill_chunk=min(max_query, 32), logits_mappings={"other": {"target": logits_mapping}}
+        )
     with engine:
         yield engine
 
@@ -98,15 +100,15 @@ COPIES = [
 def test_a_copy_with_its_tokens_in_another_order_changes_nothing(bundle: Bundle) -> None:
     order = permutation(bundle.target.config.vocab_size)
     turned = permuted_tokenizer(bundle.tokenizer, order)
-    interpreter = Interpreter.build(*(speller_of(one, len(order)) for one in (bundle.tokenizer, turned)))
-    assert interpreter.copies
+    logits_mapping = LogitsMapping.build(*(speller_of(one, len(order)) for one in (bundle.tokenizer, turned)))
+    assert logits_mapping.copies
     endpoints = [endpoint(bundle, *case) for case in COPIES]
     params = settings(len(COPIES), top_k=BEST)  # which is all that a union of the best leaves
     requests = [
         Request(endpoints[i % len(COPIES)], prompt, each, request_id=i)
         for i, (prompt, each) in enumerate(zip(bundle.prompts, params, strict=False))
     ]
-    with running(bundle, permuted_model(bundle.target, order), interpreter) as engine:
+    with running(bundle, permuted_model(bundle.target, order), logits_mapping) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
     assert accepted(answers) > 0
@@ -173,13 +175,13 @@ def test_blends_are_those_of_strings_with_drafts_and_without(
     """With few tokens a step, those of short ones take several."""
     model = opinionated(tokenizer())
     member = SlowMember(model, tokenizer(), bundled_tokenizer())
-    interpreter = Interpreter.build(*(tokenizers.speller_of(one) for one in (bundled_tokenizer(), tokenizer())))
+    logits_mapping = LogitsMapping.build(*(tokenizers.speller_of(one) for one in (bundled_tokenizer(), tokenizer())))
     params = settings(len(CASES))
     requests = [
         Request(endpoint(bundle, *CASES[i % len(CASES)]), prompt, each)
         for i, (prompt, each) in enumerate(zip(bundle.prompts, params, strict=False))
     ]
-    with running(bundle, model, interpreter, max_query=max_query) as engine:
+    with running(bundle, model, logits_mapping, max_query=max_query) as engine:
         answers = engine.generate(requests)
         plain = engine.generate([replace(one, speculate=False, request_id=100 + i) for i, one in enumerate(requests)])
     found = [tokens(answer) for answer in plain]

@@ -19,7 +19,7 @@ from actors.replica.in_process import Engine
 from actors.replica.replica import Role
 from actors.target.inbox import TargetInbox
 from actors.wire.link import LocalLink
-from actors.wire.messages import Answer, Ask, Join, Joined, Message
+from actors.wire.messages import Join, Joined, LogitsReply, LogitsRequest, Message
 from decoding.blending.blend import BlendBatch, blend
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
@@ -227,7 +227,7 @@ def test_a_member_that_takes_too_long_is_dropped() -> None:
 
 
 def test_messages_to_and_from_members_that_are_lost_are_sent_again() -> None:
-    handle, lost = TargetInbox._handle, {Join, Joined, Ask, Answer}
+    handle, lost = TargetInbox._handle, {Join, Joined, LogitsRequest, LogitsReply}
 
     def lossy(inbox: TargetInbox, peer: str, message: Message) -> None:
         if type(message) in lost:

@@ -97,8 +97,8 @@ def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def random_text(count: int) -> list[int]:
-    chance = random.Random(count)
-    return [chance.randrange(VOCAB) for _ in range(count)]
+    rng = random.Random(count)
+    return [rng.randrange(VOCAB) for _ in range(count)]
 
 
 def test_chunks_of_a_prompt_beside_single_tokens(checked: Checked) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loops.oom_backoff import Shortage
+from actors.loops.oom_backoff import OomBackoff
 from actors.loops.row_table import Row, RowTable
 from actors.loops.thread import LoopTimes
 from actors.model.forward_input import RowInput
@@ -40,12 +40,12 @@ class ScarceRunner(Runner):
 
     most_tokens = 10**9
     failing = 0.0
-    chance = random.Random(0)
+    rng = random.Random(0)
 
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
         tokens = sum(len(row.tokens) for row in rows)
         found = super().logits(rows, last_only=last_only)
-        if tokens > self.most_tokens or (tokens > 1 and self.chance.random() < self.failing):
+        if tokens > self.most_tokens or (tokens > 1 and self.rng.random() < self.failing):
             raise torch.OutOfMemoryError(f"{tokens} tokens")
         return found
 
@@ -78,13 +78,13 @@ BLENDED = Endpoint(
 
 def requests() -> list[Request]:
     """Of all kinds; some begin alike."""
-    chance = random.Random(1)
-    stem = [chance.randrange(VOCAB) for _ in range(40)]
+    rng = random.Random(1)
+    stem = [rng.randrange(VOCAB) for _ in range(40)]
     asked = []
     for at in range(18):
-        prompt = [*stem[: chance.choice([0, 25, 40])], *(chance.randrange(VOCAB) for _ in range(chance.randint(1, 50)))]
+        prompt = [*stem[: rng.choice([0, 25, 40])], *(rng.randrange(VOCAB) for _ in range(rng.randint(1, 50)))]
         more: dict[str, Any] = {"logprobs": 1, "prompt_logprobs": 1} if at % 9 == 4 else {}
-        params = SamplingParams(max_tokens=chance.randint(1, 20), temperature=at % 2, seed=at, **more)
+        params = SamplingParams(max_tokens=rng.randint(1, 20), temperature=at % 2, seed=at, **more)
         asked.append(Request((PLAIN, DRAFTED, BLENDED)[at % 3], prompt, params))
     searching = SamplingParams(max_tokens=8, temperature=0)
     for beams, groups in ((2, 1), (4, 2)):
@@ -120,7 +120,7 @@ def expected() -> list[object]:
     "scarce", [{"most_tokens": 20}, {"most_tokens": 4}, {"failing": 0.05}, {"failing": 0.4}], ids=str
 )
 def test_texts_are_those_of_a_device_with_enough_memory(scarce: dict[str, Any], expected: list[object]) -> None:
-    with mock.patch.object(Shortage, "_end", lambda self, row: self._relax()), running(**scarce) as engine:
+    with mock.patch.object(OomBackoff, "_end", lambda self, row: self._relax()), running(**scarce) as engine:
         assert texts(engine.generate(ASKED)) == expected
         assert engine.loops["target"].times.out_of_memory > 0
 
@@ -138,11 +138,11 @@ def test_a_request_that_cannot_run_even_alone_fails_and_the_others_go_on(expecte
 
 def test_memory_that_is_lacking_after_the_forward(expected: list[object]) -> None:
     """In sampling and in the choice of beams, at any place."""
-    chance = random.Random(2)
+    rng = random.Random(2)
 
     def sometimes(function: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            if chance.random() < 0.2:
+            if rng.random() < 0.2:
                 raise torch.OutOfMemoryError("sampling")
             return function(*arguments)
 
@@ -152,7 +152,7 @@ def test_memory_that_is_lacking_after_the_forward(expected: list[object]) -> Non
         mock.patch("actors.target.loop.judge", sometimes(judge)),
         mock.patch("actors.target.beams.process", sometimes(process)),
         mock.patch.object(BeamGroup, "_candidates", sometimes(BeamGroup._candidates)),
-        mock.patch.object(Shortage, "_end", lambda self, row: self._relax()),  # try again
+        mock.patch.object(OomBackoff, "_end", lambda self, row: self._relax()),  # try again
         running() as engine,
     ):
         assert texts(engine.generate(ASKED)) == expected
@@ -170,7 +170,7 @@ class Stage:
         self.rows: RowTable[Row] = RowTable(SlotCache(slots=4, capacity=64))
         self.times = LoopTimes()
         self.failed: list[tuple[Row, str]] = []
-        self.shortage = Shortage[Row](
+        self.shortage = OomBackoff[Row](
             4, self.times, lambda row, error: self.failed.append((row, str(error))), prefill_chunk=32
         )
 

@@ -248,23 +248,23 @@ def test_an_answer_that_takes_too_long_ends_where_it_is() -> None:
     assert answer[-1].statistics.committed < 100
 
 
-def random_params(chance: random.Random, seed: int) -> SamplingParams:
+def random_params(rng: random.Random, seed: int) -> SamplingParams:
     """Any combination of settings, and now and then one more."""
     while True:
         setting: dict[str, Any] = {}
-        for part in chance.sample(SETTINGS, chance.randint(1, 4)):
+        for part in rng.sample(SETTINGS, rng.randint(1, 4)):
             setting |= part
-        setting |= {"temperature": chance.choice((0, 0, 0.5, 1.0, 2.0)), "min_tokens": chance.randint(0, 12)}
+        setting |= {"temperature": rng.choice((0, 0, 0.5, 1.0, 2.0)), "min_tokens": rng.randint(0, 12)}
         try:
-            return params(setting, seed, max_tokens=chance.randint(12, 24))
+            return params(setting, seed, max_tokens=rng.randint(12, 24))
         except InvalidRequestError:
             continue
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_any_combination_is_the_same_with_drafts_and_without(seed: int) -> None:
-    chance = random.Random(seed)
-    settings = [random_params(chance, i) for i in range(len(PROMPTS))]
+    rng = random.Random(seed)
+    settings = [random_params(rng, i) for i in range(len(PROMPTS))]
     found = []
     for drafter, ngram in ((None, None), ("drafter", NgramOptions())):
         where = endpoint(drafter=drafter, ngram=ngram)

@@ -31,12 +31,12 @@ def running(chunk: int) -> Iterator[Engine]:
 
 def prompts_of_a_tree(seed: int, count: int) -> list[list[int]]:
     """Each continues a part of an earlier one."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     prompts: list[list[int]] = [[]]
     for _ in range(count):
-        stem = chance.choice(prompts)
-        stem = stem[: chance.randint(0, len(stem))]
-        prompts.append([*stem, *(chance.randrange(VOCAB) for _ in range(chance.randint(1, 60)))][:150])
+        stem = rng.choice(prompts)
+        stem = stem[: rng.randint(0, len(stem))]
+        prompts.append([*stem, *(rng.randrange(VOCAB) for _ in range(rng.randint(1, 60)))][:150])
     return prompts[1:]
 
 

@@ -37,11 +37,11 @@ def runners(family: str) -> tuple[Runner, Runner]:
 def test_replays_give_the_same_logits(family: str) -> None:
     """Recorded when a bucket is first met, replayed after that, beside calls that are too long for any bucket."""
     both = runners(family)
-    chance = random.Random(family)
+    rng = random.Random(family)
     lengths = [0] * 5
     for _ in range(30):
-        counts = [chance.choice([1, 2, 5]) for _ in range(5)]
-        rows = [RowInput(i, lengths[i], [chance.randrange(VOCAB) for _ in range(counts[i])]) for i in range(5)]
+        counts = [rng.choice([1, 2, 5]) for _ in range(5)]
+        rows = [RowInput(i, lengths[i], [rng.randrange(VOCAB) for _ in range(counts[i])]) for i in range(5)]
         if not all(row.end < 80 for row in rows):
             lengths = [0] * 5
             continue

@@ -39,16 +39,16 @@ class AdversarialDrafter:
         self._outbox.flush()
 
     def _offer(self, coordinator: str, request_id: int, committed: int) -> Offer:
-        chance = self._random
-        base = max(0, committed + chance.choice([0, 0, 0, 0, -1, -7, 1, 5]))
-        right = self._texts[request_id][base : base + chance.choice([0, 0, 1, 2, 5])]
-        wrong = [chance.randrange(self._vocab_size) for _ in range(chance.choice([1, 1, 2, 9, 30]))]
-        if chance.random() < 0.2:
-            wrong[-1] = chance.choice([self._vocab_size, self._vocab_size + 7, 2**40, -1])
+        probability = self._random
+        base = max(0, committed + probability.choice([0, 0, 0, 0, -1, -7, 1, 5]))
+        right = self._texts[request_id][base : base + probability.choice([0, 0, 1, 2, 5])]
+        wrong = [probability.randrange(self._vocab_size) for _ in range(probability.choice([1, 1, 2, 9, 30]))]
+        if probability.random() < 0.2:
+            wrong[-1] = probability.choice([self._vocab_size, self._vocab_size + 7, 2**40, -1])
         tokens = [*right, *wrong]
-        if chance.random() < 0.5:
+        if probability.random() < 0.5:
             return Offer(request_id, base, tokens, coordinator=coordinator)
-        parents = [chance.randrange(max(-1, at - 3), at) for at in range(len(tokens))]
+        parents = [probability.randrange(max(-1, at - 3), at) for at in range(len(tokens))]
         parents[: len(right)] = range(-1, len(right) - 1)
-        chances = [chance.uniform(-0.1, 1.1) for _ in tokens]
-        return Offer(request_id, base, tokens, parents, chances, coordinator=coordinator)
+        probabilities = [probability.uniform(-0.1, 1.1) for _ in tokens]
+        return Offer(request_id, base, tokens, parents, probabilities, coordinator=coordinator)

@@ -3,7 +3,7 @@
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Alive, Commit, Message, Report
+from actors.wire.messages import Admit, Commit, Heartbeat, Message, Report
 from decoding.sampling.params import SamplingParams
 from tests.support.replicas import FakeReplica
 
@@ -54,7 +54,7 @@ class Stage:
 
     def received(self, name: str) -> list[Message]:
         """What the replica was told since last asked, signs of life left out."""
-        return [message for message in self.replicas[name].received() if not isinstance(message, Alive)]
+        return [message for message in self.replicas[name].received() if not isinstance(message, Heartbeat)]
 
 
 def commit(base: int, *tokens: int, request_id: int = 1, finish: str | None = None, admission: int = 0) -> Commit:
@@ -71,5 +71,7 @@ def tokens_of(deltas: list[Delta]) -> list[int]:
 
 
 def reports(*request_ids: int, drafter: str | None = "d1") -> Report:
-    followers = {one: drafter for one in request_ids if drafter is not None}
-    return Report(len(request_ids), waiting=0, slots=4, request_ids=list(request_ids), followers=followers)
+    attached_drafters = {one: drafter for one in request_ids if drafter is not None}
+    return Report(
+        len(request_ids), waiting=0, slots=4, request_ids=list(request_ids), attached_drafters=attached_drafters
+    )

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from actors.wire.link import Envelope, LocalLink
-from actors.wire.messages import Advance, Commit, Message, Missed, Offer
+from actors.wire.messages import Advance, Commit, Message, Offer, ResendRequest
 
 _POLL_S = 0.002  # while something is delayed
 
@@ -62,14 +62,14 @@ class FaultyLink(LocalLink):
         match message:
             case Offer():
                 weights = {"pass": 5, "drop": 2, "double": 1, "delay": 2}
-            case Commit(finish=None) | Advance() | Missed() if self._commits:
+            case Commit(finish=None) | Advance() | ResendRequest() if self._commits:
                 weights = {"pass": 18, "drop": 1, "double": 2, "delay": 1}
             case _:
                 return "pass"
         text = str(message)
         self._seen[text] += 1  # what is sent again, because it was lost, gets another chance
-        chance = random.Random(f"{self._seed} {self._seen[text]} {text}")
-        fate = chance.choices(list(weights), list(weights.values()))[0]
+        rng = random.Random(f"{self._seed} {self._seen[text]} {text}")
+        fate = rng.choices(list(weights), list(weights.values()))[0]
         if fate != "pass":
             self.faults[f"{fate} {type(message).__name__}"] += 1
         return fate

@@ -3,7 +3,7 @@
 from typing import Any
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.wire.messages import Admit, Cancel, Failed, Lost, Message
+from actors.wire.messages import Admit, Cancel, Failed, MemberLost, Message
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.sampling.params import SamplingParams
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, decode, reports
@@ -51,7 +51,7 @@ def test_an_ensemble_goes_on_without_a_member_where_that_is_allowed(stage: Stage
     for _ in range(5):
         stage.turn(later_s=1)
         stage.say("t1", reports(1, drafter=None))
-    assert stage.received("t1") == [Lost(1, "d1")]
+    assert stage.received("t1") == [MemberLost(1, "d1")]
 
 
 def test_an_ensemble_whose_member_took_too_long_is_tried_again(stage: Stage) -> None:

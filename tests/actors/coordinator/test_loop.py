@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from actors.coordinator.request import Delta, Request
-from actors.wire.messages import Admit, Cancel, Drafting, Failed, Report
+from actors.wire.messages import Admit, AttachDrafter, Cancel, Failed, Report
 from decoding.errors import ConsortError, OverloadedError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from tests.support.coordinator_stage import ENDPOINT, PROMPT, Stage, admitted, commit, decode, tokens_of
@@ -25,7 +25,9 @@ def test_target_and_drafter_are_told_the_same(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     stage.submit()
     address = stage.replicas["t1"].address
-    expected = Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4, drafter=True, target=address, follower="d1")
+    expected = Admit(
+        1, PROMPT, 3, SamplingParams(max_tokens=50), 4, drafter=True, target=address, attached_drafter="d1"
+    )
     assert stage.received("t1") == [expected]
     assert stage.received("d1") == [structs.replace(expected, drafts_only=True)]
 
@@ -121,7 +123,7 @@ def test_a_client_that_raises_ends_only_its_own_request(stage: Stage) -> None:
 def test_a_message_that_is_not_for_coordinators_is_dropped(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = stage.submit()
-    stage.say("t1", Drafting(1, None), commit(3, 20))
+    stage.say("t1", AttachDrafter(1, None), commit(3, 20))
     assert tokens_of(deltas) == [20]
 
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from actors.wire.messages import Admit, Beams, Cancel, Drafting, Failed
+from actors.wire.messages import Admit, AttachDrafter, Beams, Cancel, Failed
 from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, reports, tokens_of
 
 
@@ -99,7 +99,7 @@ def test_a_drafter_that_lost_its_way_starts_again(stage: Stage) -> None:
     stage.received("t1"), stage.received("d1")
     stage.say("d1", Failed(1, "the text can't be read"))
     stage.turn(later_s=1)
-    assert stage.received("t1") == [Drafting(1, None), Drafting(1, "d1")]
+    assert stage.received("t1") == [AttachDrafter(1, None), AttachDrafter(1, "d1")]
     assert admitted(stage.received("d1")) == [[*PROMPT, 20]]
 
 
@@ -135,7 +135,7 @@ def test_a_target_that_lost_word_of_its_drafter_is_told_again(stage: Stage) -> N
     for _ in range(2):  # the first may have crossed what the coordinator said
         assert stage.received("t1") == []
         stage.say("t1", reports(1, drafter="d0"))
-    assert stage.received("t1") == [Drafting(1, "d1")]
+    assert stage.received("t1") == [AttachDrafter(1, "d1")]
     stage.say("t1", reports(1))
     assert stage.received("t1") == []
 

@@ -1,12 +1,12 @@
 """Where requests go."""
 
-from actors.coordinator.replica_table import Placement
+from actors.coordinator.replica_table import ReplicaTable
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 
 
-def make_placement(*names: str, model: str = "m") -> Placement:
-    placement = Placement()
+def make_placement(*names: str, model: str = "m") -> ReplicaTable:
+    placement = ReplicaTable()
     for name in names:
         placement.add(ReplicaAddress(name, model), 0.0)
     return placement

@@ -4,7 +4,7 @@ import pytest
 
 from actors.coordinator.request import Delta, Request
 from actors.wire.link import Envelope
-from actors.wire.messages import Admit, Alive, Cancel, Drafting, Message, Report
+from actors.wire.messages import Admit, AttachDrafter, Cancel, Heartbeat, Message, Report
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
 from tests.support.coordinator_stage import ENDPOINT, PROMPT, Stage, admitted, commit, reports, tokens_of
@@ -24,7 +24,7 @@ def test_a_lost_target_is_replaced_and_the_stream_goes_on(stage: Stage) -> None:
             4,
             drafter=True,
             target=stage.replicas["t2"].address,
-            follower="d1",
+            attached_drafter="d1",
             admission=1,
         )
     ]
@@ -50,12 +50,12 @@ def test_a_lost_drafter_is_missed_by_nobody_and_replaced(stage: Stage) -> None:
     deltas = stage.submit()
     stage.received("t1")
     stage.set_replicas("t1")
-    assert stage.received("t1") == [Drafting(1, None)]
+    assert stage.received("t1") == [AttachDrafter(1, None)]
     stage.say("t1", commit(3, 5))
     assert tokens_of(deltas) == [5]
     stage.set_replicas("t1", "d2")
     assert admitted(stage.received("d2")) == [[*PROMPT, 5]]
-    assert stage.received("t1") == [Drafting(1, "d2")]
+    assert stage.received("t1") == [AttachDrafter(1, "d2")]
 
 
 def test_a_silent_replica_is_given_up_and_a_talking_one_is_not(stage: Stage) -> None:
@@ -186,7 +186,7 @@ def test_a_replica_that_is_withdrawn_hands_its_requests_over(stage: Stage) -> No
     stage.set_replicas("t1", second)
     assert stage.received(first) == [Cancel(1)]
     assert admitted(stage.received(second)) == [PROMPT]
-    assert stage.received("t1") == [Drafting(1, second)]
+    assert stage.received("t1") == [AttachDrafter(1, second)]
     stage.set_replicas("t2", second)
     assert stage.received("t1") == [Cancel(1)]
     assert admitted(stage.received("t2")) == [PROMPT]
@@ -275,7 +275,7 @@ def test_a_new_drafter_takes_half_of_the_drafting_over(stage: Stage) -> None:
     (moved,) = [message.request_id for message in stage.received("d2") if isinstance(message, Admit)]
     assert Cancel(moved) in stage.received("d1")
     (left,) = set(ids) - {moved}
-    assert stage.received("t1") == [Drafting(moved, "d2")]
+    assert stage.received("t1") == [AttachDrafter(moved, "d2")]
     settle(stage, {"t1": reports(*ids), "d1": reports(left), "d2": reports(moved)})
     assert stage.received("d1") == stage.received("d2") == []
 
@@ -297,4 +297,4 @@ def test_replicas_hear_that_the_coordinator_lives(stage: Stage) -> None:
     for name in stage.replicas:
         stage.replicas[name].received()
     stage.turn(later_s=3)
-    assert [stage.replicas[name].received() for name in ("t1", "t2")] == [[Alive()], [Alive()]]
+    assert [stage.replicas[name].received() for name in ("t1", "t2")] == [[Heartbeat()], [Heartbeat()]]

@@ -71,7 +71,7 @@ def test_the_admission_carries_all_committed_tokens(drafter: str | None) -> None
     admit = active.admit(ReplicaAddress("t1", "t"))
     assert admit.tokens == encode("the") + encode("cat")
     assert admit.prompt_length == len(encode("the"))
-    assert admit.follower == drafter
+    assert admit.attached_drafter == drafter
     assert admit.drafter == (drafter is not None)
     assert admit.draft_length == 4  # a drafter may come yet
 

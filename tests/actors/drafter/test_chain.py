@@ -23,7 +23,7 @@ PARAMS = [
     SamplingParams(max_tokens=40, temperature=0.8, seed=3, top_k=9, eos_token_ids=(17,)),
     SamplingParams(max_tokens=12, temperature=1.3, seed=4, top_p=0.9, min_p=0.02),
 ]
-Paths = dict[tuple[int, ...], float]  # whole texts with drafts, by request; chances of their last tokens
+Paths = dict[tuple[int, ...], float]  # whole texts with drafts, by request; probabilities of their last tokens
 
 
 class Stage:
@@ -65,12 +65,12 @@ class Stage:
 
     def _note(self, offer: Offer) -> None:
         assert offer.parents is not None
-        assert offer.chances is not None
+        assert offer.probabilities is not None
         paths: list[tuple[int, ...]] = []
         text = tuple(self.texts[offer.request_id][: offer.base])
-        for token, parent, chance in zip(offer.tokens, offer.parents, offer.chances, strict=True):
+        for token, parent, probability in zip(offer.tokens, offer.parents, offer.probabilities, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else text), token))
-            self.offered[offer.request_id][paths[-1]] = chance
+            self.offered[offer.request_id][paths[-1]] = probability
 
 
 def admissions(params: Sequence[SamplingParams], draft_length: int = 4) -> list[Admit]:
@@ -97,12 +97,12 @@ def test_chains_offer_what_single_steps_offer(family: str, graphs: bool) -> None
     for stage in (chains, steps):
         stage.say(*admissions(PARAMS))
     assert_same(chains, steps)
-    chance = random.Random(family)
+    rng = random.Random(family)
     for _ in range(3):
         verdicts = []
         for request, text in steps.texts.items():
             below = [path[len(text) :] for path in steps.offered[request] if list(path[: len(text)]) == text]
-            tokens = [*chance.choice(below or [()]), *chance.choice([(), (chance.randrange(VOCAB),)])]
+            tokens = [*rng.choice(below or [()]), *rng.choice([(), (rng.randrange(VOCAB),)])]
             if tokens and len(text) + len(tokens) < len(PROMPTS[request]) + PARAMS[request].max_tokens:
                 verdicts.append(advance(request, len(text), tokens))
         for stage in (chains, steps):

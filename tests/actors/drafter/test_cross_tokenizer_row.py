@@ -7,13 +7,13 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from actors.drafter.cross_tokenizer_row import TranslatingRow
+from actors.drafter.cross_tokenizer_row import CrossTokenizerRow
 from actors.drafter.loop import Drafter
 from actors.loading.tokenizer_pairs import speller_of
-from actors.tokenizers.draft_mapping import Translator
+from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Missed, Offer
+from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, ResendRequest
 from decoding.drafts.trie import DraftTrie
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.text_aligner import TextAligner
@@ -39,8 +39,8 @@ class Stage:
         self.target = exchange.join("t")
         self.speller = tokenizers.speller_of(tokenizer)
         self.runner = KnowingRunner(self.speller, [text.encode() for text in texts], slots=2, max_length=max_length)
-        translators = {"target": Translator.build(TARGET, self.speller)}
-        self.drafter = Drafter(self.runner, exchange.join("d"), translators=translators)
+        draft_mappings = {"target": DraftMapping.build(TARGET, self.speller)}
+        self.drafter = Drafter(self.runner, exchange.join("d"), draft_mappings=draft_mappings)
         self.trie = DraftTrie([])
 
     def admit(self, tokens: list[int], params: SamplingParams = GREEDY, draft_length: int = 4) -> list[Message]:
@@ -62,7 +62,7 @@ class Stage:
         said = [message for link in (self.coordinator, self.target) for _, message in link.receive(0)]
         for offer in said:
             if isinstance(offer, Offer):
-                self.trie.offer(offer.base, offer.tokens, offer.parents, offer.chances)
+                self.trie.offer(offer.base, offer.tokens, offer.parents, offer.probabilities)
         return said
 
     def check_slots(self) -> None:
@@ -105,18 +105,18 @@ def test_what_it_knows_is_what_it_offers(tokenizer: Callable[[], Tokenizer]) -> 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_its_slots_are_right_whatever_is_committed(tokenizer: Callable[[], Tokenizer], seed: int) -> None:
     """What it has offered, what it has not, halves of characters, control tokens."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     text = PROMPT + held_out_texts()[0]
     stage = Stage(tokenizer(), [text])
     length = len(TARGET.encode(PROMPT))
     stage.admit(TARGET.encode(PROMPT))
     for _ in range(40):
         verdict = [
-            stage.trie.best_path(chance.randint(1, 6)),
-            [chance.randrange(2048) for _ in range(chance.randint(1, 3))],
-            TARGET.encode(chance.choice(["漢字", " word", "\n\n  ", "é.", "x"]))[: chance.randint(1, 4)],
-            [chance.choice([0, 1, 4, 5])],
-        ][chance.choice([0, 0, 0, 1, 2, 3])] or [300]
+            stage.trie.best_path(rng.randint(1, 6)),
+            [rng.randrange(2048) for _ in range(rng.randint(1, 3))],
+            TARGET.encode(rng.choice(["漢字", " word", "\n\n  ", "é.", "x"]))[: rng.randint(1, 4)],
+            [rng.choice([0, 1, 4, 5])],
+        ][rng.choice([0, 0, 0, 1, 2, 3])] or [300]
         assert not any(isinstance(message, Failed) for message in stage.commit(length, verdict))
         length += len(verdict)
         stage.check_slots()
@@ -139,12 +139,12 @@ def test_half_a_word_leaves_the_draft_of_the_whole() -> None:
 def test_a_word_that_may_go_on_has_a_lower_chance_until_it_does() -> None:
     stage = Stage(byte_level_tokenizer(), [PROMPT + " return"])
     offers = [message for message in stage.admit(TARGET.encode(PROMPT)) if isinstance(message, Offer)]
-    told = [dict(zip(offer.tokens, offer.chances or [], strict=True)) for offer in offers]
+    told = [dict(zip(offer.tokens, offer.probabilities or [], strict=True)) for offer in offers]
     early = offers[0].tokens[0]
     assert b" return".startswith(TARGET.vocabulary.decode_bytes([early]))
     assert [early] != TARGET.encode(" return")
     assert told[0][early] > 0.4
-    assert next(chances[early] for chances in reversed(told) if early in chances) < 0.1
+    assert next(probabilities[early] for probabilities in reversed(told) if early in probabilities) < 0.1
     assert stage.trie.best_path(1) == TARGET.encode(" return")
 
 
@@ -161,7 +161,7 @@ def test_after_a_rejection_all_is_offered_again() -> None:
     stage.trie = DraftTrie([*prompt, *verdict])
     stage.say(advance(1, len(prompt), verdict, rejected_at=len(prompt) + len(verdict)))
     (row,) = stage.drafter._rows
-    assert isinstance(row, TranslatingRow)
+    assert isinstance(row, CrossTokenizerRow)
     there = stage.trie.best_draft(1000, 64)
     assert set(row._offered) == set(there.paths())
     assert stage.trie.best_path(2) == TARGET.encode(" file and")
@@ -189,7 +189,7 @@ def test_it_asks_again_for_text_that_was_lost() -> None:
     prompt = TARGET.encode(PROMPT)
     stage = Stage(sentencepiece_tokenizer(), [PROMPT])
     stage.admit(prompt)
-    assert Missed(1, "coordinator", len(prompt)) in stage.say(advance(1, len(prompt) + 3, [300]))
+    assert ResendRequest(1, "coordinator", len(prompt)) in stage.say(advance(1, len(prompt) + 3, [300]))
 
 
 def test_unknown_tokens_give_the_request_back() -> None:

@@ -10,7 +10,7 @@ from actors.drafter.loop import Drafter
 from actors.model.runner import Runner
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange, LocalLink
-from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Missed, Offer, Report
+from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, Report, ResendRequest
 from decoding.sampling.params import SamplingParams
 from tests.support.advance import advance
 from tests.support.models import tiny_model
@@ -30,7 +30,7 @@ class Stage:
         self.model = tiny_model("llama-gqa")
         self.link = exchange.join("d")
         self.drafter = Drafter(Runner(self.model, slots=2, max_length=64, max_query=32), self.link)
-        self.asked: list[Missed] = []  # with its last offers
+        self.asked: list[ResendRequest] = []  # with its last offers
 
     def say(self, *messages: Message) -> list[Offer]:
         """Its offers after a few turns."""
@@ -40,7 +40,7 @@ class Stage:
             self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()
         heard = [message for _, message in self.target.receive(0)]
-        self.asked = [message for message in heard if isinstance(message, Missed)]
+        self.asked = [message for message in heard if isinstance(message, ResendRequest)]
         return [message for message in heard if isinstance(message, Offer)]
 
     @torch.no_grad()
@@ -131,7 +131,7 @@ def test_it_asks_again_for_what_was_lost() -> None:
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
     assert stage.say(advance(1, 9, [1])) == []
-    assert stage.asked == [Missed(1, "coordinator", 4)]
+    assert stage.asked == [ResendRequest(1, "coordinator", 4)]
     base, _ = longest(stage.say(advance(1, 4, [1, 2, 3, 4, 5, 1])))
     assert base == 10
     assert stage.asked == []
@@ -198,7 +198,7 @@ def test_what_follows_an_alternative_is_there_before_the_verdict() -> None:
 def test_after_any_verdicts_its_chain_is_its_own_continuation(seed: int) -> None:
     """Verdicts that agree, take an alternative, or something else, up to the end of the slot."""
     stage = Stage()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     params = SamplingParams(max_tokens=60, temperature=0)
     offers = stage.say(admit(1, PROMPT, 4, params, 4, drafter=True))
     offered: set[tuple[int, ...]] = set()
@@ -209,8 +209,8 @@ def test_after_any_verdicts_its_chain_is_its_own_continuation(seed: int) -> None
         for count in range(1, len(ahead) + 1):
             assert (*text, *ahead[:count]) in offered
         below = [path[len(text) :] for path in sorted(offered) if list(path[: len(text)]) == text]
-        verdict = chance.choice([[*chance.choice(below), 3], chance.choice(below), ahead[:2], [chance.randrange(64)]])
-        verdict = list(verdict)[: chance.randint(1, 6)]
+        verdict = rng.choice([[*rng.choice(below), 3], rng.choice(below), ahead[:2], [rng.randrange(64)]])
+        verdict = list(verdict)[: rng.randint(1, 6)]
         if len(text) + len(verdict) > 60:
             return
         offers = stage.say(advance(1, len(text), verdict))

@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from actors.ensemble.cross_tokenizer_member import TranslatingMemberRow
-from actors.tokenizers.logits_mapping import Interpreter
+from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
+from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.logits_codec import LogitsTransport, unpack
-from actors.wire.messages import Answer, Ask, Join
+from actors.wire.messages import Join, LogitsReply, LogitsRequest
 from decoding.errors import ConfigError
 from tests.support.byte_level import byte_level_tokenizer, byte_level_tokenizer_with_end
 from tests.support.knowing_runner import KnowingRunner
@@ -25,8 +25,8 @@ PROMPT = 3  # tokens
 
 
 @cache
-def interpreter(tokenizer: Tokenizer) -> Interpreter:
-    return Interpreter.build(LEADER, speller_of(tokenizer))
+def logits_mapping(tokenizer: Tokenizer) -> LogitsMapping:
+    return LogitsMapping.build(LEADER, speller_of(tokenizer))
 
 
 class Member:
@@ -35,9 +35,9 @@ class Member:
     def __init__(self, tokenizer: Tokenizer, tokens: Sequence[int], *, max_query: int = 256) -> None:
         self.runner = KnowingRunner(speller_of(tokenizer), [text.encode() for text in TEXTS])
         self.runner.max_query = max_query
-        self.interpreter = interpreter(tokenizer)
+        self.logits_mapping = logits_mapping(tokenizer)
         join = Join(1, list(tokens), "target", PROMPT, best_count=2)
-        row = TranslatingMemberRow.make("leader", join, self.runner, self.interpreter)
+        row = CrossTokenizerMember.make("leader", join, self.runner, self.logits_mapping)
         assert row is not None
         self.row, self.row.slot = row, 0
         self.steps = 0
@@ -50,9 +50,11 @@ class Member:
             self.runner.logits([chunk])
             self.row.cached += len(chunk.tokens)
 
-    def answer(self, base: int, text: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()) -> Answer:
+    def answer(
+        self, base: int, text: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
+    ) -> LogitsReply:
         chain = list(range(-1, len(draft) - 1))
-        ask = Ask(1, 7, base, list(text), list(draft), list(parents) or chain, LogitsTransport())
+        ask = LogitsRequest(1, 7, base, list(text), list(draft), list(parents) or chain, LogitsTransport())
         assert self.row.follow(ask) is None
         self._prefill()
         while True:
@@ -126,21 +128,23 @@ def test_there_is_no_room_for_a_text_and_nothing_to_say_of_a_draft() -> None:
     found = unpack(member.answer(PROMPT, [], text[PROMPT:8]).logits)
     assert [bool((row == -math.inf).all()) for row in found] == sorted((row == -math.inf).all().item() for row in found)
     assert (found[-1] == -math.inf).all()
-    ask = Ask(1, 8, PROMPT, text[PROMPT:8], [], [], LogitsTransport())
+    ask = LogitsRequest(1, 8, PROMPT, text[PROMPT:8], [], [], LogitsTransport())
     assert "no room" in str(member.row.follow(ask))
     join = Join(1, text, "target", PROMPT)
-    assert TranslatingMemberRow.make("leader", join, member.runner, member.interpreter) is None
+    assert CrossTokenizerMember.make("leader", join, member.runner, member.logits_mapping) is None
 
 
 @pytest.mark.parametrize("tokens", [[], [-1], [5000]])
 def test_tokens_that_are_not_the_leaders_are_refused(tokens: list[int]) -> None:
     member = Member(sentencepiece_tokenizer(), TOKENS[0][:PROMPT])
     join = Join(1, tokens, "target", len(tokens))
-    assert TranslatingMemberRow.make("leader", join, member.runner, member.interpreter) is None
+    assert CrossTokenizerMember.make("leader", join, member.runner, member.logits_mapping) is None
     if tokens:
-        assert "not its tokens" in str(member.row.follow(Ask(1, 1, PROMPT, tokens, [], [], LogitsTransport())))
+        assert "not its tokens" in str(
+            member.row.follow(LogitsRequest(1, 1, PROMPT, tokens, [], [], LogitsTransport()))
+        )
 
 
 def test_tokenizers_with_too_little_in_common_are_refused() -> None:
     with pytest.raises(ConfigError, match='role "eos"'):
-        Interpreter.build(LEADER, speller_of(byte_level_tokenizer()))
+        LogitsMapping.build(LEADER, speller_of(byte_level_tokenizer()))

@@ -5,7 +5,7 @@ import pytest
 from actors.ensemble.member import MemberRow
 from actors.model.runner import Runner
 from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
-from actors.wire.messages import Ask, Join
+from actors.wire.messages import Join, LogitsRequest
 from tests.support.models import VOCAB, tiny_model
 
 RUNNER = Runner(tiny_model("llama-gqa"), slots=2, max_length=32, max_query=16)
@@ -20,9 +20,9 @@ def member() -> MemberRow:
     return row
 
 
-def ask(base: int, text: list[int], tokens: list[int], parents: list[int] | None = None) -> Ask:
+def ask(base: int, text: list[int], tokens: list[int], parents: list[int] | None = None) -> LogitsRequest:
     chain = list(range(-1, len(tokens) - 1))
-    return Ask(1, 1, base, text, tokens, chain if parents is None else parents, LogitsTransport())
+    return LogitsRequest(1, 1, base, text, tokens, chain if parents is None else parents, LogitsTransport())
 
 
 def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
@@ -51,7 +51,7 @@ def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
         (ask(10, [1] * 22, []), "no room"),
     ],
 )
-def test_a_wrong_question_is_refused(question: Ask, problem: str) -> None:
+def test_a_wrong_question_is_refused(question: LogitsRequest, problem: str) -> None:
     error = member().follow(question)
     assert error is not None
     assert problem in error

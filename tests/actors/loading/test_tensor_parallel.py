@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loading.checkpoint import ModelSpec
-from actors.loading.tensor_parallel import Gang, Rank, follow_in_gang, load_sharded_runner
+from actors.loading.tensor_parallel import Rank, TensorParallelGroup, follow_in_group, load_sharded_runner
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from decoding.sampling.params import SamplingParams
@@ -37,18 +37,18 @@ def answers(target: Runner) -> list[list[int]]:
 
 
 def take_part(rank: int, port: int, result: Connection | None) -> None:
-    """One process of the gang; rank 0 answers requests and sends the answers."""
+    """One process of the group; rank 0 answers requests and sends the answers."""
     spec = ModelSpec(
         name="m", path=TARGET, dtype="float32", device="cpu", threads=1, slots=3, max_length=96, prefill_chunk=64
     )
     place = Rank(rank, 2, "127.0.0.1", port)
     if result is None:
-        follow_in_gang(spec, place)
+        follow_in_group(spec, place)
     else:
-        gang = Gang(place)
-        runner = load_sharded_runner(spec, gang)
+        group = TensorParallelGroup(place)
+        runner = load_sharded_runner(spec, group)
         result.send((answers(runner), next(tuple(keys.shape) for keys, _ in runner.cache.layers.values())))
-        gang.close()
+        group.close()
 
 
 @pytest.mark.timeout(240)

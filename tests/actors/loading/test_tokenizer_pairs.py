@@ -1,4 +1,4 @@
-"""Hugging Face tokenizers as vocabularies, and translators between them."""
+"""Hugging Face tokenizers as vocabularies, and draft_mappings between them."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from actors.loading.checkpoint import ModelSpec
-from actors.loading.tokenizer_pairs import begins_texts, load_translators, speller_of, vocabulary_of
-from actors.tokenizers.draft_mapping import Translator
+from actors.loading.tokenizer_pairs import begins_texts, load_draft_mappings, speller_of, vocabulary_of
+from actors.tokenizers.draft_mapping import DraftMapping
 from decoding.errors import ConfigError
 from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams, Structure
@@ -33,9 +33,9 @@ def wrapped(tokenizer: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
-def other(bundled: PreTrainedTokenizerBase) -> Translator:
+def other(bundled: PreTrainedTokenizerBase) -> DraftMapping:
     """For a drafter with SentencePiece's tokens."""
-    return Translator.build(speller_of(bundled, V), tokenizers.speller_of(sentencepiece_tokenizer()))
+    return DraftMapping.build(speller_of(bundled, V), tokenizers.speller_of(sentencepiece_tokenizer()))
 
 
 def test_the_bundled_tokenizer(bundled: PreTrainedTokenizerBase) -> None:
@@ -73,25 +73,25 @@ def test_a_token_of_several_roles_has_the_first_and_added_text_is_as_it_is_writt
 def test_tokens_of_the_same_string_draw_the_same_noise(bundled: PreTrainedTokenizerBase) -> None:
     order = permutation(V)
     own = speller_of(permuted_tokenizer(bundled, order), V)
-    translator = Translator.build(speller_of(bundled, V), own)
+    draft_mapping = DraftMapping.build(speller_of(bundled, V), own)
     keys = torch.tensor([noise_key(7, position) for position in range(3)], dtype=torch.int32)
-    assert torch.equal(gumbel(keys, translator.noise_ids)[:, order], gumbel(keys, V))
-    assert not translator.impossible.any()
+    assert torch.equal(gumbel(keys, draft_mapping.noise_ids)[:, order], gumbel(keys, V))
+    assert not draft_mapping.impossible.any()
 
 
 def test_tokens_that_the_target_lacks_draw_noise_of_their_own(bundled: PreTrainedTokenizerBase) -> None:
-    translator = other(bundled)
-    theirs = translator.noise_ids[translator.noise_ids >= V]
-    assert 0 < len(theirs) < len(translator.noise_ids)
-    assert len(set(translator.noise_ids.tolist())) == len(translator.noise_ids)
-    vocabulary = translator.drafter.vocabulary
-    assert [vocabulary.meanings[token] for token in translator.impossible.nonzero().flatten()] == ["unk"]
+    draft_mapping = other(bundled)
+    theirs = draft_mapping.noise_ids[draft_mapping.noise_ids >= V]
+    assert 0 < len(theirs) < len(draft_mapping.noise_ids)
+    assert len(set(draft_mapping.noise_ids.tolist())) == len(draft_mapping.noise_ids)
+    vocabulary = draft_mapping.drafter.vocabulary
+    assert [vocabulary.meanings[token] for token in draft_mapping.impossible.nonzero().flatten()] == ["unk"]
 
 
 def test_parameters_that_name_tokens_are_translated_or_left_out(bundled: PreTrainedTokenizerBase) -> None:
-    translator = other(bundled)
-    shared, lacking = next(iter(translator.ids)), next(at for at in range(6, V) if at not in translator.ids)
-    here = translator.ids[shared]
+    draft_mapping = other(bundled)
+    shared, lacking = next(iter(draft_mapping.ids)), next(at for at in range(6, V) if at not in draft_mapping.ids)
+    here = draft_mapping.ids[shared]
     named = (shared, lacking)
     given = SamplingParams(
         max_tokens=5,
@@ -109,7 +109,7 @@ def test_parameters_that_name_tokens_are_translated_or_left_out(bundled: PreTrai
         top_k=20,
         structure=Structure(kind="regex", definition="a"),
     )
-    eos = translator.drafter.vocabulary.ids["eos"]
+    eos = draft_mapping.drafter.vocabulary.ids["eos"]
     expected = SamplingParams(
         max_tokens=64,
         logit_bias=((here, 1.0),),
@@ -124,8 +124,8 @@ def test_parameters_that_name_tokens_are_translated_or_left_out(bundled: PreTrai
         temperature=0.7,
         top_k=20,
     )
-    assert translator.params(given, 64) == expected
-    assert translator.params(SamplingParams(max_tokens=5, verification="rejection"), 5).greedy
+    assert draft_mapping.params(given, 64) == expected
+    assert draft_mapping.params(SamplingParams(max_tokens=5, verification="rejection"), 5).greedy
 
 
 def test_a_text_that_the_target_begins_without_a_token_begins_with_the_drafters(
@@ -133,9 +133,9 @@ def test_a_text_that_the_target_begins_without_a_token_begins_with_the_drafters(
 ) -> None:
     target, drafter = speller_of(bundled, V), tokenizers.speller_of(sentencepiece_tokenizer())
     bos = drafter.vocabulary.ids["bos"]
-    translator = Translator.build(target, drafter, begins_texts=True)
+    draft_mapping = DraftMapping.build(target, drafter, begins_texts=True)
     for tokens in ([1, *target.encode("a b")], target.encode("a b")):
-        aligner = translator.aligner(tokens)
+        aligner = draft_mapping.aligner(tokens)
         aligner.commit(tokens)
         assert aligner.tokens == [bos, *drafter.encode("a b")]
 
@@ -145,9 +145,9 @@ def test_translators_are_made_for_other_tokenizers_alone(tmp_path: Path, bundled
     same = ModelSpec(name="same", path=str(TARGET))
     permuted_tokenizer(bundled, permutation(V)).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text((TARGET / "config.json").read_text())
-    translators = load_translators(own, [same, ModelSpec(name="permuted", path=str(tmp_path))])
-    assert list(translators) == ["permuted"]
-    assert translators["permuted"].begins_texts
+    draft_mappings = load_draft_mappings(own, [same, ModelSpec(name="permuted", path=str(tmp_path))])
+    assert list(draft_mappings) == ["permuted"]
+    assert draft_mappings["permuted"].begins_texts
 
 
 def test_a_drafter_that_the_target_cannot_follow_is_refused(tmp_path: Path) -> None:
@@ -157,7 +157,9 @@ def test_a_drafter_that_the_target_cannot_follow_is_refused(tmp_path: Path) -> N
     with pytest.raises(
         ConfigError, match=r"models\.drafter can't draft for 'target': the target's tokenizer can write"
     ):
-        load_translators(ModelSpec(name="drafter", path=str(DRAFTER)), [ModelSpec(name="target", path=str(tmp_path))])
+        load_draft_mappings(
+            ModelSpec(name="drafter", path=str(DRAFTER)), [ModelSpec(name="target", path=str(tmp_path))]
+        )
 
 
 def test_spellers_have_tokenizers_of_their_own(bundled: PreTrainedTokenizerBase) -> None:

@@ -1,17 +1,17 @@
 """What model loops do with their messages: waits are accounted for, dead coordinators' rows are forgotten."""
 
 from actors.loops import mailbox
-from actors.loops.mailbox import Reception
+from actors.loops.mailbox import Mailbox
 from actors.loops.row_table import Row, RowTable
 from actors.loops.thread import LoopTimes
 from actors.model.kv_slots import SlotCache
 from actors.wire.link import LocalExchange, LocalLink
-from actors.wire.messages import Admit, Alive, Cancel, Offer, Report
+from actors.wire.messages import Admit, Cancel, Heartbeat, Offer, Report
 from decoding.sampling.params import SamplingParams
 
 
 class Desk:
-    """A reception with one slot, and the coordinator that talks to it."""
+    """A mailbox with one slot, and the coordinator that talks to it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -19,19 +19,19 @@ class Desk:
         self.coordinator: LocalLink = exchange.join("coordinator")
         self.times = LoopTimes()
         self.rows: RowTable[Row] = RowTable(SlotCache(slots=1, capacity=8))
-        self.reception = Reception(exchange.join("target"), self.rows, self.times, clock=lambda: self.now_s)
+        self.mailbox = Mailbox(exchange.join("target"), self.rows, self.times, clock=lambda: self.now_s)
 
     def admit(self) -> None:
         self.coordinator.send("target", [Admit(7, [1], 1, SamplingParams(max_tokens=4), 0, drafter=False)])
-        for peer, message in self.reception.receive(0.0):
+        for peer, message in self.mailbox.receive(0.0):
             assert isinstance(message, Admit)
             self.rows.add(Row(peer, message))
 
 
 def test_only_the_loops_own_business_is_handed_on() -> None:
     desk = Desk()
-    desk.coordinator.send("target", [Alive(), Offer(7, 1, [2]), Cancel(7)])
-    assert desk.reception.receive(0.0) == [("coordinator", Offer(7, 1, [2]))]
+    desk.coordinator.send("target", [Heartbeat(), Offer(7, 1, [2]), Cancel(7)])
+    assert desk.mailbox.receive(0.0) == [("coordinator", Offer(7, 1, [2]))]
 
 
 def test_cancel_frees_the_slot() -> None:
@@ -39,38 +39,38 @@ def test_cancel_frees_the_slot() -> None:
     desk.admit()
     assert desk.rows.report() == Report(active=1, waiting=0, slots=1, request_ids=[])
     desk.coordinator.send("target", [Cancel(7)])
-    desk.reception.receive(0.0)
+    desk.mailbox.receive(0.0)
     assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[])
 
 
 def test_waits_count_as_waiting_only_with_requests_in_hand() -> None:
     desk = Desk()
-    desk.reception.receive(0.01)
+    desk.mailbox.receive(0.01)
     assert desk.times.idle_s >= 0.01
     assert desk.times.waited_s == 0
     desk.admit()
-    desk.reception.receive(0.01)
+    desk.mailbox.receive(0.01)
     assert desk.times.waited_s >= 0.01
 
 
 def test_coordinators_get_reports_and_are_forgotten_when_silent() -> None:
     desk = Desk()
     desk.admit()
-    desk.reception.close_turn()
+    desk.mailbox.close_turn()
     assert desk.coordinator.receive(0.0) == [("target", Report(active=1, waiting=0, slots=1, request_ids=[7]))]
     for _ in range(4):
         assert len(desk.rows) == 1
         desk.now_s += mailbox._MAX_SILENCE_S / 4 + 1
-        desk.reception.close_turn()
+        desk.mailbox.close_turn()
     assert len(desk.rows) == 0
 
 
 def test_a_loop_that_was_stopped_does_not_take_its_absence_for_silence() -> None:
     desk = Desk()
     desk.admit()
-    desk.reception.close_turn()
+    desk.mailbox.close_turn()
     desk.now_s += mailbox._MAX_SILENCE_S + 1
-    desk.reception.close_turn()
+    desk.mailbox.close_turn()
     assert len(desk.rows) == 1
 
 
@@ -79,7 +79,7 @@ def test_alive_keeps_rows() -> None:
     desk.admit()
     for _ in range(8):
         desk.now_s += mailbox._MAX_SILENCE_S / 4 + 1
-        desk.coordinator.send("target", [Alive()])
-        desk.reception.receive(0.0)
-        desk.reception.close_turn()
+        desk.coordinator.send("target", [Heartbeat()])
+        desk.mailbox.receive(0.0)
+        desk.mailbox.close_turn()
     assert len(desk.rows) == 1

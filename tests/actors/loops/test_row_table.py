@@ -58,11 +58,11 @@ def test_a_row_of_the_same_key_is_replaced() -> None:
 def test_a_report_names_the_drafters_that_are_told() -> None:
     table = make_table(1)
     rows = [make_row(1), make_row(2), make_row(3)]
-    rows[0].follower = rows[2].follower = "drafter"
+    rows[0].attached_drafter = rows[2].attached_drafter = "drafter"
     for row in rows:
         table.add(row)
-    assert table.report("c").followers == {1: "drafter", 3: "drafter"}
-    assert table.report("other").followers == {}
+    assert table.report("c").attached_drafters == {1: "drafter", 3: "drafter"}
+    assert table.report("other").attached_drafters == {}
 
 
 @repeatable

@@ -28,8 +28,8 @@ def run(runner: Runner, *rows: RowInput) -> list[Tensor]:
     return list(runner.logits(rows).split([len(row.tokens) for row in rows]))
 
 
-def random_tokens(chance: random.Random, count: int) -> list[int]:
-    return [chance.randrange(VOCAB) for _ in range(count)]
+def random_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCAB) for _ in range(count)]
 
 
 @torch.no_grad()
@@ -48,13 +48,13 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 def test_any_sequence_of_calls(family: str, graphs: bool) -> None:
     """Random rows in random order extend, roll back and rewrite their slots; every logit is compared."""
     runner = make_runner(family, graphs=graphs)
-    chance = random.Random(family)
+    rng = random.Random(family)
     texts: list[list[int]] = [[] for _ in range(5)]
     for _ in range(40):
         rows = []
-        for slot in chance.sample(range(5), chance.randint(1, 5)):
-            start = max(0, len(texts[slot]) - chance.choice([0, 0, 0, 1, 3, 100]))
-            new = random_tokens(chance, chance.choice([1, 1, 2, 5, 24]))
+        for slot in rng.sample(range(5), rng.randint(1, 5)):
+            start = max(0, len(texts[slot]) - rng.choice([0, 0, 0, 1, 3, 100]))
+            new = random_tokens(rng, rng.choice([1, 1, 2, 5, 24]))
             if start + len(new) > runner.max_length:
                 start = 0
             texts[slot] = [*texts[slot][:start], *new]
@@ -68,8 +68,8 @@ def test_any_sequence_of_calls(family: str, graphs: bool) -> None:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_prefill_in_chunks_beside_other_rows(family: str) -> None:
     runner = make_runner(family)
-    chance = random.Random(3)
-    long, short = random_tokens(chance, 70), random_tokens(chance, 9)
+    rng = random.Random(3)
+    long, short = random_tokens(rng, 70), random_tokens(rng, 9)
     run(runner, RowInput(2, 0, short))
     for start in range(0, 70, 16):
         chunk = long[start : start + 16]
@@ -80,8 +80,8 @@ def test_prefill_in_chunks_beside_other_rows(family: str) -> None:
 
 def test_last_only_of_equal_lengths() -> None:
     runner = make_runner()
-    chance = random.Random(4)
-    texts = [random_tokens(chance, 12) for _ in range(3)]
+    rng = random.Random(4)
+    texts = [random_tokens(rng, 12) for _ in range(3)]
     logits = runner.logits([RowInput(slot, 0, text) for slot, text in enumerate(texts)], last_only=True)
     for found, text in zip(logits, texts, strict=True):
         assert_close(found, plain(runner.model, text)[-1])
@@ -90,12 +90,12 @@ def test_last_only_of_equal_lengths() -> None:
 def test_padding_at_the_end_of_a_slot_touches_no_other_slot() -> None:
     """A full slot beside a long query: its padding is written behind it, not into the next slot."""
     runner = make_runner()
-    chance = random.Random(5)
-    full, neighbour = random_tokens(chance, 80), random_tokens(chance, 20)
+    rng = random.Random(5)
+    full, neighbour = random_tokens(rng, 80), random_tokens(rng, 20)
     for start in range(0, 80, 20):
         run(runner, RowInput(0, start, full[start : start + 20]))
     run(runner, RowInput(1, 0, neighbour))
-    logits = run(runner, RowInput(0, 79, full[79:]), RowInput(3, 0, random_tokens(chance, 24)))
+    logits = run(runner, RowInput(0, 79, full[79:]), RowInput(3, 0, random_tokens(rng, 24)))
     assert_close(logits[0][0], plain(runner.model, full)[-1])
     assert_close(run(runner, RowInput(1, 19, neighbour[19:]))[0][0], plain(runner.model, neighbour)[-1])
 
@@ -117,8 +117,8 @@ def test_the_vocabulary_is_the_width_of_the_logits() -> None:
 def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
     """Each node's logits are those of its own path; a path that is kept continues as text."""
     runner = make_runner(family, graphs=graphs)
-    chance = random.Random(family)
-    texts = [random_tokens(chance, length) for length in (7, 20)]
+    rng = random.Random(family)
+    texts = [random_tokens(rng, length) for length in (7, 20)]
     for slot, text in enumerate(texts):
         run(runner, RowInput(slot, 0, text))
     nodes: list[list[tuple[list[int], list[int]]]] = [[], []]  # by slot: a node's columns from the top, and its tokens
@@ -126,9 +126,9 @@ def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
         rows = []
         for slot, text in enumerate(texts):
             start = len(text) + len(nodes[slot])
-            tokens = random_tokens(chance, chance.randint(1, 4))
+            tokens = random_tokens(rng, rng.randint(1, 4))
             for j, token in enumerate(tokens):
-                columns, path = chance.choice([([], []), *nodes[slot]])
+                columns, path = rng.choice([([], []), *nodes[slot]])
                 nodes[slot].append(([*columns, start + j], [*path, token]))
             paths = [columns for columns, _ in nodes[slot][-len(tokens) :]]
             rows.append(RowInput(slot, start, tokens, trunk=len(text), paths=paths))
@@ -139,7 +139,7 @@ def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
     for slot, text in enumerate(texts):
         columns, path = max(nodes[slot], key=lambda node: len(node[0]))
         runner.keep(slot, len(text), columns)
-        new = random_tokens(chance, 3)
+        new = random_tokens(rng, 3)
         logits = run(runner, RowInput(slot, len(text) + len(path), new))
         assert_close(logits[0], plain(runner.model, text + path + new)[-3:])
 

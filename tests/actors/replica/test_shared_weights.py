@@ -11,7 +11,7 @@ from actors.replica.in_process import Engine
 from actors.replica.replica import make_loop
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from actors.wire.messages import Admit, Alive, Cancel, Commit, Message, Offer, Report
+from actors.wire.messages import Admit, Cancel, Commit, Heartbeat, Message, Offer, Report
 from decoding.blending.params import BlendParams
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_ensemble import PROMPTS, ensemble, params, reference, running, tokens
@@ -45,9 +45,9 @@ def test_one_model_answers_alone_leads_is_a_member_and_drafts() -> None:
 
 
 def test_what_is_told_to_drafters_is_in_the_report_of_both() -> None:
-    target = Report(2, 1, 4, [5, 6, 7], drafting=False, followers={5: "d"})
+    target = Report(2, 1, 4, [5, 6, 7], drafting=False, attached_drafters={5: "d"})
     both = shared_weights._together(target, Report(1, 0, 4, [8]))
-    assert both == Report(3, 1, 8, [8, 5, 6, 7], drafting=False, followers={5: "d"})
+    assert both == Report(3, 1, 8, [8, 5, 6, 7], drafting=False, attached_drafters={5: "d"})
 
 
 def test_peers_see_one_replica() -> None:
@@ -70,7 +70,7 @@ def test_peers_see_one_replica() -> None:
     large = ReplicaAddress(peer.name, "large")
     own = Admit(1, PROMPTS[2], len(PROMPTS[2]), GREEDY, 0, drafter=False)
     others = Admit(2, PROMPTS[3], len(PROMPTS[3]), GREEDY, 2, drafter=True, target=large, drafts_only=True)
-    peer.send("both", [Alive(), own, others])
+    peer.send("both", [Heartbeat(), own, others])
     turn_until(Offer, 2)
     turn_until(Commit, 1)
     assert not [one for one in heard if isinstance(one, Offer) and one.request_id != 2]

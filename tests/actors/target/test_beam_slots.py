@@ -48,16 +48,16 @@ def begun(cache: CountingCache, count: int, *, beams: int = 1) -> BeamSlots:
 
 
 def test_any_forks() -> None:
-    chance = random.Random(0)
+    rng = random.Random(0)
     for _ in range(30):
         cache = CountingCache(6)
-        answers: list[list[int]] = [[]] * chance.choice([1, 1, 2])
+        answers: list[list[int]] = [[]] * rng.choice([1, 1, 2])
         slots = begun(cache, 6, beams=len(answers))
         for _ in range(15):
-            parents = [chance.randrange(len(answers)) for _ in range(chance.randint(1, 6))]
+            parents = [rng.randrange(len(answers)) for _ in range(rng.randint(1, 6))]
             slots.fork(parents)
             assert len(set(slots.of_beams)) == len(parents)
-            answers = [[*answers[parent], chance.randrange(50)] for parent in parents]
+            answers = [[*answers[parent], rng.randrange(50)] for parent in parents]
             step(cache, slots, answers)
         for slot, text in slots.texts():
             assert cache.read(slot, len(text)) == text

@@ -10,7 +10,7 @@ import torch
 from actors.coordinator.request import Endpoint, Request, Statistics
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.target.colocated_drafter import InsideDrafter
+from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.loop import Target
 from actors.wire.messages import Failed
 from decoding.drafts.ngram import NgramOptions
@@ -106,15 +106,15 @@ def test_nothing_of_a_request_is_left_inside() -> None:
         target = drafted.loops["target"]
         assert isinstance(target, Target)
         inside = target._inside
-        assert isinstance(inside, InsideDrafter)
+        assert isinstance(inside, ColocatedDrafter)
         assert not inside._told
         inside.draft([])  # takes in what was cancelled
         assert drafter.cache.free == drafter.cache.slots
 
 
 def test_a_request_that_is_given_back_too_late_changes_nothing() -> None:
-    inside = InsideDrafter(runner(0))
-    inside._drafter._reception.put("target", Failed(99, "late"))
+    inside = ColocatedDrafter(runner(0))
+    inside._drafter._mailbox.put("target", Failed(99, "late"))
     inside.draft([])
     assert inside.draft([]) is None
 

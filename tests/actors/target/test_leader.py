@@ -12,16 +12,16 @@ from actors.wire.link import LocalExchange
 from actors.wire.logits_codec import LogitsTransport, pack
 from actors.wire.messages import (
     Admit,
-    Answer,
-    Ask,
     Cancel,
     Commit,
     Ensemble,
     Failed,
     Join,
     Joined,
-    Lost,
+    LogitsReply,
+    LogitsRequest,
     Member,
+    MemberLost,
     Message,
 )
 from actors.wire.messages import Report as Reported
@@ -69,22 +69,22 @@ class Stage:
                 self.failed.append(message)
         return [message for _, message in self.member.receive(0) if not isinstance(message, Reported)]
 
-    def answer(self, step: int, admission: int, token: int) -> Answer:
+    def answer(self, step: int, admission: int, token: int) -> LogitsReply:
         """The member is sure of a token."""
         logits = torch.full((1, VOCAB), -1e4)
         logits[0, token] = 1e4
-        return Answer(1, step, pack(logits, LogitsTransport(), None), [[]], admission)
+        return LogitsReply(1, step, pack(logits, LogitsTransport(), None), [[]], admission)
 
 
 def test_a_member_that_took_too_long_is_told_to_forget() -> None:
     stage = Stage()
     stage.admit(on_member_failure="drop", member_timeout_s=1e-6)
     told = stage.say_as_member(Joined(1))
-    assert [type(message) for message in told] == [Ask, Cancel, Cancel]  # when it is dropped, and at the end
+    assert [type(message) for message in told] == [LogitsRequest, Cancel, Cancel]  # when it is dropped, and at the end
     assert len(stage.committed) == 8
 
 
-@pytest.mark.parametrize("told", [Lost(1, "m"), Failed(1, "no room")], ids=["withdrawn", "failed"])
+@pytest.mark.parametrize("told", [MemberLost(1, "m"), Failed(1, "no room")], ids=["withdrawn", "failed"])
 def test_a_member_that_is_given_up_is_told_to_forget(told: Message) -> None:
     stage = Stage()
     stage.admit(on_member_failure="drop")
@@ -96,7 +96,7 @@ def test_a_member_that_is_given_up_is_told_to_forget(told: Message) -> None:
 def test_a_member_that_was_dropped_is_not_asked_again() -> None:
     stage = Stage()
     stage.admit(on_member_failure="drop", max_tokens=40)
-    stage.coordinator.send("t", [Lost(1, "m")])
+    stage.coordinator.send("t", [MemberLost(1, "m")])
     stage.leader.turn()
     stage.member.receive(0)
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_a_request_that_comes_back_without_a_cancel_begins_anew() -> None:
     told = stage.admit(admission=1)
     assert [type(message) for message in told] == [Cancel, Join]
     told = stage.say_as_member(Joined(1, admission=1))
-    assert [type(message) for message in told] == [Ask]
+    assert [type(message) for message in told] == [LogitsRequest]
     assert stage.say(Cancel(1)) == [Cancel(1)]
 
 
@@ -140,7 +140,7 @@ def test_what_a_member_says_of_an_earlier_admission_counts_for_nothing() -> None
     stage.say_as_member(Failed(1, "no room"))
     assert stage.failed == []
     (ask,) = stage.say_as_member(Joined(1, admission=1))
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, LogitsRequest)
     assert stage.say_as_member(stage.answer(ask.step, 0, token=11)) == []
     assert stage.committed == []
     stage.say_as_member(stage.answer(ask.step, 1, token=12))

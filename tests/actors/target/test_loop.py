@@ -12,7 +12,18 @@ from actors.target.loop import Target
 from actors.target.row import TargetRow
 from actors.target.rows import ServedRow
 from actors.wire.link import LocalExchange, LocalLink
-from actors.wire.messages import Admit, Advance, Cancel, Commit, Drafting, Failed, Join, Message, Missed, Offer
+from actors.wire.messages import (
+    Admit,
+    Advance,
+    AttachDrafter,
+    Cancel,
+    Commit,
+    Failed,
+    Join,
+    Message,
+    Offer,
+    ResendRequest,
+)
 from decoding.sampling.params import SamplingParams
 from tests.support.models import VOCAB, tiny_model
 from tests.support.waiting import wait_until
@@ -36,8 +47,8 @@ class Stage:
 
     def say(self, *messages: Message, turns: int = 30) -> list[Message]:
         """What it answers within some turns."""
-        self.coordinator.send("t", [message for message in messages if not isinstance(message, Offer | Missed)])
-        self.drafter.send("t", [message for message in messages if isinstance(message, Offer | Missed)])
+        self.coordinator.send("t", [message for message in messages if not isinstance(message, Offer | ResendRequest)])
+        self.drafter.send("t", [message for message in messages if isinstance(message, Offer | ResendRequest)])
         for _ in range(turns):
             self.coordinator.send("t", [Cancel(999)])  # something to receive, so that no turn waits
             self.target.turn()
@@ -104,7 +115,7 @@ def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     messages = stage.say(offer(1, 4, text[4:10]), turns=1)
     assert messages == [Commit(1, 5, text[5:10], 4, 4, None)]
-    assert committed(stage.say(Drafting(1, None))) == text[10:]
+    assert committed(stage.say(AttachDrafter(1, None))) == text[10:]
 
 
 def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
@@ -113,7 +124,7 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
     assert stage.say(offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, rejected=True)]
-    assert committed(stage.say(Drafting(1, None))) == text[8:]
+    assert committed(stage.say(AttachDrafter(1, None))) == text[8:]
 
 
 def test_an_alternative_is_verified_beside_the_chain() -> None:
@@ -124,7 +135,7 @@ def test_an_alternative_is_verified_beside_the_chain() -> None:
     tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
     tree = offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
     assert stage.say(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None)]
-    assert committed(stage.say(Drafting(1, None))) == text[9:]
+    assert committed(stage.say(AttachDrafter(1, None))) == text[9:]
 
 
 def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
@@ -141,31 +152,33 @@ def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
 def test_the_drafter_is_told_how_the_text_goes_on_and_what_it_missed() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, admission=3, follower="d"), turns=1)
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, admission=3, attached_drafter="d"), turns=1)
     assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:5], 4, rejected_at=0)]
     stage.say(offer(1, 4, [*text[4:7], (text[7] + 1) % VOCAB, 3]), turns=1)
     assert stage.advances == [Advance(1, "coordinator", 3, 5, text[5:8], 4, rejected_at=8)]
-    stage.say(Missed(1, "coordinator", 4), turns=1)
+    stage.say(ResendRequest(1, "coordinator", 4), turns=1)
     assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:8], 4, rejected_at=8)]
-    assert committed(stage.say(Drafting(1, None))) == text[8:]
+    assert committed(stage.say(AttachDrafter(1, None))) == text[8:]
     assert stage.advances == []
 
 
 def test_only_the_drafter_that_works_on_a_request_is_told() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, follower="another"), turns=1)
-    stage.say(Missed(1, "coordinator", 4), Missed(7, "coordinator", 4), Missed(1, "someone", 4), turns=1)
+    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="another"), turns=1)
+    stage.say(
+        ResendRequest(1, "coordinator", 4), ResendRequest(7, "coordinator", 4), ResendRequest(1, "someone", 4), turns=1
+    )
     assert stage.advances == []
-    stage.say(Drafting(1, "d"), Missed(1, "coordinator", -3), turns=1)
+    stage.say(AttachDrafter(1, "d"), ResendRequest(1, "coordinator", -3), turns=1)
     assert stage.advances == [Advance(1, "coordinator", 0, 0, text[:5], 4, rejected_at=0)]
-    assert stage.target._rows.report("coordinator").followers == {1: "d"}
+    assert stage.target._rows.report("coordinator").attached_drafters == {1: "d"}
     stage.say(offer(1, 4, text[4:9]), turns=1)
     assert [(advance.base, advance.tokens) for advance in stage.advances] == [(5, text[5:10])]
 
 
 def test_a_drafter_that_may_rest_is_told_that_once_and_all_that_it_missed_when_it_may_not() -> None:
-    admit = Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, follower="d")
+    admit = Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d")
     row = TargetRow("coordinator", admit, acceptance=0.5)
     told = []
     for token, draft_length in enumerate([4, 0, 0, 0, 2]):
@@ -213,7 +226,7 @@ def test_impossible_offers_change_nothing(hostile: Offer) -> None:
 def test_a_row_whose_drafter_is_gone_waits_for_no_drafts() -> None:
     stage = Stage()
     first = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
-    rest = stage.say(Drafting(1, None), Drafting(7, "d"), turns=11)
+    rest = stage.say(AttachDrafter(1, None), AttachDrafter(7, "d"), turns=11)
     assert committed([*first, *rest]) == stage.text()[4:]
 
 

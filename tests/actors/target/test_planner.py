@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.ensemble.rounds import RowEnsemble
+from actors.ensemble.rounds import EnsembleRounds
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
 from actors.target.step_cost import StepCost
@@ -101,7 +101,7 @@ def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.Mon
     monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
     planner = DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
     alone, leader = running_row(planner, 1), running_row(planner, 2)
-    leader.ensemble = RowEnsemble(Ensemble("leader", [], EnsembleOptions()), 0.0)
+    leader.ensemble = EnsembleRounds(Ensemble("leader", [], EnsembleOptions()), 0.0)
     for _ in range(100):
         for size in sizes:
             planner.note_step(size, cost(size))

@@ -99,8 +99,8 @@ def test_slow_steps_cost_no_more_than_a_trial() -> None:
 
 
 def test_sizes_that_alternate_are_one_contest() -> None:
-    chance = random.Random(0)
-    first, later = losses(replace(MANY_ROWS, rows=lambda: chance.choice([26, 29, 30, 31, 32])))
+    rng = random.Random(0)
+    first, later = losses(replace(MANY_ROWS, rows=lambda: rng.choice([26, 29, 30, 31, 32])))
     assert first < 0.04
     assert later < 0.0125
 
@@ -169,10 +169,10 @@ def test_a_hiccup_during_a_trial_does_not_end_trials() -> None:
 
 def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
     """One row whose drafts are all right or all wrong; a step with a draft takes twice as long, and pays on average."""
-    trial, chance, seconds, tokens = SpeculationTrial(), random.Random(0), 0.0, 0
+    trial, rng, seconds, tokens = SpeculationTrial(), random.Random(0), 0.0, 0
     for _ in range(4000):
         speculates = trial.speculates(1)
-        new = (5 if chance.random() < 0.4 else 1) if speculates else 1
+        new = (5 if rng.random() < 0.4 else 1) if speculates else 1
         step_s = 0.04 if speculates else 0.02
         trial.note(1, new, step_s, work_s=new * 0.02, drafted=speculates)
         seconds, tokens = seconds + step_s, tokens + new

@@ -16,7 +16,7 @@ import zmq
 from actors.wire import zmq_link
 from actors.wire.link import Envelope, Link
 from actors.wire.logits_codec import PackedLogits
-from actors.wire.messages import Admit, Answer, Cancel, Message, Offer, Report
+from actors.wire.messages import Admit, Cancel, LogitsReply, Message, Offer, Report
 from actors.wire.peer_names import new_routing_id
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from benchmarks.chaos.proxy import Relays
@@ -193,7 +193,7 @@ def test_a_peer_with_the_key_is_cut_off_when_it_sends_too_much_at_once(replica: 
 def test_large_batches_arrive_both_ways(replica: ReplicaZmqLink, size: int) -> None:
     """Up to the logits of 33 positions of the largest vocabulary that is usual."""
     values = os.urandom(1 << 16) * (size >> 16) + bytes(size & 0xFFFF)
-    answer = Answer(1, 1, PackedLogits(1, size // 4, "float32", values), [])
+    answer = LogitsReply(1, 1, PackedLogits(1, size // 4, "float32", values), [])
     with connected(replica) as leader:
         leader.send(replica.name, [answer, Cancel(1)])
         assert receive(replica, 2) == [(leader.name, answer), (leader.name, Cancel(1))]

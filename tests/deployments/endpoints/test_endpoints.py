@@ -35,9 +35,9 @@ def copy(tmp_path: Path) -> Path:
 
 def test_tokens_are_decoded_as_the_tokenizer_does() -> None:
     served = load_endpoints(load_config())["consort"]
-    chance = random.Random(1)
+    rng = random.Random(1)
     for _ in range(200):
-        tokens = [chance.randrange(2048) for _ in range(chance.randrange(12))] + [2]
+        tokens = [rng.randrange(2048) for _ in range(rng.randrange(12))] + [2]
         expected = served.encoder.tokenizer.decode(tokens, skip_special_tokens=True)
         assert served.endpoint.decode(tokens) == expected
 

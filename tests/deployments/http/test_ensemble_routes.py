@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from actors.loading.checkpoint import load_tokenizer
-from actors.loading.tokenizer_pairs import load_interpreters
+from actors.loading.tokenizer_pairs import load_logits_mappings
 from decoding.errors import ConfigError
 from deployments.admission.admission import Limits
 from deployments.configuration.config import ServerConfig, load_config, parse_config
@@ -250,8 +250,8 @@ def test_members_with_other_tokens_join_through_text(foreign: Path) -> None:
     leader = tiny_runner(0)
     other = Runner(permuted_model(tiny_runner(0).model, permutation(2048)), slots=4, max_length=1024, max_query=256)
     specs = [config.models[name].spec(name) for name in ("other", "target")]
-    interpreters = {"other": load_interpreters(specs[0], specs[1:])}
-    with Engine({"target": ("target", leader), "other": ("target", other)}, interpreters=interpreters) as engine:
+    logits_mappings = {"other": load_logits_mappings(specs[0], specs[1:])}
+    with Engine({"target": ("target", leader), "other": ("target", other)}, logits_mappings=logits_mappings) as engine:
         wait_until(lambda: len(engine.coordinator.models()) == 2, "replicas")
         with TestClient(make_api(Service(load_endpoints(config), engine.coordinator))) as api:
             told = post(api, "e")["choices"][0]
@@ -267,7 +267,7 @@ def test_members_with_other_tokens_join_through_text(foreign: Path) -> None:
 def test_interpreters_are_made_for_members_with_other_tokens_alone(foreign: Path) -> None:
     config = with_foreign(foreign, vocabulary="union")
     specs = {name: config.models[name].spec(name) for name in ("other", "target")}
-    assert list(load_interpreters(specs["other"], [specs["target"], specs["other"]])) == ["target"]
+    assert list(load_logits_mappings(specs["other"], [specs["target"], specs["other"]])) == ["target"]
 
 
 def test_requests_carry_what_they_change(served: dict[str, ServedEndpoint]) -> None:

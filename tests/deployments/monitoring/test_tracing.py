@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from actors.coordinator.request import Delta, Request, Statistics
-from actors.coordinator.timeline import Journal
+from actors.coordinator.timeline import Timeline
 from actors.replica.in_process import Engine
 from decoding.errors import ConfigError, UnavailableError
 from deployments.admission.admission import Limits
@@ -135,7 +135,7 @@ def test_what_clients_do_not_sample_keeps_no_journal(
 ) -> None:
     made_up.post("/v1/completions", json=BODY, headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-00"})
     made_up.post("/v1/completions", json=BODY, headers={"traceparent": "nonsense"})
-    assert [request.journal is None for request in coordinator.requests] == [True, False]
+    assert [request.timeline is None for request in coordinator.requests] == [True, False]
     roots = [span for span in exporter.get_finished_spans() if span.parent is None]
     assert [span.name for span in roots] == ["POST /v1/completions"]
 
@@ -158,15 +158,15 @@ def test_failures_are_told_without_their_text(
 
 
 def test_a_journal_follows_moves() -> None:
-    journal = Journal()
-    journal.heard("target", 1)  # of nobody
-    journal.move("target", "a")
-    journal.heard("target", 3)
-    journal.heard("target", 2)
-    journal.move("target", None)
-    journal.move("target", "b")
-    journal.move("drafter", "c")
-    first, second, drafter = journal.stays
+    timeline = Timeline()
+    timeline.heard("target", 1)  # of nobody
+    timeline.move("target", "a")
+    timeline.heard("target", 3)
+    timeline.heard("target", 2)
+    timeline.move("target", None)
+    timeline.move("target", "b")
+    timeline.move("drafter", "c")
+    first, second, drafter = timeline.stays
     assert (first.replica, first.messages, first.tokens) == ("a", 2, 5)
     assert first.ended_ns is not None
     assert second.first_ns is second.ended_ns is drafter.ended_ns is None

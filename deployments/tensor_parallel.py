@@ -20,12 +20,12 @@ class Follower:
 
     def follow(self, spec: "ModelSpec", rank: "Rank") -> None:
         """Do what rank 0 does until it stops."""
-        from actors.loading.tensor_parallel import follow_in_gang
+        from actors.loading.tensor_parallel import follow_in_group
 
-        follow_in_gang(spec, rank)
+        follow_in_group(spec, rank)
 
 
-def start_gang(spec: "ModelSpec", host: str, options: dict[str, Any]) -> tuple["Rank", list[Any]]:
+def start_group(spec: "ModelSpec", host: str, options: dict[str, Any]) -> tuple["Rank", list[Any]]:
     """Start ranks 1, 2, … of the calling replica's model. Returns its own place, and them, who end when let go.
 
     Args:
@@ -39,10 +39,10 @@ def start_gang(spec: "ModelSpec", host: str, options: dict[str, Any]) -> tuple["
     device = "cuda:0" if options.get("num_gpus") else "cpu"  # of those that Ray lets the actor see
     group = get_current_placement_group()
     assert group is not None
-    followers = []
+    attached_drafters = []
     for rank in range(1, spec.tensor_parallel):
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-        follower: Any = ray.remote(Follower).options(scheduling_strategy=strategy, **options).remote()
-        follower.follow.remote(spec, Rank(rank, spec.tensor_parallel, host, port, device))
-        followers.append(follower)
-    return Rank(0, spec.tensor_parallel, host, port, device), followers
+        attached_drafter: Any = ray.remote(Follower).options(scheduling_strategy=strategy, **options).remote()
+        attached_drafter.follow.remote(spec, Rank(rank, spec.tensor_parallel, host, port, device))
+        attached_drafters.append(attached_drafter)
+    return Rank(0, spec.tensor_parallel, host, port, device), attached_drafters
