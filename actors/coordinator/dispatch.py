@@ -66,7 +66,7 @@ class Dispatch:
         self._length_at_loss.pop(active.request.request_id, None)
 
     def replace_target(self, active: ActiveRequest, now_s: float, *, reason: str = "") -> None:
-        """Assign a new target, or fail the request if it has lost too many, because it may be what ends them.
+        """Assign a new target. Fail the request instead if it keeps losing targets: it may be the cause.
 
         reason: the target's own, if it gave one.
         """
@@ -189,7 +189,7 @@ class Dispatch:
         ]
 
     def _admit_to_drafter(self, active: ActiveRequest) -> None:
-        """Admit the request to its drafter. It drafts at once if the target wants drafts, else when told."""
+        """Admit the request to its drafter, which rests until an Advance if the target wants no drafts now."""
         if active.target is not None and active.drafter is not None:
             admit = replace(active.admit(self._replica_table.address(active.target)), drafts_only=True)
             wanted = self._replica_table.wants_drafts(active.target)

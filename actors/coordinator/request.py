@@ -1,12 +1,10 @@
-"""A request at its coordinator: what the client asked for, committed tokens, and deltas for the client.
-
-Knows nothing of links or replicas' loads.
-"""
+"""A request at its coordinator: parameters, committed tokens, deltas for the client. Knows nothing of links."""
 
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import starmap
 from typing import Literal
 
 from actors.coordinator.text_stream import Criterion, TextStream
@@ -276,7 +274,7 @@ class ActiveRequest:
             reason = f"the search found {len(message.answers)} answers that the parameters allow, not {wanted}"
             raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
         logprobs: Sequence[list[TokenLogprobs] | None] = message.logprobs or [None] * len(message.answers)
-        best, *others = map(self._make_search_delta, message.answers, logprobs)
+        best, *others = starmap(self._make_search_delta, zip(message.answers, logprobs, strict=True))
         if self.request.timeline is not None:
             self.request.timeline.record_tokens("target", len(best.tokens))
         self.statistics = Statistics(steps=message.steps, committed=len(best.tokens))

@@ -30,10 +30,7 @@ class TextStream:
         params: SamplingParams,
         criteria: Sequence[Criterion] = (),
     ) -> None:
-        """
-        decode: token ids to text.
-        prompt: its end decides how the first tokens are decoded.
-        """
+        """decode: token ids to text. prompt: its end affects how the first tokens are decoded."""
         self._params, self._hidden = params, params.hidden_token_ids
         self._criteria = criteria
         self._detokenizer = Detokenizer(decode, prompt=prompt)

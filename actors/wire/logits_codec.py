@@ -36,14 +36,9 @@ class PackedLogits(msgspec.Struct, frozen=True):
 
 
 def pack(logits: Tensor, transport: LogitsTransport, memory: SharedLogits | None = None) -> PackedLogits:
-    """Encode logits, through shared memory if they fit there.
+    """Encode logits, [N, V] of any float type on any device. A type narrower than the transport's is kept.
 
-    Logits of a narrower type than the transport's keep their type.
-
-    Args:
-        logits: [N, V] of any float type, on any device.
-        transport: precision, and how many logits to send.
-        memory: shared by the leader; not used with `top_k`.
+    memory: shared by the leader, used if all logits are sent and fit.
     """
     dtype = getattr(torch, transport.dtype)
     dtype = min(dtype, logits.dtype, key=lambda candidate: candidate.itemsize)
@@ -61,10 +56,7 @@ def pack(logits: Tensor, transport: LogitsTransport, memory: SharedLogits | None
 def unpack(packed: PackedLogits, device: torch.device | str = "cpu", memory: SharedLogits | None = None) -> Tensor:
     """Decode logits: [N, V] float32, −∞ for those that were not sent.
 
-    Args:
-        packed: as received.
-        device: of the result.
-        memory: shared with the member. Read it before the member's next reply overwrites it.
+    memory: shared with the member, whose next reply overwrites it.
 
     Raises:
         ValueError: sizes, types or tokens are inconsistent.

@@ -50,11 +50,7 @@ class SharedLogits:
         return True
 
     def read(self, dtype: torch.dtype, positions: int, vocab_size: int) -> Tensor:
-        """Return the logits last written, [N, V], without a copy.
-
-        Raises:
-            ValueError: the sizes are not positive, or exceed the memory.
-        """
+        """Return the logits last written, [N, V], without a copy. Raises ValueError for sizes that don't fit."""
         count = positions * vocab_size
         if min(positions, vocab_size) < 1 or count * dtype.itemsize > len(self._memory):
             raise ValueError(f"{positions} positions of {vocab_size} shared logits are more than there is room for")

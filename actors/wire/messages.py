@@ -59,7 +59,7 @@ class MemberView(msgspec.Struct, frozen=True):
     model: str
     logprob: float  # of the token under this member alone
     agreed: bool  # whether it was this member's most probable token
-    share: float  # weight × probability; shares of all members sum to 1
+    share: float  # weight × probability, divided by the sum over members
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):

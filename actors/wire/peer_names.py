@@ -40,11 +40,7 @@ class PeerRoutes:
         return self._routing_ids.get(name)
 
     def identify(self, routing_id: bytes, public_key: Callable[[], bytes]) -> str:
-        """Return the name of a batch's sender.
-
-        Args:
-            routing_id: of the connection.
-            public_key: returns the key that authenticated the connection; called for new connections only.
+        """Return the name of a batch's sender. public_key: returns the key that authenticated a new connection.
 
         Raises:
             ValueError: the name does not belong to the key.
