@@ -1,4 +1,4 @@
-"""Where requests go."""
+"""The replica table assigns requests, judges signs of life, and finds requests to move."""
 
 from actors.coordinator.replica_table import ReplicaTable
 from actors.wire.addresses import ReplicaAddress
@@ -30,7 +30,7 @@ def test_other_coordinators_load_counts() -> None:
     assert [table.assign("m", i) for i in range(3)] == ["b", "b", "b"]
 
 
-def test_a_model_without_replicas_has_no_place() -> None:
+def test_a_model_without_replicas_gets_no_requests() -> None:
     table = make_table("a")
     assert table.assign("other", 1) is None
     assert table.models() == {"m"}
@@ -45,7 +45,7 @@ def test_removing_a_replica_returns_its_requests() -> None:
     assert table.names() == table.models() == set()
 
 
-def test_a_silent_replica_is_suspected_at_once_unless_it_answers() -> None:
+def test_a_silent_replica_is_suspected_at_once_unless_it_is_healthy() -> None:
     table = make_table("a", "b")
     table.assign("m", 1)
     (name,) = [name for name in ("a", "b") if table.requests_on(name)]
@@ -69,7 +69,7 @@ def test_a_replica_that_leaves_gets_nothing_new_and_is_given_up_when_silent() ->
     table = make_table("a", "b")
     table.set_listed({"b"}, {"b"}, 1.0)
     assert [table.assign("m", i) for i in range(3)] == ["b", "b", "b"]
-    assert table.drained() == []  # as long as it has not said that it has nothing left
+    assert table.drained() == []  # until its reports confirm that it has no requests
     for requests in ([7], [], []):
         table.record_message("a", 0.0, report(len(requests), request_ids=requests))
     assert table.drained() == ["a"]
@@ -97,7 +97,7 @@ def test_loads_are_compared_only_when_they_are_known() -> None:
     assert table.find_imbalance("m") == ("", 0)
 
 
-def test_no_more_leave_a_line_than_there_are_slots_elsewhere() -> None:
+def test_no_more_waiting_requests_move_than_there_are_free_slots() -> None:
     table = make_table("a")
     ids = list(range(10))
     for request_id in ids:
