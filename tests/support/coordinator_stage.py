@@ -26,7 +26,6 @@ class Stage:
         self.link = self.exchange.join("coordinator")
         self.coordinator = Coordinator(self.link, clock=lambda: self.now_s, **limits)  # type: ignore[arg-type]
         self.replicas: dict[str, FakeReplica] = {}
-        self.deltas: list[list[Delta]] = []
 
     def set_replicas(self, *names: str) -> None:
         for name in names:
