@@ -1,6 +1,6 @@
-"""Blocking use of a coordinator, for callers without an event loop.
+"""Blocking calls of a coordinator, for callers without an event loop.
 
-`check` is called every second without news, and raises when waiting has become pointless.
+`check` is called after every second without a delta. It raises if waiting is pointless.
 """
 
 import queue
@@ -13,10 +13,10 @@ _CHECK_PERIOD_S = 1.0
 
 
 def stream(coordinator: Coordinator, request: Request, check: Callable[[], None]) -> Iterator[Delta]:
-    """The deltas of one request, as they are committed. Leaving the iterator early cancels the request.
+    """Yield the deltas of a request as they are committed. Closing the iterator cancels the request.
 
     Raises:
-        ConsortError: the request was refused, or failed.
+        ConsortError: the request was refused or failed.
     """
     deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
     coordinator.submit(request, deltas.put)
@@ -27,10 +27,10 @@ def stream(coordinator: Coordinator, request: Request, check: Callable[[], None]
 
 
 def generate(coordinator: Coordinator, requests: Sequence[Request], check: Callable[[], None]) -> list[list[Delta]]:
-    """The deltas of several requests that run at the same time, in the order of the requests.
+    """Run several requests at the same time. Return the deltas of each, in the order of the requests.
 
     Raises:
-        ConsortError: a request was refused, or failed.
+        ConsortError: a request was refused or failed.
     """
     queues: list[queue.SimpleQueue[Delta]] = [queue.SimpleQueue() for _ in requests]
     try:

@@ -1,7 +1,7 @@
-"""The coordinator: admits requests, places them, streams what is committed, survives deaths.
+"""The coordinator: admits requests, assigns them to replicas, streams committed text, replaces lost replicas.
 
-It owns the truth about a request (prompt, parameters, committed tokens). Replicas only continue what it tells them,
-so any of them can be replaced at any time. It computes nothing on tensors and knows nothing of HTTP.
+It holds the authoritative state of a request: prompt, parameters, committed tokens. So any replica can be replaced at
+any time. It computes nothing on tensors and knows nothing of HTTP.
 """
 
 import logging
@@ -19,12 +19,12 @@ from actors.wire.messages import Beams, Cancel, Commit, Failed, Heartbeat, Messa
 from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
-_TICK_S = 0.5  # how often deaths and time-outs are looked for
-_ALIVE_S = 2.0  # how often replicas are told that the coordinator lives
+_TICK_S = 0.5  # period of checks for lost replicas and time-outs
+_HEARTBEAT_PERIOD_S = 2.0
 
 
 class Coordinator:
-    """One coordinator. `submit`, `cancel` and `set_replicas` may be called from any thread; `turn` is its loop."""
+    """One coordinator. Any thread may call `submit`, `cancel` and `set_replicas`; `turn` is its loop."""
 
     def __init__(
         self,
@@ -32,95 +32,95 @@ class Coordinator:
         *,
         max_requests: int = 256,
         max_silence_s: float = 60.0,
-        max_unplaced_s: float = 120.0,
+        max_unassigned_s: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        max_requests: how many requests may be in progress or waiting; more are refused.
-        max_silence_s: a replica with work that is silent for so long is given up, and its requests placed anew.
-        max_unplaced_s: how long a request waits for a target replica before it fails.
-        clock: lets tests move the time, in seconds.
+        max_requests: limit of requests in progress or waiting; more are refused.
+        max_silence_s: a replica that is silent for longer is given up, and its requests are assigned anew.
+        max_unassigned_s: a request that waits longer for a target replica fails.
+        clock: seconds; replaced in tests.
         """
         self._link = link
         self._outbox = Outbox(link)
         self._max_requests = max_requests
         self._max_silence_s = max_silence_s
-        self._max_unplaced_s = max_unplaced_s
+        self._max_unassigned_s = max_unassigned_s
         self._clock = clock
         self._replica_table = ReplicaTable()
         self._active: dict[int, ActiveRequest] = {}
-        self._assignment = Dispatch(self._replica_table, self._outbox, self._active, self._fail)
+        self._dispatch = Dispatch(self._replica_table, self._outbox, self._active, self._fail)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._ticked_at_s = self._showed_life_at_s = 0.0
+        self._ticked_at_s = self._heartbeat_at_s = 0.0
 
     # From any thread
 
     def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
-        """Begin a request; `sink` gets its deltas, in order, in the coordinator's thread, and must not block.
+        """Begin a request. `sink` is called with its deltas, in order, in the coordinator's thread; it must not block.
 
         Raises:
             OverloadedError: `max_requests` are in progress.
         """
         if len(self._active) + self._calls.qsize() >= self._max_requests:
             raise OverloadedError(f"{self._max_requests} requests are in progress already.")
-        self._call(lambda: self._begin(request, sink))
+        self._run_in_loop(lambda: self._begin(request, sink))
 
     def cancel(self, request_id: int) -> None:
-        """End a request without another delta; unknown and ended ids are ignored."""
-        self._call(lambda: self._end(request_id))
+        """End a request without another delta. Unknown ids are ignored."""
+        self._run_in_loop(lambda: self._end(request_id))
 
-    def set_replicas(self, addresses: Iterable[ReplicaAddress], answered: Iterable[str] | None = None) -> None:
-        """Work with exactly these replicas from now on. Requests on any that is missing go elsewhere.
+    def set_replicas(self, addresses: Iterable[ReplicaAddress], healthy: Iterable[str] | None = None) -> None:
+        """Work with exactly these replicas from now on. Requests on others move.
 
-        answered: the names of those that have just said that they are well; None: all.
+        healthy: names of those that have just passed a health check; None: all.
         """
-        wanted = {address.name: address for address in addresses}
-        alive = set(wanted if answered is None else answered)
-        self._call(lambda: self._set_replicas(wanted, alive))
+        listed = {address.name: address for address in addresses}
+        healthy_names = set(listed if healthy is None else healthy)
+        self._run_in_loop(lambda: self._set_replicas(listed, healthy_names))
 
     @property
     def malformed(self) -> int:
-        """Batches of replicas' messages that made no sense, and were dropped."""
+        """Number of batches from replicas that were dropped because they could not be decoded."""
         return self._link.malformed
 
     def models(self) -> set[str]:
-        """The models that have a live replica."""
+        """Return the models that have a replica."""
         return self._replica_table.models()
 
     def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
-        """The live replicas, and what each told last: at most a second ago, unless it hangs."""
+        """Return the replicas with their last reports. Replicas report every second."""
         return self._replica_table.reports()
 
-    def _call(self, function: Callable[[], None]) -> None:
+    def _run_in_loop(self, function: Callable[[], None]) -> None:
         self._calls.put(function)
         self._link.wake()
 
     # In the loop's thread
 
     def turn(self) -> None:
-        """Handle what has arrived, in messages and in calls; look for deaths and time-outs now and then."""
+        """Handle messages and calls that have arrived. Every _TICK_S, check replicas and time-outs."""
         began_s = self._clock()
         envelopes = self._link.receive(_TICK_S)
-        heard_at_s = self._clock()
-        self._pass_over_absence(began_s, heard_at_s, usual_s=_TICK_S)
+        received_at_s = self._clock()
+        self._discount_absence(began_s, received_at_s, usual_s=_TICK_S)
         for peer, message in envelopes:
-            self._replica_table.heard(peer, heard_at_s, message if isinstance(message, Report) else None)
+            self._replica_table.record_message(peer, received_at_s, message if isinstance(message, Report) else None)
             self._handle(peer, message)
         while not self._calls.empty():
             self._calls.get()()
         now_s = self._clock()
-        self._pass_over_absence(heard_at_s, now_s, usual_s=HANG_S / 2)
+        self._discount_absence(received_at_s, now_s, usual_s=HANG_S / 2)
         if now_s - self._ticked_at_s >= _TICK_S:
             self._ticked_at_s = now_s
-            self._look_after_replicas(now_s)
-            self._end_late(now_s)
-            self._place_waiting(now_s)
+            self._check_replicas(now_s)
+            self._end_timed_out(now_s)
+            self._assign_waiting(now_s)
         self._outbox.flush()
 
-    def _pass_over_absence(self, since_s: float, now_s: float, *, usual_s: float) -> None:
-        """If this took twice as long as ever it may, the process was stopped, or its machine, and heard nobody."""
+    def _discount_absence(self, since_s: float, now_s: float, *, usual_s: float) -> None:
+        """Don't blame replicas for silence if this process was stopped: the step took twice its usual maximum."""
         if now_s - since_s > 2 * usual_s:
-            self._replica_table.pass_over(now_s - since_s)
+            self._replica_table.discount_absence(now_s - since_s)
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
@@ -129,59 +129,56 @@ class Coordinator:
                 if active is not None and active.target == peer:
                     self._commit(active, message)
                 else:
-                    self._outbox.put(peer, Cancel(request_id))  # it was placed elsewhere, or has ended
+                    self._outbox.put(peer, Cancel(request_id))  # it has moved or ended
             case Beams(request_id) | Failed(request_id):
                 active = self._active.get(request_id)
-                if active is not None and active.admission == message.admission:  # else from before it was moved
-                    self._take(active, peer, message)
+                if active is not None and active.admission == message.admission:  # else it has moved since
+                    self._handle_end(active, peer, message)
             case Report():
                 self._reconcile(peer, message)
             case _:
                 _log.warning("%s sent a %s, which is not for coordinators", peer, type(message).__name__)
 
-    def _take(self, active: ActiveRequest, peer: str, message: Beams | Failed) -> None:
-        """The replica `peer` has ended its work on the request, be it with an answer or without."""
+    def _handle_end(self, active: ActiveRequest, peer: str, message: Beams | Failed) -> None:
+        """Handle that `peer` has ended its work on the request, with a result or without."""
         match message:
             case Beams() if active.target == peer:
-                with self._reading(active):
-                    self._end_with(active, active.found(message))
+                with self._fail_if_undecodable(active):
+                    self._finish(active, active.finish_search(message))
             case Failed(_, error, field) if active.target == peer:
-                self._give_back(active, error, field)
+                self._handle_target_failure(active, error, field)
             case Failed() if active.drafter == peer:
-                self._lose_drafter(active)
+                self._drop_drafter(active)
 
-    def _give_back(self, active: ActiveRequest, error: str, field: str | None) -> None:
-        """A target can't go on with the request: another may, if a member of an ensemble was to blame."""
+    def _handle_target_failure(self, active: ActiveRequest, error: str, field: str | None) -> None:
+        """Fail the request. With an ensemble try another target first: a member may have been the cause."""
         if field is not None:
             self._fail(active, InvalidRequestError(error, field=field))
         elif active.members:
-            self._assignment.lose_target(active, self._clock(), reason=error)
+            self._dispatch.replace_target(active, self._clock(), reason=error)
         else:
             self._fail(active, UnavailableError(error))
 
     def _commit(self, active: ActiveRequest, message: Commit) -> None:
-        """Add to the text, and tell the client."""
+        """Append committed tokens and send the client their text."""
         if message.admission != active.admission or message.base + len(message.tokens) <= len(active.tokens):
-            return  # from before the request was moved, or a duplicate
-        if message.base != len(active.tokens):  # something was lost on the way
-            self._assignment.unplace(active, self._clock())
-            self._assignment.place(active)
+            return  # a duplicate, or from before the request moved
+        if message.base != len(active.tokens):  # a message was lost
+            self._dispatch.release(active, self._clock())
+            self._dispatch.assign(active)
             return
-        with self._reading(active):
+        with self._fail_if_undecodable(active):
             delta = active.commit(message)
-            if delta.finish is None and active.is_out_of_time(self._clock()):
-                self._tell(active, delta)
-                delta = active.end_here()
+            if delta.finish is None and active.has_reached_max_time(self._clock()):
+                self._send_delta(active, delta)
+                delta = active.end_now()
             if delta.finish is not None:
                 self._end(message.request_id)
-            self._tell(active, delta)
+            self._send_delta(active, delta)
 
     @contextmanager
-    def _reading(self, active: ActiveRequest) -> Iterator[None]:
-        """End the request if its tokens can't be read.
-
-        A fault of a tokenizer or of a user's rule must not end the other requests.
-        """
+    def _fail_if_undecodable(self, active: ActiveRequest) -> Iterator[None]:
+        """Fail the request, and no other, if its tokenizer or a user's stopping criterion raises."""
         try:
             yield
         except ConsortError as error:
@@ -190,114 +187,115 @@ class Coordinator:
             _log.exception("request %d has tokens that can't be read", active.request.request_id)
             self._fail(active, UnavailableError(f"the request's tokens can't be read: {error!r}"))
 
-    def _tell(self, active: ActiveRequest, delta: Delta) -> None:
+    def _send_delta(self, active: ActiveRequest, delta: Delta) -> None:
         try:
             active.sink(delta)
-        except Exception:  # a client's fault must not end the other requests
+        except Exception:  # must not end the other requests
             _log.exception("request %d ends, because its client failed", active.request.request_id)
             self._end(active.request.request_id)
 
     def _reconcile(self, name: str, report: Report) -> None:
-        """Make what a replica works on what it should: whatever was lost on the way comes right here.
+        """Correct what a replica works on after lost messages.
 
-        That something is missing, or wrong, counts once two reports in a row say so: the first may have crossed it.
+        A request counts as missing, or its drafter as wrong, after two such reports in a row. The first may have
+        crossed a message.
         """
-        strays, lost = self._replica_table.compare(name, report)
+        strays, lost = self._replica_table.find_discrepancies(name, report)
         for request_id in strays:
             self._outbox.put(name, Cancel(request_id))
         for request_id in lost:
             active = self._active[request_id]
             if active.target == name:
-                self._assignment.lose_target(active, self._clock())
+                self._dispatch.replace_target(active, self._clock())
             else:
-                self._lose_drafter(active)
-        here = [self._active[one] for one in report.request_ids if one in self._active]
-        drafters = {one.request.request_id: one.drafter for one in here if one.target == name}
-        for request_id in self._replica_table.misled(name, drafters, report):
-            self._assignment.tell_drafter(self._active[request_id])
+                self._drop_drafter(active)
+        reported = [self._active[request_id] for request_id in report.request_ids if request_id in self._active]
+        drafters = {active.request.request_id: active.drafter for active in reported if active.target == name}
+        for request_id in self._replica_table.find_wrong_drafters(name, drafters, report):
+            self._dispatch.announce_drafter(self._active[request_id])
 
-    def _lose_drafter(self, active: ActiveRequest) -> None:
-        """The drafter gave the request back, or does not know it; one that keeps doing so is not asked for ever."""
+    def _drop_drafter(self, active: ActiveRequest) -> None:
+        """Detach a drafter that failed or lost the request, and count that: after too many it gets no other."""
         active.drafters_lost += 1
-        self._assignment.detach_drafter(active)
+        self._dispatch.detach_drafter(active)
 
     def _begin(self, request: Request, sink: Callable[[Delta], None]) -> None:
         active = ActiveRequest(request, sink, self._clock())
         if request.request_id in self._active:
             error = InvalidRequestError(f"request {request.request_id} is in progress already", field="request_id")
-            self._tell(active, Delta("", (), active.statistics, error=error))
+            self._send_delta(active, Delta("", (), active.statistics, error=error))
             return
         self._active[request.request_id] = active
-        self._assignment.place(active)
-        with self._reading(active):
-            active.read_prompt()
+        self._dispatch.assign(active)
+        with self._fail_if_undecodable(active):
+            active.decode_prompt()
 
     def _end(self, request_id: int) -> None:
         active = self._active.pop(request_id, None)
         if active is not None:
-            self._assignment.forget(active, self._clock())
+            self._dispatch.forget(active, self._clock())
 
     def _fail(self, active: ActiveRequest, error: ConsortError) -> None:
-        self._end_with(active, Delta("", (), active.statistics, error=error))
+        self._finish(active, Delta("", (), active.statistics, error=error))
 
-    def _end_with(self, active: ActiveRequest, last: Delta) -> None:
+    def _finish(self, active: ActiveRequest, last: Delta) -> None:
         self._end(active.request.request_id)
-        self._tell(active, last)
+        self._send_delta(active, last)
 
-    def _set_replicas(self, wanted: dict[str, ReplicaAddress], answered: set[str]) -> None:
-        """New ones get work; what is on those that are missing goes elsewhere, if there is such a place."""
+    def _set_replicas(self, listed: dict[str, ReplicaAddress], healthy: set[str]) -> None:
+        """Connect to new replicas, and move requests off those that are no longer listed, if others can take them."""
         now_s = self._clock()
-        for name in set(wanted) - self._replica_table.names():
-            self._link.connect(wanted[name])
-            self._replica_table.add(wanted[name], now_s)
-        self._replica_table.are_up(wanted, answered, now_s)
-        self._assignment.relocate(now_s)
-        self._drop_left()
-        self._place_waiting(now_s)
+        for name in set(listed) - self._replica_table.names():
+            self._link.connect(listed[name])
+            self._replica_table.add(listed[name], now_s)
+        self._replica_table.set_listed(listed, healthy, now_s)
+        self._dispatch.vacate(now_s)
+        self._disconnect_drained()
+        self._assign_waiting(now_s)
 
-    def _drop_left(self) -> None:
-        """Hang up on replicas that are leaving, once they have said that nothing of ours is there."""
-        for name in self._replica_table.left():
+    def _disconnect_drained(self) -> None:
+        """Disconnect from leaving replicas that have none of our requests."""
+        for name in self._replica_table.drained():
             if not any(active.has_member(name) for active in self._active.values()):
-                self._lose(name)
+                self._remove_replica(name)
 
-    def _lose(self, name: str) -> None:
-        """A replica is gone. Rows go on without a drafter; requests without a target are placed anew."""
-        self._assignment.lose(name, self._replica_table.remove(name), self._clock())
-        self._outbox.flush()  # it may hear yet what it is to forget
+    def _remove_replica(self, name: str) -> None:
+        """Remove a replica that is gone or drained, and move its requests."""
+        self._dispatch.replace_replica(name, self._replica_table.remove(name), self._clock())
+        self._outbox.flush()  # so that it may still get Cancel
         self._link.disconnect(name)
 
-    def _look_after_replicas(self, now_s: float) -> None:
-        """Give up those that are silent for too long, take work off those that seem to hang, and share it evenly."""
-        self._replica_table.look(now_s)
-        for name in self._replica_table.silent(now_s, self._max_silence_s):
-            self._lose(name)
-        self._assignment.relocate(now_s)
-        self._assignment.rebalance(now_s)
-        self._drop_left()
-        if now_s - self._showed_life_at_s >= _ALIVE_S:
-            self._showed_life_at_s = now_s
+    def _check_replicas(self, now_s: float) -> None:
+        """Give up silent replicas, move requests off those that seem to hang, rebalance, and send heartbeats."""
+        self._replica_table.update_suspicions(now_s)
+        for name in self._replica_table.timed_out(now_s, self._max_silence_s):
+            self._remove_replica(name)
+        self._dispatch.vacate(now_s)
+        self._dispatch.rebalance(now_s)
+        self._disconnect_drained()
+        if now_s - self._heartbeat_at_s >= _HEARTBEAT_PERIOD_S:
+            self._heartbeat_at_s = now_s
             for name in self._replica_table.names():
                 self._outbox.put(name, Heartbeat())
 
-    def _end_late(self, now_s: float) -> None:
-        """End what has used up its time."""
+    def _end_timed_out(self, now_s: float) -> None:
+        """End requests that have used up their time."""
         for active in list(self._active.values()):
-            if active.is_late(now_s):
+            if active.has_timed_out(now_s):
                 reason = f"timeout_s: the request took longer than {active.request.timeout_s:g} s"
                 self._fail(active, DeadlineError(reason))
-            elif active.is_out_of_time(now_s):
-                with self._reading(active):
-                    self._end_with(active, active.end_here())
+            elif active.has_reached_max_time(now_s):
+                with self._fail_if_undecodable(active):
+                    self._finish(active, active.end_now())
 
-    def _place_waiting(self, now_s: float) -> None:
-        """Place what has no target, attach drafters where one is missing, and fail what has waited too long."""
+    def _assign_waiting(self, now_s: float) -> None:
+        """Assign missing targets and drafters. Fail requests that have waited too long."""
         for active in list(self._active.values()):
             if active.target is None:
-                self._assignment.place(active)
+                self._dispatch.assign(active)
             else:
-                self._assignment.attach_drafter(active)
-            if active.target is None and now_s - active.unplaced_since_s > self._max_unplaced_s:
+                self._dispatch.attach_drafter(active)
+            if active.target is None and now_s - active.unassigned_since_s > self._max_unassigned_s:
                 endpoint, models = active.request.endpoint, self._replica_table.models()
-                model = next((one for one in endpoint.members if one not in models), endpoint.target)
+                model = next((member for member in endpoint.members if member not in models), endpoint.target)
                 self._fail(active, UnavailableError(f"no replica of model {model!r} came up in time"))

@@ -1,9 +1,8 @@
-"""Which replica a request goes to, and which it should leave. It knows replicas by name, model, load and signs of life,
-and nothing of what they do.
+"""Replicas by model, load and signs of life: where requests go, and which should move. Sends nothing.
 
-Two signs of life count. Its loop is *heard* between turns, and a turn of a slow model takes long. Its process *answers*
-whoever asks for its health, however long a turn takes. So a replica that does neither hangs, and one that answers may
-be silent for longer: for some times as long as replicas of its model have been before.
+There are two signs of life. A replica's loop sends messages between turns, and a turn of a slow model takes long. Its
+process passes health checks during a turn, too. A replica that does neither for HANG_S hangs. A healthy one may be
+silent for longer: a multiple of the longest silence of its model so far.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,11 +11,11 @@ from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 
 HANG_S = 4.0  # without any sign of life; a loop reports every second
-_SLOW_S = 10.0  # the least that a replica that answers may be silent
-_SLOWER = 3.0  # times the longest silence so far
-_REMEMBERED = 0.999  # of that, from one look to the next
-_MOST_MOVED = 8  # requests, from one replica to another at once
-_SETTLING = 2  # reports after a change until loads are compared: the first may have crossed it
+_MIN_SILENCE_S = 10.0  # permitted to a healthy replica in any case
+_SILENCE_FACTOR = 3.0  # permitted multiple of the longest silence so far
+_SILENCE_DECAY = 0.999  # of the longest silence, per update
+_MAX_MOVED = 8  # requests from one replica to another at once
+_REPORTS_TO_SETTLE = 2  # after a change of requests: the first report may have been sent before it
 
 
 class _Replica:
@@ -24,35 +23,36 @@ class _Replica:
         self.address = address
         self.model = address.model
         self.request_ids: set[int] = set()
-        self.missing: set[int] = set()  # of these, by the last report
-        self.misled: set[int] = set()  # of these, those with another drafter than they should have, by the last report
-        self.heard_at_s = self.answered_at_s = now_s
-        self.reported: Report | None = None
-        self.settling = _SETTLING
-        self.leaving = False  # it is no longer among those that are up, but may still be at work
-        self.suspected = False  # it seems to hang, or to be cut off
+        self.missing: set[int] = set()  # those that the last report lacked
+        self.wrong_drafters: set[int] = set()  # those with a wrong drafter in the last report
+        self.message_at_s = self.healthy_at_s = now_s
+        self.report: Report | None = None
+        self.reports_to_settle = _REPORTS_TO_SETTLE
+        self.leaving = False  # no longer listed, but maybe still at work
+        self.suspected = False  # seems to hang or to be cut off
 
     @property
     def load(self) -> int:
-        reported = self.reported.active + self.reported.waiting if self.reported else 0
-        return max(len(self.request_ids), reported)  # other coordinators' requests count too
+        reported = self.report.active + self.report.waiting if self.report else 0
+        return max(len(self.request_ids), reported)  # includes other coordinators' requests
 
     @property
-    def sound(self) -> bool:
+    def is_available(self) -> bool:
         return not (self.leaving or self.suspected)
 
     @property
-    def is_free(self) -> bool:
-        """Whether it has reported since its requests last changed, and named none of ours."""
-        return not self.settling and self.reported is not None and not self.reported.request_ids
+    def is_drained(self) -> bool:
+        """Whether it is leaving, and its own reports confirm that it has none of our requests."""
+        confirmed = not self.reports_to_settle and self.report is not None and not self.report.request_ids
+        return self.leaving and not self.request_ids and confirmed
 
     def add(self, request_id: int) -> None:
         self.request_ids.add(request_id)
-        self.settling = _SETTLING
+        self.reports_to_settle = _REPORTS_TO_SETTLE
 
     def discard(self, request_id: int) -> None:
         self.request_ids.discard(request_id)
-        self.settling = _SETTLING
+        self.reports_to_settle = _REPORTS_TO_SETTLE
 
 
 class ReplicaTable:
@@ -60,30 +60,30 @@ class ReplicaTable:
 
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
-        self._longest_s: dict[str, float] = {}  # silences that were none of death, by model
+        self._longest_silence_s: dict[str, float] = {}  # of replicas that turned out to be alive, by model
 
     def names(self) -> set[str]:
         return set(self._replicas)
 
     def models(self) -> set[str]:
-        """The models that have at least one replica."""
-        replicas = list(self._replicas.values())  # a copy: other threads ask, too
+        """Return the models with at least one listed replica. Any thread may call this."""
+        replicas = list(self._replicas.values())  # a copy: the loop's thread changes the original
         return {replica.model for replica in replicas if not replica.leaving}
 
     def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
-        """The replicas that are up, and what each told last."""
-        replicas = list(self._replicas.values())  # a copy: other threads ask, too
-        return [(replica.address, replica.reported) for replica in replicas if not replica.leaving]
+        """Return the listed replicas with their last reports. Any thread may call this."""
+        replicas = list(self._replicas.values())
+        return [(replica.address, replica.report) for replica in replicas if not replica.leaving]
 
     def add(self, address: ReplicaAddress, now_s: float) -> None:
         self._replicas[address.name] = _Replica(address, now_s)
 
     def remove(self, name: str) -> set[int]:
-        """Forget a replica; returns the ids of the requests that were placed there."""
+        """Forget a replica. Return the ids of its requests."""
         return self._replicas.pop(name).request_ids
 
     def assign(self, model: str, request_id: int) -> str | None:
-        """Place a request on the best replica of the model; None if there is no replica."""
+        """Assign a request to the best replica of the model. Return its name; None if there is no replica."""
         address = self.choose(model)
         if address is None:
             return None
@@ -91,18 +91,18 @@ class ReplicaTable:
         return address.name
 
     def choose(self, model: str) -> ReplicaAddress | None:
-        """The least loaded replica of the model, one that seems to hang only if all do; None if there is none."""
-        candidates = [one for one in self._replicas.values() if one.model == model and not one.leaving]
-        return min(candidates, key=lambda one: (one.suspected, one.load)).address if candidates else None
+        """Return the least loaded replica of the model. One that seems to hang is the last resort."""
+        candidates = [replica for replica in self._replicas.values() if replica.model == model and not replica.leaving]
+        best = min(candidates, key=lambda replica: (replica.suspected, replica.load), default=None)
+        return None if best is None else best.address
 
     def address(self, name: str) -> ReplicaAddress:
-        """Where a replica is."""
         return self._replicas[name].address
 
     def wants_drafts(self, name: str) -> bool:
         """Whether a target would use drafts, by its last report."""
-        reported = self._replicas[name].reported
-        return reported is None or reported.drafting
+        report = self._replicas[name].report
+        return report is None or report.drafting
 
     def release(self, name: str | None, request_id: int) -> None:
         if name in self._replicas:
@@ -110,124 +110,126 @@ class ReplicaTable:
 
     # Signs of life
 
-    def heard(self, name: str, now_s: float, report: Report | None) -> None:
-        """Note a sign of life of a replica's loop."""
+    def record_message(self, name: str, now_s: float, report: Report | None) -> None:
+        """Record a message of a replica's loop: a sign of life, and its load if it is a report."""
         replica = self._replicas.get(name)
         if replica is None:
             return
-        if now_s - replica.answered_at_s < HANG_S:  # so it was slow, not gone
-            silence_s = now_s - replica.heard_at_s
-            self._longest_s[replica.model] = max(silence_s, self._longest_s.get(replica.model, 0.0))
-        replica.heard_at_s = now_s
+        if now_s - replica.healthy_at_s < HANG_S:  # it was slow, not gone
+            silence_s = now_s - replica.message_at_s
+            self._longest_silence_s[replica.model] = max(silence_s, self._longest_silence_s.get(replica.model, 0.0))
+        replica.message_at_s = now_s
         if report is not None:
-            replica.reported = report
-            replica.settling = max(0, replica.settling - 1)
+            replica.report = report
+            replica.reports_to_settle = max(0, replica.reports_to_settle - 1)
 
-    def pass_over(self, seconds: float) -> None:
-        """Time in which this process could hear nobody is no silence of theirs."""
+    def discount_absence(self, seconds: float) -> None:
+        """Don't count as silence the time in which this process could receive nothing."""
         for replica in self._replicas.values():
-            replica.heard_at_s += seconds
-            replica.answered_at_s += seconds
+            replica.message_at_s += seconds
+            replica.healthy_at_s += seconds
 
-    def are_up(self, wanted: Collection[str], answered: Collection[str], now_s: float) -> None:
-        """Which replicas there should be, and which of them have just said that they are well."""
+    def set_listed(self, listed: Collection[str], healthy: Collection[str], now_s: float) -> None:
+        """Mark replicas that are not listed as leaving. healthy: those that have just passed a health check."""
         for name, replica in self._replicas.items():
-            replica.leaving = name not in wanted
-            if name in answered:
-                replica.answered_at_s = now_s
+            replica.leaving = name not in listed
+            if name in healthy:
+                replica.healthy_at_s = now_s
 
-    def look(self, now_s: float) -> None:
-        """Suspect those without a sign of life, and no longer those that have given one. To be called regularly."""
+    def update_suspicions(self, now_s: float) -> None:
+        """Suspect replicas that have been silent for too long, and no others. Call regularly."""
         for replica in self._replicas.values():
-            silence_s = now_s - replica.heard_at_s
-            slow_s = max(_SLOW_S, _SLOWER * self._longest_s.get(replica.model, 0.0))
-            limit_s = HANG_S if now_s - replica.answered_at_s > HANG_S else slow_s
+            silence_s = now_s - replica.message_at_s
+            healthy_limit_s = max(_MIN_SILENCE_S, _SILENCE_FACTOR * self._longest_silence_s.get(replica.model, 0.0))
+            limit_s = HANG_S if now_s - replica.healthy_at_s > HANG_S else healthy_limit_s
             replica.suspected = silence_s > limit_s
-        self._longest_s = {model: _REMEMBERED * seconds for model, seconds in self._longest_s.items()}
+        self._longest_silence_s = {
+            model: _SILENCE_DECAY * silence_s for model, silence_s in self._longest_silence_s.items()
+        }
 
-    def silent(self, now_s: float, max_silence_s: float) -> list[str]:
-        """Replicas that are to be given up: silent for too long, or leaving and silent."""
+    def timed_out(self, now_s: float, max_silence_s: float) -> list[str]:
+        """Return replicas to give up: silent for `max_silence_s`, or leaving and silent for HANG_S."""
         return [
             name
             for name, replica in self._replicas.items()
-            if now_s - replica.heard_at_s > (HANG_S if replica.leaving else max_silence_s)
+            if now_s - replica.message_at_s > (HANG_S if replica.leaving else max_silence_s)
         ]
 
-    def left(self) -> list[str]:
-        """Replicas that are leaving and work on nothing of ours, as they have said themselves."""
-        return [
-            name
-            for name, replica in self._replicas.items()
-            if replica.leaving and not replica.request_ids and replica.is_free
-        ]
+    def drained(self) -> list[str]:
+        """Return leaving replicas that have none of our requests, as their own reports confirm."""
+        return [name for name, replica in self._replicas.items() if replica.is_drained]
 
-    # Requests that belong elsewhere
+    # Requests to move
 
     def is_leaving(self, name: str) -> bool:
         return name in self._replicas and self._replicas[name].leaving
 
-    def has_better(self, name: str) -> bool:
-        """Whether what is on a replica should move, because it leaves or seems to hang, and a sound one is there."""
+    def should_vacate(self, name: str) -> bool:
+        """Whether requests should move: the replica leaves or seems to hang, and its model has an available one."""
         replica = self._replicas.get(name)
-        if replica is None or replica.sound:
+        if replica is None or replica.is_available:
             return False
-        return any(other.sound and other.model == replica.model for other in self._replicas.values())
+        return any(other.is_available and other.model == replica.model for other in self._replicas.values())
 
-    def misplaced(self) -> list[tuple[str, int]]:
-        """Requests that should move, and the replicas where they are."""
-        return [(name, request_id) for name in self._replicas if self.has_better(name) for request_id in self.on(name)]
+    def requests_to_move(self) -> list[tuple[str, int]]:
+        """Return requests that should move: pairs of (replica, request_id)."""
+        names = filter(self.should_vacate, self._replicas)
+        return [(name, request_id) for name in names for request_id in self.requests_on(name)]
 
-    def on(self, name: str) -> list[int]:
-        """The requests on a replica."""
+    def requests_on(self, name: str) -> list[int]:
         return list(self._replicas[name].request_ids)
 
-    def uneven(self, model: str) -> tuple[str, int]:
-        """The replica that works on most for us, and how many requests should leave it for the least loaded one."""
-        replicas = self._settled(model)
+    def find_imbalance(self, model: str) -> tuple[str, int]:
+        """Return the most loaded replica, and how many requests should move to the least loaded one."""
+        replicas = self._settled_replicas(model)
         if len(replicas) < 2:
             return "", 0
-        least = min(replicas, key=lambda one: one.load)
-        most = max(replicas, key=lambda one: one.load)
-        return most.address.name, min((most.load - least.load) // 2, len(most.request_ids), _MOST_MOVED)
+        least = min(replicas, key=lambda replica: replica.load)
+        most = max(replicas, key=lambda replica: replica.load)
+        return most.address.name, min((most.load - least.load) // 2, len(most.request_ids), _MAX_MOVED)
 
-    def in_line(self, model: str) -> list[int]:
-        """Requests that wait for a slot of one replica while another has slots to spare."""
-        replicas = self._settled(model)
-        spare = sum(max(0, one.reported.slots - one.load) for one in replicas if one.reported)
-        found: list[int] = []
+    def waiting_requests_to_move(self, model: str) -> list[int]:
+        """Return requests that wait for a slot while other replicas have free ones: at most as many as those."""
+        replicas = self._settled_replicas(model)
+        free_slots = sum(max(0, replica.report.slots - replica.load) for replica in replicas if replica.report)
+        waiting: list[int] = []
         for replica in replicas:
-            if replica.reported is not None and replica.reported.waiting:
-                last = replica.reported.request_ids[-replica.reported.waiting :]  # those that wait come last
-                found += [request_id for request_id in last if request_id in replica.request_ids]
-        return found[: min(spare, _MOST_MOVED)]
+            if replica.report is not None and replica.report.waiting:
+                last = replica.report.request_ids[-replica.report.waiting :]  # waiting ones come last
+                waiting += [request_id for request_id in last if request_id in replica.request_ids]
+        return waiting[: min(free_slots, _MAX_MOVED)]
 
-    def _settled(self, model: str) -> list[_Replica]:
-        """The sound replicas of a model, if all their loads are known; or none."""
-        replicas = [one for one in self._replicas.values() if one.model == model and one.sound]
-        return [] if any(one.settling for one in replicas) else replicas
+    def _settled_replicas(self, model: str) -> list[_Replica]:
+        """Return the available replicas of a model if all their loads are known, else none."""
+        replicas = [replica for replica in self._replicas.values() if replica.model == model and replica.is_available]
+        return [] if any(replica.reports_to_settle for replica in replicas) else replicas
 
-    def compare(self, name: str, report: Report) -> tuple[set[int], set[int]]:
-        """Requests that the replica has and should not have, and those that two reports in a row lack."""
+    # Corrections by reports
+
+    def find_discrepancies(self, name: str, report: Report) -> tuple[set[int], set[int]]:
+        """Return requests that a replica should not have, and those that two reports in a row lack."""
         replica = self._replicas.get(name)
         if replica is None:
             return set(), set()
-        there = set(report.request_ids)
-        missing = replica.request_ids - there
+        reported = set(report.request_ids)
+        missing = replica.request_ids - reported
         lost = missing & replica.missing
         replica.missing = missing - lost
-        return there - replica.request_ids, lost
+        return reported - replica.request_ids, lost
 
-    def misled(self, name: str, drafters: Mapping[int, str | None], report: Report) -> set[int]:
-        """Requests for which two reports in a row name another drafter than they have.
+    def find_wrong_drafters(self, name: str, drafters: Mapping[int, str | None], report: Report) -> set[int]:
+        """Return requests for which two reports in a row name a wrong drafter.
 
-        drafters: of the target's requests.
+        drafters: the right ones, by request.
         """
         replica = self._replicas.get(name)
         if replica is None:
             return set()
         wrong = {
-            one for one in report.request_ids if one in drafters and drafters[one] != report.attached_drafters.get(one)
+            request_id
+            for request_id in drafters.keys() & set(report.request_ids)
+            if drafters[request_id] != report.attached_drafters.get(request_id)
         }
-        misled = wrong & replica.misled
-        replica.misled = wrong - misled
-        return misled
+        confirmed = wrong & replica.wrong_drafters
+        replica.wrong_drafters = wrong - confirmed
+        return confirmed

@@ -1,9 +1,10 @@
-"""One request as its coordinator sees it: what was asked, what is committed, and the text that goes to the client."""
+"""A request at its coordinator: parameters, committed tokens, deltas for the client. Knows nothing of links."""
 
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import starmap
 from typing import Literal
 
 from actors.coordinator.text_stream import Criterion, TextStream
@@ -19,37 +20,37 @@ from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
 
-# accepted: a draft token; recovered: the target's own where the draft differed; bonus: after a fully accepted draft;
-# plain: of a step without a draft.
+# accepted: a draft token; recovered: replaces a rejected draft token; bonus: follows a fully accepted draft;
+# plain: from a step without a draft.
 TokenSource = Literal["accepted", "recovered", "bonus", "plain"]
 
-_MAX_DRAFTERS_LOST = 3  # before the request goes on without
+_MAX_DRAFTERS_LOST = 3  # before the request goes on without a drafter
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A name that clients ask for, and the models behind it."""
+    """A name that clients ask for and the models behind it."""
 
     name: str
     target: str
     drafter: str | None
-    draft_length: int  # γ, the most draft tokens that one target step verifies
-    decode: Callable[[list[int]], str]  # the target tokenizer's, special tokens skipped
-    ngram: NgramOptions | None = None  # look drafts up in the text; None: don't
-    members: Sequence[str] = ()  # models of an ensemble that the target leads
-    ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)  # how their distributions become one
+    draft_length: int  # γ, the maximum number of draft tokens per target step
+    decode: Callable[[list[int]], str]  # by the target's tokenizer, without special tokens
+    ngram: NgramOptions | None = None  # n-gram look-up of drafts; None: off
+    members: Sequence[str] = ()  # the other models of an ensemble that the target leads
+    ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)  # how distributions are blended
     criteria: Sequence[Criterion] = ()
-    inside: bool = False  # the drafter is inside the target's replicas, and has none of its own
+    colocated: bool = False  # the drafter runs in the target's replicas and has none of its own
 
 
 def new_request_id() -> int:
-    """A number that no other request has."""
+    """Return a random 63-bit id."""
     return secrets.randbits(63)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked for, with the prompt as token ids."""
+    """A client's request, with the prompt as token ids."""
 
     endpoint: Endpoint
     prompt: Sequence[int]
@@ -57,34 +58,34 @@ class Request:
     speculate: bool = True
     draft_length: int | None = None  # None: the endpoint's
     ensemble: EnsembleOptions | None = None  # None: the endpoint's
-    seeded: bool = False  # the client chose the seed, so the same request may get the same answer
-    timeout_s: float | None = None  # from submission on; after that it fails
-    beams: BeamOptions | None = None  # search, instead of writing token by token
-    timeline: Timeline | None = None  # is written if it is there
+    seeded: bool = False  # whether the client chose the seed, so that an equal request may get the same answer
+    timeout_s: float | None = None  # from submission; after that the request fails
+    beams: BeamOptions | None = None  # run a beam search
+    timeline: Timeline | None = None  # filled in by the coordinator
     request_id: int = field(default_factory=new_request_id)
 
     @property
     def ensemble_options(self) -> EnsembleOptions:
-        """How the members are blended, if there are any."""
+        """Options of the ensemble: the request's own, or the endpoint's."""
         return self.ensemble or self.endpoint.ensemble
 
     @property
-    def most_drafted(self) -> int:
-        """The most draft tokens that one target step may verify."""
+    def max_draft_length(self) -> int:
+        """Maximum number of draft tokens per target step; 0 without speculation."""
         length = self.endpoint.draft_length if self.draft_length is None else self.draft_length
         return length if self.speculate and self.beams is None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """How speculation went for a request, so far or in all."""
+    """Counts of speculation for a request so far, or for many requests."""
 
-    steps: int = 0  # target steps, the prefill's included
+    steps: int = 0  # target steps, prefill included
     drafted: int = 0
     accepted: int = 0
     committed: int = 0
-    missed: int = 0  # target steps that rejected a draft token and went another way
-    hits: int = 0  # of these, those after which a draft of that other way was there already
+    missed: int = 0  # target steps that rejected a draft token
+    hits: int = 0  # of these, those with a draft ready that continues the recovered token
 
     def __add__(self, other: "Statistics") -> "Statistics":
         return Statistics(
@@ -114,25 +115,25 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one target step added to the answer. The last one has `finish` or `error`; statistics so far are in each."""
+    """What one target step added to the answer. The last delta has `finish` or `error`."""
 
     text: str
     tokens: Sequence[int]
-    statistics: Statistics
+    statistics: Statistics  # of the request so far
     sources: Sequence[TokenSource] = ()  # of each token
-    logprobs: Sequence[TokenLogprobs] | None = None  # of each token, if asked for
-    prompt_logprobs: Sequence[TokenLogprobs] | None = None  # of the prompt's from its second on, in the first delta
+    logprobs: Sequence[TokenLogprobs] | None = None  # of each token, if requested
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None  # of the prompt from its second token on, in the first delta
     finish: FinishReason | None = None
-    members: Sequence[MemberShare] | None = None  # of an ensemble: what each contributed so far
-    stop_reason: str | int | None = None  # the stop string, stop token, or name of the rule that ended the answer
-    views: Sequence[Sequence[MemberView]] | None = None  # of an ensemble: of each token, if asked for
+    members: Sequence[MemberShare] | None = None  # of an ensemble, so far
+    stop_reason: str | int | None = None  # the stop string, stop token or criterion that ended the answer
+    views: Sequence[Sequence[MemberView]] | None = None  # of an ensemble: of each token, if requested
     error: ConsortError | None = None
-    score: float | None = None  # of an answer that was searched for
-    others: "Sequence[Delta]" = ()  # the next best answers of the same search
+    score: float | None = None  # of a beam search
+    others: "Sequence[Delta]" = ()  # further answers of the beam search, best first
 
 
 class ActiveRequest:
-    """The truth about a request that is being served: committed tokens, where it is placed, what was shown."""
+    """A request in progress: its committed tokens, its replicas, and its text."""
 
     def __init__(self, request: Request, sink: Callable[[Delta], None], now_s: float) -> None:
         self.request = request
@@ -143,21 +144,24 @@ class ActiveRequest:
         self._drafter: str | None = None
         self.members: list[Member] = []
         self.targets_lost = self.drafters_lost = 0
-        self.admission = 0  # how often it has left its target
-        self.began_s = self.unplaced_since_s = now_s
+        self.admission = 0  # number of times it was released from its target
+        self.began_s = self.unassigned_since_s = now_s
 
     @cached_property
-    def _answer(self) -> TextStream:
+    def _text_stream(self) -> TextStream:
+        return self._make_text_stream()
+
+    def _make_text_stream(self) -> TextStream:
         request = self.request
         return TextStream(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
 
-    def read_prompt(self) -> None:
-        """Decode what of the prompt the answer's text depends on; raises what the tokenizer does."""
-        _ = self._answer
+    def decode_prompt(self) -> None:
+        """Decode the end of the prompt, on which the answer's text depends. Raises what the tokenizer raises."""
+        _ = self._text_stream
 
     @property
     def target(self) -> str | None:
-        """The name of the target replica that works on it."""
+        """Name of its target replica."""
         return self._target
 
     @target.setter
@@ -168,7 +172,7 @@ class ActiveRequest:
 
     @property
     def drafter(self) -> str | None:
-        """The same of the drafter."""
+        """Name of its drafter replica, unless colocated."""
         return self._drafter
 
     @drafter.setter
@@ -179,23 +183,25 @@ class ActiveRequest:
 
     @property
     def wants_drafter(self) -> bool:
-        """Whether a replica that drafts should work on it."""
+        """Whether it should have a drafter replica."""
         endpoint = self.request.endpoint
-        apart = endpoint.drafter not in (None, endpoint.target) and not endpoint.inside
-        drafts = apart and self.request.most_drafted > 0
-        return drafts and self.drafters_lost <= _MAX_DRAFTERS_LOST
+        disaggregated = endpoint.drafter not in (None, endpoint.target) and not endpoint.colocated
+        speculates = disaggregated and self.request.max_draft_length > 0
+        return speculates and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
     def admit(self, target: ReplicaAddress) -> Admit:
-        """The message that lets a replica take the request up where it is."""
+        """Make the message by which a replica continues the request from its committed tokens."""
         request = self.request
-        drafted_for = self.drafter is not None or (request.endpoint.inside and request.most_drafted > 0)
+        max_draft_length = request.max_draft_length
+        has_drafter = self.drafter is not None or (request.endpoint.colocated and max_draft_length > 0)
+        may_speculate = has_drafter or self.wants_drafter or request.endpoint.ngram
         return Admit(
             request_id=request.request_id,
-            tokens=self.tokens.copy(),  # this list will grow, and links of one process hand objects on
+            tokens=self.tokens.copy(),  # a copy: this list grows, and local links pass objects on
             prompt_length=len(request.prompt),
             params=request.params,
-            draft_length=request.most_drafted if drafted_for or self.wants_drafter or request.endpoint.ngram else 0,
-            drafter=drafted_for,
+            draft_length=max_draft_length if may_speculate else 0,
+            drafter=has_drafter,
             ngram=request.endpoint.ngram,
             beams=request.beams,
             ensemble=self._ensemble(),
@@ -213,24 +219,24 @@ class ActiveRequest:
         """Whether the replica is a member of the request's ensemble."""
         return any(member.address is not None and member.address.name == replica for member in self.members)
 
-    def is_late(self, now_s: float) -> bool:
-        """Whether the request should have ended by now, with an error."""
+    def has_timed_out(self, now_s: float) -> bool:
+        """Whether the request has exceeded `timeout_s` and must fail."""
         return self.request.timeout_s is not None and now_s - self.began_s > self.request.timeout_s
 
-    def is_out_of_time(self, now_s: float) -> bool:
-        """Whether its answer should end here, as it is."""
+    def has_reached_max_time(self, now_s: float) -> bool:
+        """Whether the answer has reached `max_time_s` and must end as it is."""
         limit_s = self.request.params.max_time_s
         return limit_s is not None and now_s - self.began_s > limit_s
 
     def commit(self, message: Commit) -> Delta:
-        """Append what a target step committed. The answer may end in the midst of the step's tokens."""
-        piece = self._answer.add(message.tokens, message.finish)
+        """Append the tokens of a target step. The answer may end before the last of them."""
+        piece = self._text_stream.add(message.tokens, message.finish)
         tokens = message.tokens[: piece.used]
         self.tokens.extend(tokens)
         if self.request.timeline is not None:
-            self.request.timeline.heard("target", piece.used)
+            self.request.timeline.record_tokens("target", piece.used)
             if self.drafter is not None and message.drafted:
-                self.request.timeline.heard("drafter", message.drafted)
+                self.request.timeline.record_tokens("drafter", message.drafted)
         accepted = min(message.accepted, piece.used)
         before = self.statistics
         self.statistics = Statistics(
@@ -256,11 +262,11 @@ class ActiveRequest:
             message.views and message.views[: piece.used],
         )
 
-    def found(self, message: Beams) -> Delta:
-        """What a search found: whole answers, the best one first.
+    def finish_search(self, message: Beams) -> Delta:
+        """Make the only delta of a beam search, from its answers.
 
         Raises:
-            InvalidRequestError: there are fewer than were asked for.
+            InvalidRequestError: there are fewer answers than requested.
         """
         wanted = self.request.beams.num_return_sequences if self.request.beams else 0
         if len(message.answers) < wanted:
@@ -268,28 +274,26 @@ class ActiveRequest:
             reason = f"the search found {len(message.answers)} answers that the parameters allow, not {wanted}"
             raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
         logprobs: Sequence[list[TokenLogprobs] | None] = message.logprobs or [None] * len(message.answers)
-        best, *others = [self._found(*one) for one in zip(message.answers, logprobs, strict=True)]
+        best, *others = starmap(self._make_search_delta, zip(message.answers, logprobs, strict=True))
         if self.request.timeline is not None:
-            self.request.timeline.heard("target", len(best.tokens))
+            self.request.timeline.record_tokens("target", len(best.tokens))
         self.statistics = Statistics(steps=message.steps, committed=len(best.tokens))
         return replace(best, statistics=self.statistics, others=others)
 
-    def _found(self, one: Hypothesis, logprobs: list[TokenLogprobs] | None) -> Delta:
-        request = self.request
-        answer = TextStream(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
-        piece = answer.add(one.tokens, one.finish)
+    def _make_search_delta(self, hypothesis: Hypothesis, logprobs: list[TokenLogprobs] | None) -> Delta:
+        piece = self._make_text_stream().add(hypothesis.tokens, hypothesis.finish)
         return Delta(
             piece.text,
-            one.tokens[: piece.used],
+            hypothesis.tokens[: piece.used],
             Statistics(committed=piece.used),
             ["plain"] * piece.used,
             logprobs and logprobs[: piece.used],
             finish=piece.finish,
             stop_reason=piece.stop_reason,
-            score=one.score,
+            score=hypothesis.score,
         )
 
-    def end_here(self) -> Delta:
-        """The end of an answer that has run out of time."""
-        text = self._answer.flush()
+    def end_now(self) -> Delta:
+        """Make the last delta of an answer that has reached `max_time_s`."""
+        text = self._text_stream.flush()
         return Delta(text, (), self.statistics, finish="length", stop_reason="max_time")

@@ -1,7 +1,6 @@
-"""What is noted of a request's life where it is coordinated: which replicas worked on it, and when. For traces.
+"""Timeline of a traced request: which replicas worked on it, and when. Knows nothing of trace formats.
 
-Kept only for requests that are traced, in the coordinator's memory: nothing of it crosses a link. Times are
-nanoseconds since 1970. Knows nothing of where they go.
+It stays in the coordinator's memory. Times are nanoseconds since 1970.
 """
 
 import time
@@ -18,23 +17,23 @@ class Stay:
     role: Role
     replica: str
     began_ns: int
-    first_ns: int | None = None  # when the first tokens came: committed, or verified
-    last_ns: int | None = None  # when the last ones came, so far
+    first_ns: int | None = None  # when its first tokens were committed (target) or verified (drafter)
+    last_ns: int | None = None  # likewise, the last tokens so far
     ended_ns: int | None = None
-    messages: int = 0  # steps of a target, those with drafts of a drafter
-    tokens: int = 0  # committed, or verified
+    messages: int = 0  # number of target steps; for a drafter, of those with drafts
+    tokens: int = 0  # number committed (target) or verified (drafter)
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Of one request. The coordinator's thread writes it; who gave it to the request reads it at the end."""
+    """Timeline of one request, written by the coordinator's thread and read when the request has ended."""
 
     received_ns: int = field(default_factory=time.time_ns)
-    admitted_ns: int | None = None  # when it began, after having waited
+    admitted_ns: int | None = None  # when it left the queue
     stays: list[Stay] = field(default_factory=list)
 
     def move(self, role: Role, replica: str | None) -> None:
-        """Another replica works on it from now on, or none."""
+        """Record that another replica, or none, works on the request from now on."""
         now_ns = time.time_ns()
         for stay in self.stays:
             if stay.role == role and stay.ended_ns is None:
@@ -42,12 +41,12 @@ class Timeline:
         if replica is not None:
             self.stays.append(Stay(role, replica, now_ns))
 
-    def heard(self, role: Role, tokens: int) -> None:
-        """So many tokens of its replica: a step of the target committed them, or verified them."""
+    def record_tokens(self, role: Role, count: int) -> None:
+        """Record one step that committed (target) or verified (drafter) `count` tokens of the current replica."""
         stay = next((stay for stay in reversed(self.stays) if stay.role == role), None)
         if stay is None:
             return
         stay.last_ns = time.time_ns()
         stay.first_ns = stay.first_ns or stay.last_ns
         stay.messages += 1
-        stay.tokens += tokens
+        stay.tokens += count

@@ -134,7 +134,7 @@ class Drafter:
 
     def _give_back(self, row: DrafterRow, error: BaseException) -> None:
         if self._rows.get(row.key) is row:
-            self._mailbox.give_back(row.key, row.admission, error)
+            self._mailbox.fail(row.key, row.admission, error)
 
     def _run(self, steps: list[tuple[DrafterRow, DrafterStep]]) -> float:
         """One batched forward; every node that was run gets children, which are offered. Returns seconds."""
@@ -191,7 +191,7 @@ class Drafter:
                 try:
                     self._admit(peer, message)
                 except Exception as error:  # a fault of a tokenizer, among others, must not end the other requests
-                    self._mailbox.give_back((peer, message.request_id), message.admission, error)
+                    self._mailbox.fail((peer, message.request_id), message.admission, error)
             case Report():
                 pass  # of a target
             case _:
@@ -236,7 +236,7 @@ class Drafter:
         except (
             Exception
         ) as error:  # as with an admission; should that have been lost, the coordinator knows the new one
-            self._mailbox.give_back(row.key, message.admission, error)
+            self._mailbox.fail(row.key, message.admission, error)
 
     def _go_on(self, row: DrafterRow, message: Advance) -> None:
         """Raises UnavailableError if that is impossible."""

@@ -1,1 +1,1 @@
-"""What all loops share: a thread, a mailbox, a table of rows, back-off when memory runs out."""
+"""Parts that all loops share: thread, mailbox, table of rows, grammar jobs, out-of-memory backoff."""

@@ -1,4 +1,4 @@
-"""What structured answers of a replica's requests must match, compiled in a thread beside its loop."""
+"""Compiles the grammars of structured answers in a thread beside a replica's loop."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,20 +15,20 @@ LoadTokenizer = Callable[[], LLTokenizer]
 
 
 class GrammarJobs:
-    """Of one model. Its tokenizer is loaded when the first request needs it."""
+    """Grammar compilation for one model. The tokenizer is loaded when the first request needs it."""
 
     def __init__(self, load_tokenizer: LoadTokenizer | None, vocab_size: int) -> None:
-        """load_tokenizer: None: structured answers are refused. vocab_size: of the model's logits."""
+        """load_tokenizer: None refuses structured answers. vocab_size: of the model's logits."""
         self._load_tokenizer, self._vocab_size = load_tokenizer, vocab_size
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="structures")
 
     def begin(self, row: Row) -> None:
-        """Make the state that follows the row's answer, if it has a structure; the row is not ready before."""
+        """Start to compile the row's grammar, if it has one. The row is not ready until that is done."""
         if row.params.structure is not None:
             row.preparing = self._pool.submit(self._prepare, row)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(self, row: Row) -> StructureState:

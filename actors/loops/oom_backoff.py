@@ -1,8 +1,7 @@
-"""What a loop does when its device runs out of memory: computes less at once, and more again later.
+"""Out-of-memory backoff: a loop computes less at once when memory runs out, and later more again.
 
-KV slots are allocated at the start, so what can be lacking is room for what a forward computes besides. Giving a row's
-slot back would free nothing: so no row is ever computed anew. It only waits for its turn, and its slot keeps what it
-holds. Knows nothing of models, messages or drafts.
+KV slots are allocated at the start, so only activations can exceed memory. Freeing a row's slot would not help. So rows
+keep their slots and take turns. Knows nothing of models, messages or drafts.
 """
 
 import logging
@@ -18,91 +17,91 @@ from decoding.errors import UnavailableError
 
 _log = logging.getLogger(__name__)
 AnyRow = TypeVar("AnyRow", bound=Row)
-_PATIENCE = 256  # forwards that had enough memory, before more is computed at once
+_FORWARDS_BEFORE_RAISE = 256  # consecutive forwards with enough memory before limits are raised
 
 
 class OomBackoff(Generic[R]):
-    """One loop's."""
+    """Limits on what one loop computes at once."""
 
     def __init__(
         self, slots: int, times: LoopTimes, give_up: Callable[[R, UnavailableError], None], *, prefill_chunk: int
     ) -> None:
         """
-        slots: of the loop's rows.
-        give_up: is called with a row that can't run even alone.
-        prefill_chunk: prompt tokens processed at once, with enough memory.
+        slots: number of KV slots.
+        give_up: called with a row that can't run even alone.
+        prefill_chunk: prompt tokens per chunk while memory suffices.
         """
-        self._slots, self._times, self._give_up, self._whole_chunk = slots, times, give_up, prefill_chunk
+        self._slots, self._times, self._give_up, self._full_chunk = slots, times, give_up, prefill_chunk
         self._steps = 0
-        self._relax()
+        self._remove_limits()
 
-    def _relax(self) -> None:
-        """Compute as much at once as if nothing had been lacking."""
-        self.prefill_chunk = self._whole_chunk
-        self.speculates = True  # whether there is room for tokens that may be for nothing
-        self._most_slots = self._slots  # whose rows may be in one step
-        self._passed = 0  # forwards since memory was lacking
+    def _remove_limits(self) -> None:
+        self.prefill_chunk = self._full_chunk
+        self.speculates = True  # whether memory suffices for draft tokens
+        self._max_slots = self._slots  # limit for the rows of one step
+        self._successes = 0  # forwards since memory last ran out
 
     def choose(self, rows: Sequence[AnyRow]) -> list[AnyRow]:
-        """Those whose turn it is, as many as there is memory for; at least one."""
+        """Choose the rows of the next step, least recently stepped first: at least one, in slot order."""
         chosen: list[AnyRow] = []
         slots = 0
-        for row in sorted(rows, key=lambda row: row.stepped_at):
+        for row in sorted(rows, key=lambda row: row.last_step):
             slots += row.slots_needed
-            if chosen and slots > self._most_slots:
+            if chosen and slots > self._max_slots:
                 break
             chosen.append(row)
         return in_slot_order(chosen)
 
     def prefill(self, compute: Callable[[], None], rows: Sequence[R]) -> None:
-        """Compute a chunk of the rows' prompts; smaller ones from now on, if that was too much."""
-        if self._has_room(compute, rows):
+        """Compute a chunk of the rows' prompts. Halve the chunk size if memory runs out."""
+        if self._try(compute, rows):
             return
         if self.prefill_chunk > 1:
             self.prefill_chunk //= 2
         else:
-            self._end(rows[0])
+            self._give_up_on(rows[0])
 
     def step(self, compute: Callable[[], None], rows: Sequence[R]) -> None:
-        """Take a step; if that was too much, the next is one without speculation, and then one with half the rows."""
-        if self._has_room(compute, rows):
+        """Take a step. If memory runs out, stop speculation first, then halve the number of rows."""
+        if self._try(compute, rows):
             self._steps += 1
             for row in rows:
-                row.stepped_at = self._steps
+                row.last_step = self._steps
             return
         if self.speculates:
             self.speculates = False
         elif len(rows) > 1:
-            self._most_slots = sum(row.slots_needed for row in rows) // 2
+            self._max_slots = sum(row.slots_needed for row in rows) // 2
         else:
-            self._end(rows[0])
+            self._give_up_on(rows[0])
 
-    def _has_room(self, compute: Callable[[], None], rows: Sequence[R]) -> bool:
+    def _try(self, compute: Callable[[], None], rows: Sequence[R]) -> bool:
+        """Compute. If memory runs out, undo and return False."""
         try:
             compute()
         except torch.OutOfMemoryError as error:
             _log.warning("out of memory with %d rows: %s", len(rows), error)
-            clear_frames(error.__traceback__)  # they hold what was computed so far
+            clear_frames(error.__traceback__)  # its frames hold tensors
         else:
-            self._passed += 1
-            if self._passed % _PATIENCE == 0:
-                self._ask_more()
+            self._successes += 1
+            if self._successes % _FORWARDS_BEFORE_RAISE == 0:
+                self._raise_limits()
             return True
         torch.cuda.empty_cache()
         self._times.out_of_memory += 1
-        self._passed = 0
+        self._successes = 0
         for row in rows:
             row.undo()
         return False
 
-    def _ask_more(self) -> None:
-        self.prefill_chunk = min(2 * self.prefill_chunk, self._whole_chunk)
-        self._most_slots = min(2 * self._most_slots, self._slots)
+    def _raise_limits(self) -> None:
+        self.prefill_chunk = min(2 * self.prefill_chunk, self._full_chunk)
+        self._max_slots = min(2 * self._max_slots, self._slots)
         self.speculates = True
 
-    def _end(self, row: R) -> None:
-        """Even alone it was too much; so it was to blame for the others' trouble."""
+    def _give_up_on(self, row: R) -> None:
+        """Give up a row that can't run alone. Remove all limits: this row was their cause."""
         slots = "a KV slot" if row.slots_needed == 1 else f"{row.slots_needed} KV slots"
         reason = f"the device has too little memory for it, even alone: {len(row.tokens)} tokens in {slots}"
         self._give_up(row, UnavailableError(reason))
-        self._relax()
+        self._remove_limits()

@@ -1,4 +1,4 @@
-"""A loop in a thread of its own, with a heartbeat that a health check can read."""
+"""Runs a loop in a thread of its own and checks its health. Knows nothing of what the loop does."""
 
 import threading
 import time
@@ -8,26 +8,26 @@ from dataclasses import astuple, dataclass
 
 from decoding.errors import UnavailableError
 
-_LEAST_PATIENCE_S, _MOST_PATIENCE_S = 10.0, 60.0  # before a turn counts as stuck
-_PATIENCE = 10.0  # times the longest turn, in between
-_REMEMBERED = 0.999  # of that, from one turn to the next
+_LEAST_PATIENCE_S, _MOST_PATIENCE_S = 10.0, 60.0  # bounds of the time before a turn counts as stuck
+_PATIENCE = 10.0  # multiple of the longest turn, between these bounds
+_DECAY = 0.999  # of the longest turn, per turn
 
 
 @dataclass(slots=True)
 class LoopTimes:
-    """Where a model loop's time went since it started, in seconds, and how many steps it took."""
+    """A model loop's times since its start, in seconds, and its counters."""
 
     steps: int = 0
     step_s: float = 0.0  # in batched steps, sampling included
     prefill_s: float = 0.0  # in prompt chunks
-    drafted_s: float = 0.0  # in a drafter inside the target
-    waited_s: float = 0.0  # for drafts (a target) or verdicts (a drafter), with requests in hand
+    drafted_s: float = 0.0  # in a colocated drafter
+    waited_s: float = 0.0  # with requests: for drafts (target) or verdicts (drafter)
     idle_s: float = 0.0  # without requests
-    trial_loss_s: float = 0.0  # of a target: by trials of what proved slower, speculative or plain decoding
-    out_of_memory: int = 0  # forwards that the device had too little memory for
+    trial_loss_s: float = 0.0  # of a target: lost in trials of the slower way of decoding
+    out_of_memory: int = 0  # number of forwards that ran out of memory
 
     def note_wait(self, seconds: float, *, with_requests: bool) -> None:
-        """Count time without computing."""
+        """Add time in which nothing was computed."""
         if with_requests:
             self.waited_s += seconds
         else:
@@ -41,7 +41,7 @@ class LoopTimes:
 
 
 class LoopThread:
-    """Calls `turn` again and again until `stop`; an exception ends the loop and is what `check` raises."""
+    """Calls `turn` repeatedly until `stop`. An exception ends the loop; `check` reports it."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class LoopThread:
     ) -> None:
         """
         wake: makes a waiting `turn` return early.
-        prepare: what has to happen first, in the loop's own thread. OpenMP keeps a pool of workers for each thread that
-            computes, and lets workers sleep at once when all pools together are larger than the machine: see
-            docs/experiments.md. So a model is loaded in the thread that will run it.
+        prepare: runs first, in the loop's own thread. A model is loaded there, because OpenMP keeps a pool of workers
+            for each thread that computes. Workers sleep at once if all pools together exceed the machine's cores
+            (docs/experiments.md).
         """
         self._turn, self._wake, self._prepare = turn, wake, prepare
         self._prepared = threading.Event()
@@ -62,35 +62,34 @@ class LoopThread:
         self._error: BaseException | None = None
         self._unprepared: BaseException | None = None
         self._last_turn_s = time.monotonic()
-        self.usual_turn_s = 0.0  # of a long turn: `prepare` may measure it
+        self.usual_turn_s = 0.0  # duration of a long turn, if `prepare` measures it
         self._longest_turn_s = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin, once `prepare` is done; raises what that raised."""
+        """Start the thread and wait for `prepare`; raise its error if it fails."""
         self._thread.start()
         self._prepared.wait()
         if self._unprepared is not None:
             raise self._unprepared
 
     def stop(self) -> None:
-        """End the loop after its current turn and wait for that."""
+        """Stop the loop after its current turn, and wait for it."""
         self._stopping = True
         self._wake()
         self._thread.join()
 
     @property
     def patience_s(self) -> float:
-        """How long a turn may take: a slow model's prefill is no hang, and how slow it is was measured."""
+        """Time after which a turn counts as stuck. It grows with the longest turn, so a slow prefill is not a hang."""
         longest_s = max(self.usual_turn_s, self._longest_turn_s)
         return min(max(_LEAST_PATIENCE_S, _PATIENCE * longest_s), _MOST_PATIENCE_S)
 
     def check(self, *, max_silence_s: float | None = None) -> None:
-        """The health check.
+        """Check the loop's health. max_silence_s: the longest permitted turn; `patience_s` by default.
 
         Raises:
-            UnavailableError: the loop has ended, or its current turn has taken longer than `max_silence_s`, which is
-                `patience_s` by default.
+            UnavailableError: the loop has ended, or its current turn takes too long.
         """
         silence_s = time.monotonic() - self._last_turn_s
         limit_s = self.patience_s if max_silence_s is None else max_silence_s
@@ -112,7 +111,7 @@ class LoopThread:
             while not self._stopping:
                 self._turn()
                 now_s = time.monotonic()
-                self._longest_turn_s = max(now_s - self._last_turn_s, _REMEMBERED * self._longest_turn_s)
+                self._longest_turn_s = max(now_s - self._last_turn_s, _DECAY * self._longest_turn_s)
                 self._last_turn_s = now_s
         except BaseException as error:
             self._error = error

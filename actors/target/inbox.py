@@ -70,7 +70,7 @@ class TargetInbox:
     def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back."""
         if self._rows.get(row.key) is row:
-            self._mailbox.give_back(row.key, row.admission, error)
+            self._mailbox.fail(row.key, row.admission, error)
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
@@ -111,7 +111,7 @@ class TargetInbox:
                 case LogitsRequest():
                     self._follow(peer, message)
         except Exception as error:  # a fault of a tokenizer, among others, must not end the other requests
-            self._mailbox.give_back((peer, message.request_id), message.admission, error)
+            self._mailbox.fail((peer, message.request_id), message.admission, error)
 
     def _admit(self, peer: str, message: Admit) -> None:
         """Raises UnavailableError or InvalidRequestError if it can't be served here."""

@@ -89,7 +89,7 @@ class Target:
             self._planner.rows_in_hand = len(self._rows)
             self._rows.drafting = self._planner.speculates() and self._backoff.speculates
             trial = self._planner.trial
-            self._rows.trying, self._rows.speculation_gain = trial.is_trying, trial.gain
+            self._rows.in_trial, self._rows.speculation_gain = trial.is_trying, trial.gain
             self.times.trial_loss_s = trial.lost_s
         self._look_after_rows()
         prefilling = self._rows.prefilling

@@ -1,1 +1,1 @@
-"""What crosses processes: addresses, messages, links, logits as bytes."""
+"""Communication between processes: addresses, messages, links and the encoding of logits."""

@@ -1,7 +1,7 @@
-"""Links: how a loop sends messages to its peers and receives theirs. One-way, batched, never blocking the sender.
+"""Links, over which loops exchange messages: one-way, batched, never blocking the sender.
 
-Two implementations share this interface: `LocalLink` here (queues in one process, for tests and colocated drafters) and
-`actors.wire.zmq_link` (between processes and hosts). One loop thread uses a link; any thread may call `wake`.
+`LocalLink` connects loops of one process by queues; `actors.wire.zmq_link` connects processes and hosts. A link belongs
+to one loop thread. Any thread may call `wake`.
 """
 
 import queue
@@ -12,46 +12,45 @@ from typing import Protocol
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Message
 
-Envelope = tuple[str, Message]  # who sent it, what
-MAX_RECEIVED = (
-    1000  # messages, or batches of them, per call of `receive`, so that no peer can keep a loop from its work
-)
+Envelope = tuple[str, Message]  # sender, message
+# Messages or batches per call of `receive`, so that no peer can keep a loop from its work.
+MAX_RECEIVED = 1000
 
 
 class Link(Protocol):
-    """One party's end. Names of peers are strings; a message to a peer that is gone is dropped."""
+    """One party's end of its connections. Messages to unknown peers are dropped."""
 
     name: str
 
     @property
     def malformed(self) -> int:
-        """Batches that made no sense, and were dropped."""
+        """Number of batches that were dropped because they could not be decoded."""
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
-        """Deliver messages to a peer, in order, without waiting."""
+        """Send messages to a peer, in order, without waiting."""
 
     def receive(self, timeout_s: float) -> list[Envelope]:
-        """What has arrived, at most MAX_RECEIVED; waits up to `timeout_s` for the first. [] after the time-out."""
+        """Return what has arrived, at most MAX_RECEIVED. Wait up to `timeout_s` for the first message."""
 
     def wake(self) -> None:
-        """Make `receive` return at once, now or the next time; any thread may call it."""
+        """Make the current or next `receive` return at once. Any thread may call this."""
 
     def close(self) -> None:
-        """Release sockets. Messages sent to this party from now on are dropped."""
+        """Release all resources. Messages sent to this party from now on are dropped."""
 
 
 class ConnectingLink(Link, Protocol):
-    """One that opens and closes connections to replicas, as they come and go."""
+    """A link that opens and closes connections as replicas come and go."""
 
     def connect(self, address: ReplicaAddress) -> None:
-        """Make the replica reachable under its name."""
+        """Connect to the replica. From then on it is a peer under its name."""
 
     def disconnect(self, peer: str) -> None:
-        """Forget the replica; messages to it are dropped from now on."""
+        """Close the connection. Messages to the replica are dropped from now on."""
 
 
 class LocalExchange:
-    """The meeting point of the local links of one process."""
+    """The inboxes of all local links of one process, by name."""
 
     def __init__(self) -> None:
         self.inboxes: dict[str, queue.SimpleQueue[Envelope | None]] = {}
@@ -61,7 +60,7 @@ class LocalExchange:
 
 
 class LocalLink:
-    """A link over in-process queues. `None` in a queue is a wake-up call."""
+    """A link over in-process queues. `None` in a queue wakes the receiver."""
 
     malformed = 0
 
@@ -89,17 +88,17 @@ class LocalLink:
         self._inbox.put(None)
 
     def connect(self, address: ReplicaAddress) -> None:
-        """Nothing to do: the exchange knows all names."""
+        """Do nothing: the exchange knows all names."""
 
     def disconnect(self, peer: str) -> None:
-        """Nothing to do: a peer that closed its link is no longer in the exchange."""
+        """Do nothing: a peer leaves the exchange when it closes its link."""
 
     def close(self) -> None:
         self._exchange.inboxes.pop(self.name, None)
 
 
 class Outbox:
-    """Collects the messages of one turn of a loop, and sends each peer its share as one batch."""
+    """Messages that one turn of a loop sends: one batch per peer."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

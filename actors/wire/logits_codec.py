@@ -1,4 +1,4 @@
-"""Logits as bytes, for the wire: the one kind of tensor that crosses links."""
+"""Encoding of logits, the only tensors that cross links. Knows nothing of links or of who sends."""
 
 import math
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from actors.wire.logits_memory import SharedLogits
 
 @dataclass(frozen=True, slots=True)
 class LogitsTransport:
-    """How exactly logits travel.
+    """Precision at which logits are sent.
 
-    float32 is exact. 16 bits halve the traffic, for a relative error of each logit of up to 2^-9 (bfloat16) or 2^-12
-    (float16, whose range ends at 65504). With `top_k` only the largest logits travel and all other tokens count as
-    impossible to the member, so its distribution is that of top-k sampling: it lacks the probability of its tail.
+    float32 is exact. 16 bits halve the traffic. The relative error of a logit is then up to 2^-9 (bfloat16) or 2^-12
+    (float16, whose range ends at 65504). With `top_k` only the largest logits are sent; all other tokens get
+    probability 0, as in top-k sampling.
     """
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -25,23 +25,23 @@ class LogitsTransport:
 
 
 class PackedLogits(msgspec.Struct, frozen=True):
-    """[N, V] logits, or of each of N positions the k largest."""
+    """[N, V] logits, or the k largest at each of N positions."""
 
     positions: int
     vocab_size: int
     dtype: str
     values: bytes
     tokens: bytes | None = None  # int32, with top-k
-    shared: bool = False  # the values are not here, but in the memory that the leader shares with the member
+    shared: bool = False  # the values are in the memory that the leader shares with the member
 
 
 def pack(logits: Tensor, transport: LogitsTransport, memory: SharedLogits | None = None) -> PackedLogits:
-    """logits: [N, V] of any float type, on any device. memory: that the leader shares, for all of them, if they fit.
+    """Encode logits, [N, V] of any float type on any device. A type narrower than the transport's is kept.
 
-    Logits of a narrower type than the transport's travel as they are: nothing is lost.
+    memory: shared by the leader, used if all logits are sent and fit.
     """
     dtype = getattr(torch, transport.dtype)
-    dtype = min(dtype, logits.dtype, key=lambda one: one.itemsize)
+    dtype = min(dtype, logits.dtype, key=lambda candidate: candidate.itemsize)
     positions, vocab_size = logits.shape
     tokens = None
     if 0 < transport.top_k < vocab_size:
@@ -54,10 +54,12 @@ def pack(logits: Tensor, transport: LogitsTransport, memory: SharedLogits | None
 
 
 def unpack(packed: PackedLogits, device: torch.device | str = "cpu", memory: SharedLogits | None = None) -> Tensor:
-    """[N, V] float32; −∞ for what did not travel. memory: shared with the member, to be read before its next answer.
+    """Decode logits: [N, V] float32, −∞ for those that were not sent.
+
+    memory: shared with the member, whose next reply overwrites it.
 
     Raises:
-        ValueError: sizes that don't fit together.
+        ValueError: sizes, types or tokens are inconsistent.
     """
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if packed.shared and packed.dtype in dtypes and memory is not None:
@@ -80,7 +82,7 @@ def _to_bytes(values: Tensor) -> bytes:
 
 
 def _from_bytes(data: bytes, dtype: torch.dtype, rows: int) -> Tensor:
-    """[rows, …]"""
+    """Return a tensor [rows, …]."""
     if not data or len(data) % (rows * dtype.itemsize):
         raise ValueError(f"{len(data)} bytes for {rows} rows of {dtype}")
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(rows, -1)

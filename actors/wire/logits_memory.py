@@ -1,8 +1,8 @@
-"""Memory that a leader shares with a member of its node, for logits: they need not pass through a socket.
+"""Shared memory through which a member passes logits to a leader on the same node.
 
-The leader makes an anonymous file and reads nothing else; the member writes into what the leader names over the
-encrypted link, if it finds it, which it does on the same node only. No name appears in a file system: the memory is
-free once neither process has it. Linux only; elsewhere `offer` returns None, and logits travel as bytes.
+The leader creates an anonymous file and names it to the member over the encrypted link. The member writes into it if it
+runs on the same node. The memory is freed once both processes have closed it. Linux only: elsewhere `offer` returns
+None, and logits are sent as bytes.
 """
 
 import contextlib
@@ -17,40 +17,40 @@ import msgspec
 import torch
 from torch import Tensor
 
-_PREFIX = "consort-"  # so that nobody can make a member write into another program's files
+_PREFIX = "consort-"  # so that no peer can make a member write into another program's files
 
 
 class SharedOffer(msgspec.Struct, frozen=True):
-    """Where the member finds the leader's memory."""
+    """How a member finds the leader's memory."""
 
     pid: int
     descriptor: int
-    name: str  # not to be guessed: a process of another node may have the same numbers
+    name: str  # random: a process on another node may have the same pid and descriptor
     size: int  # bytes
 
 
 class SharedLogits:
-    """One member's answers to one request, each of which overwrites the one before."""
+    """Memory for one member's replies to one request. Each reply overwrites the one before."""
 
     def __init__(self, memory: mmap.mmap, descriptor: int | None = None) -> None:
-        """descriptor: by which a member finds the memory, until it is withdrawn."""
+        """descriptor: the leader's, by which a member finds the memory until it is withdrawn."""
         self._memory, self._descriptor = memory, descriptor
 
     def withdraw(self) -> None:
-        """The request has ended. What was read stays valid for as long as it is held."""
+        """Close the descriptor when the request has ended. Tensors that were read stay valid."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def write(self, logits: Tensor) -> bool:
-        """logits: [N, V] of any float type, on any device. False if they don't fit."""
+        """Write logits, [N, V] of any float type, on any device. Return False if they don't fit."""
         if logits.nbytes > len(self._memory):
             return False
         self._view(logits.dtype, logits.numel()).view(logits.shape).copy_(logits)
         return True
 
     def read(self, dtype: torch.dtype, positions: int, vocab_size: int) -> Tensor:
-        """[N, V] as last written, without a copy; raises ValueError for more than there is room for."""
+        """Return the logits last written, [N, V], without a copy. Raises ValueError for sizes that don't fit."""
         count = positions * vocab_size
         if min(positions, vocab_size) < 1 or count * dtype.itemsize > len(self._memory):
             raise ValueError(f"{positions} positions of {vocab_size} shared logits are more than there is room for")
@@ -61,7 +61,7 @@ class SharedLogits:
 
 
 def offer(size: int) -> tuple[SharedLogits, SharedOffer] | None:
-    """Memory of so many bytes, to be withdrawn, and what to tell the member; None where the system has none."""
+    """Create shared memory. Return it with the offer to send; None if the system has no such memory. size: bytes."""
     if sys.platform != "linux":
         return None
     name = secrets.token_hex(16)
@@ -80,7 +80,7 @@ def offer(size: int) -> tuple[SharedLogits, SharedOffer] | None:
 
 
 def accept(offered: SharedOffer) -> SharedLogits | None:
-    """The leader's memory, None if this process can't see it: then it runs on another node, or as another user."""
+    """Open the leader's memory. Return None if it is out of reach: on another node, or of another user."""
     if sys.platform != "linux":
         return None
     path = Path(f"/proc/{offered.pid}/fd/{offered.descriptor}")

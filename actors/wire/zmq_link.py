@@ -1,8 +1,8 @@
 """Links between processes and hosts: ZeroMQ over TCP, CURVE-encrypted, msgspec-encoded; never pickle.
 
-Each replica binds one ROUTER; coordinators, drafters and leaders of ensembles connect one DEALER to each that they
-need. A replica makes a CURVE key pair for its listener at start; the public key, handed out over Ray's control plane,
-is what lets peers in. Each peer has a key pair of its own, and its name is bound to that (`peer_names.py`).
+Each replica binds one ROUTER. Coordinators, drafters and leaders of ensembles connect one DEALER to each replica that
+they need. A replica makes a CURVE key pair for its listener at start. The public key, handed out over Ray's
+control plane, admits peers. Each peer has its own key pair, to which its name is bound (`peer_names.py`).
 """
 
 import logging
@@ -23,45 +23,45 @@ from actors.wire.link import MAX_RECEIVED, Envelope
 from actors.wire.messages import Message
 from actors.wire.peer_names import PeerRoutes, claimed_name, name_with_key, new_routing_id
 
-# What a peer may make the other end hold: before the handshake one frame, after it this many batches. Beyond, they wait
-# at the sender, which drops them once it has as many as it may.
-_FRAME_BYTES = 2**16  # a batch that is larger goes in several frames
-_FRAME_OVERHEAD_BYTES = 64  # of CURVE: 33, and of ZMTP
+# A peer makes the other end hold at most one frame before the handshake, and _RECEIVED_BATCHES after it. More of them
+# wait at the sender, which drops what exceeds _SENT_BATCHES.
+_FRAME_BYTES = 2**16  # a larger batch is sent in several frames
+_FRAME_OVERHEAD_BYTES = 64  # CURVE adds 33, ZMTP a few more
 _RECEIVED_BATCHES = 10_000
 _SENT_BATCHES = 100_000
-_POLLIN = int(zmq.POLLIN)  # as a plain number: arithmetic on ZeroMQ's own takes longer than to ask a socket
-# A connection through which nothing comes is made anew, for TCP would wait ever longer before it tries again (measured:
-# docs/failures.md). ZeroMQ's own thread answers, however long a turn of the loop takes.
+_POLLIN = int(zmq.POLLIN)  # an int: arithmetic on ZeroMQ's enum takes longer than asking a socket
+# A silent connection is opened anew, because TCP waits ever longer before it retries (measured: docs/failures.md).
+# ZeroMQ's own thread answers heartbeats, however long a turn of the loop takes.
 _HEARTBEAT_PERIOD_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
 _CONNECT_TIMEOUT_MS = 2000
-_LINGER_MS = 1000  # how long what was sent may still leave, in ZeroMQ's thread, once a connection is closed
-_TAKEN_OVER = b"\0"  # begins what ZeroMQ calls a connection once a newer one has its name
+_LINGER_MS = 1000  # after closing, ZeroMQ's thread still sends what is queued for so long
+_TAKEN_OVER = b"\0"  # first byte of the routing id of a connection whose name a newer one took over
 _log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
 
 
 def _prepare(socket: zmq.Socket[bytes]) -> None:
-    """What both ends of a connection have in common. To be set before bind and connect."""
+    """Set the options that both ends share. Call before bind and connect."""
     socket.maxmsgsize = _FRAME_BYTES + _FRAME_OVERHEAD_BYTES
     socket.sndhwm, socket.rcvhwm = _SENT_BATCHES, _RECEIVED_BATCHES
     socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_PERIOD_MS, _HEARTBEAT_TIMEOUT_MS
 
 
 def _frames(messages: Sequence[Message]) -> list[bytes]:
-    """Encode a batch, in frames that no receiver refuses."""
+    """Encode a batch in frames of the permitted size."""
     body = _encoder.encode(messages)
     return [body[start : start + _FRAME_BYTES] for start in range(0, len(body), _FRAME_BYTES)]
 
 
 def _messages(frames: Sequence[zmq.Frame]) -> list[Message]:
-    """Decode a batch; raises ValueError or RecursionError if it makes no sense."""
+    """Decode a batch; raises ValueError or RecursionError if it is malformed."""
     return _decoder.decode(frames[0].buffer if len(frames) == 1 else b"".join(frame.buffer for frame in frames))
 
 
 def _public_key(frame: zmq.Frame) -> bytes:
-    """Return the CURVE key that the sender of a frame has proved to own, Z85; b"" for none."""
+    """Return the CURVE key (Z85) that authenticated a frame's sender; b"" if none."""
     try:
         return str(frame.get("User-Id")).encode()
     except zmq.ZMQError:
@@ -73,7 +73,7 @@ def _readable(socket: zmq.Socket[bytes]) -> bool:
 
 
 class _Wakeup:
-    """A descriptor with which any thread interrupts a wait."""
+    """An event descriptor by which any thread interrupts a wait."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -95,11 +95,10 @@ class _Wakeup:
 
 
 class _Sockets:
-    """Finds out which of many sockets have something to read, at the cost of those that have, not of all.
+    """Polls many sockets at a cost that grows only with those that are readable.
 
-    The descriptor that stands for a ZeroMQ socket is readable when something new has happened to the socket, and no
-    longer once the socket has noticed, be it while sending. So a socket that was used is asked itself the next time
-    (zmq_getsockopt(3), ZMQ_FD).
+    A ZeroMQ socket's descriptor signals new events only until the socket has processed them, which it also does while
+    sending. So sockets that were used since the last poll are asked directly (zmq_getsockopt(3), ZMQ_FD).
     """
 
     def __init__(self, wakeup: _Wakeup) -> None:
@@ -119,13 +118,13 @@ class _Sockets:
         self._used.discard(self._by_fd.pop(socket.FD))
 
     def send(self, socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
-        """Without waiting; to a peer that is gone or stuck, nothing: its silence will be noticed."""
+        """Send without waiting. Drop the batch if the peer is gone or stuck: its silence will be noticed."""
         self._used.add(socket)
         with suppress(zmq.Again):
             socket.send_multipart(frames, zmq.NOBLOCK)
 
     def receive(self, timeout_s: float) -> Iterator[tuple[zmq.Socket[bytes], list[zmq.Frame]]]:
-        """Batches that have arrived, at most MAX_RECEIVED of each socket; waits for the first."""
+        """Yield batches that have arrived, at most MAX_RECEIVED per socket. Wait up to `timeout_s` for the first."""
         ready = [socket for socket in self._used if _readable(socket)]
         self._used.clear()
         for fd, _ in self._epoll.poll(0.0 if ready else timeout_s):
@@ -149,10 +148,10 @@ class _Sockets:
 
 
 class ConnectingZmqLink:
-    """One connection per replica, opened and closed as replicas come and go: a coordinator's end."""
+    """A coordinator's link: one connection per replica, opened and closed as replicas come and go."""
 
     def __init__(self, prefix: str) -> None:
-        """prefix: the readable part of its name, which ends with a fingerprint of the key."""
+        """prefix: the readable part of the link's name. A fingerprint of its key follows."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._public_key, self._secret_key = zmq.curve_keypair()
         self.name = name_with_key(prefix, self._public_key)
@@ -173,7 +172,7 @@ class ConnectingZmqLink:
         self._connected[address.name] = socket
         self._peers[socket] = address.name
         self._sockets.add(socket)
-        self.send(address.name, [])  # the replica can answer to nobody that it has not heard of
+        self.send(address.name, [])  # a replica can send only to peers that have sent to it
 
     def disconnect(self, peer: str) -> None:
         socket = self._connected.pop(peer, None)
@@ -192,18 +191,18 @@ class ConnectingZmqLink:
         for socket, frames in self._sockets.receive(timeout_s):
             try:
                 envelopes += self._read(socket, frames)
-            except (ValueError, RecursionError) as error:  # so that no peer can end a loop
+            except (ValueError, RecursionError) as error:  # no peer may end a loop
                 size = sum(map(len, frames))
                 _log.warning("dropped a batch of %d bytes from %s: %s", size, self._describe(socket, frames), error)
                 self.malformed += 1
         return envelopes
 
     def _read(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> list[Envelope]:
-        """The messages of a batch; raises ValueError or RecursionError if it makes no sense."""
+        """Decode a batch; raises ValueError or RecursionError if it is malformed."""
         return [(self._peers[socket], message) for message in _messages(frames)]
 
     def _describe(self, socket: zmq.Socket[bytes], frames: Sequence[zmq.Frame]) -> str:
-        """The sender of a batch that makes no sense, for the log."""
+        """Name the sender of a malformed batch, for the log."""
         return self._peers[socket]
 
     def wake(self) -> None:
@@ -216,14 +215,14 @@ class ConnectingZmqLink:
 
 
 class ReplicaZmqLink(ConnectingZmqLink):
-    """A replica's end: it listens, too, on `host` at a free port; peers are those that wrote to it."""
+    """A replica's link. It also listens on `host` at a free port; its peers are those that have sent to it."""
 
     def __init__(self, model: str, host: str) -> None:
         super().__init__(model)
         self._routes = PeerRoutes()
-        self._authenticator = ThreadAuthenticator(self._context)  # lets in whoever has the listener's key, ...
+        self._authenticator = ThreadAuthenticator(self._context)  # admits every peer that has the listener's key, ...
         self._authenticator.start()
-        self._authenticator.configure_curve(location=CURVE_ALLOW_ANY)  # ... and tells us each peer's own
+        self._authenticator.configure_curve(location=CURVE_ALLOW_ANY)  # ... and reports each peer's own
         public_key, secret_key = zmq.curve_keypair()
         self._listener = self._context.socket(zmq.ROUTER)
         self._listener.curve_server = True
@@ -245,8 +244,8 @@ class ReplicaZmqLink(ConnectingZmqLink):
         if socket is not self._listener:
             return super()._read(socket, frames)
         routing_id, *body = frames
-        if routing_id.bytes.startswith(_TAKEN_OVER):  # what it brings was sent before, and is told again if it matters
-            return []
+        if routing_id.bytes.startswith(_TAKEN_OVER):
+            return []  # sent before the newer connection; what matters is sent again
         sender = self._routes.identify(routing_id.bytes, partial(_public_key, body[0]))
         return [(sender, message) for message in _messages(body)]
 

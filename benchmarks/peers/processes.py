@@ -67,7 +67,7 @@ class Consort:
 
             def endpoint(target: str, draft_length: int) -> Endpoint:
                 drafter, inside = "drafter" if draft_length else None, target == "inside"
-                return Endpoint("bench", target, drafter, draft_length, lambda tokens: "", inside=inside)
+                return Endpoint("bench", target, drafter, draft_length, lambda tokens: "", colocated=inside)
 
             yield [
                 Ours("plain", endpoint("plain", 0), coordinator, thread.check, self.plain, None),

@@ -250,7 +250,7 @@ def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]],
         ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
         members=endpoint.others if endpoint.strategy is None else (),
         ensemble=endpoint.ensemble_options(),
-        inside=inside,
+        colocated=inside,
         criteria=tuple(load_callable(path, key=key) for path in endpoint.stopping),
     )
 

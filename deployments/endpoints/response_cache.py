@@ -67,7 +67,7 @@ def _key(request: Request) -> tuple[Hashable, ...]:
         tuple(request.prompt),
         request.endpoint.target,  # candidates are asked of several models
         request.params.with_seed(0) if request.params.greedy else request.params,
-        request.most_drafted,
+        request.max_draft_length,
         request.ensemble_options if request.endpoint.members else None,
         request.beams,
     )

@@ -125,7 +125,7 @@ def _health(service: Service, enough: Callable[[Iterable[bool]], bool]) -> JSONR
     up = service.ready_models()
     models = {model for served in service.endpoints.values() for model in served.config.models}
     endpoints = [served.endpoint for served in service.endpoints.values()]
-    models |= {endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None and not endpoint.inside}
+    models |= {endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None and not endpoint.colocated}
     ready = enough(served.is_ready(up) for served in service.endpoints.values())
     report = Health(status="ready" if ready else "loading", models={name: name in up for name in sorted(models)})
     return JSONResponse(report.model_dump(), HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)

@@ -116,7 +116,7 @@ def _of_request(request: Request) -> dict[str, Any]:
         "gen_ai.request.max_tokens": request.params.max_tokens,
         "gen_ai.usage.input_tokens": len(request.prompt),
         "consort.target": request.endpoint.target,
-        "consort.draft_length": request.most_drafted,
+        "consort.draft_length": request.max_draft_length,
     }
     drafter = request.endpoint.drafter
     return told if drafter is None else told | {"consort.drafter": drafter}

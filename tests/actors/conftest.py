@@ -5,4 +5,4 @@ from tests.support.coordinator_stage import Stage
 
 @pytest.fixture
 def stage() -> Stage:
-    return Stage(max_requests=3, max_silence_s=20, max_unplaced_s=100)
+    return Stage(max_requests=3, max_silence_s=20, max_unassigned_s=100)

@@ -120,7 +120,10 @@ def expected() -> list[object]:
     "scarce", [{"most_tokens": 20}, {"most_tokens": 4}, {"failing": 0.05}, {"failing": 0.4}], ids=str
 )
 def test_texts_are_those_of_a_device_with_enough_memory(scarce: dict[str, Any], expected: list[object]) -> None:
-    with mock.patch.object(OomBackoff, "_end", lambda self, row: self._relax()), running(**scarce) as engine:
+    with (
+        mock.patch.object(OomBackoff, "_give_up_on", lambda self, row: self._remove_limits()),
+        running(**scarce) as engine,
+    ):
         assert texts(engine.generate(ASKED)) == expected
         assert engine.loops["target"].times.out_of_memory > 0
 
@@ -152,7 +155,7 @@ def test_memory_that_is_lacking_after_the_forward(expected: list[object]) -> Non
         mock.patch("actors.target.loop.judge", sometimes(judge)),
         mock.patch("actors.target.beams.process", sometimes(process)),
         mock.patch.object(BeamGroup, "_candidates", sometimes(BeamGroup._candidates)),
-        mock.patch.object(OomBackoff, "_end", lambda self, row: self._relax()),  # try again
+        mock.patch.object(OomBackoff, "_give_up_on", lambda self, row: self._remove_limits()),  # try again
         running() as engine,
     ):
         assert texts(engine.generate(ASKED)) == expected

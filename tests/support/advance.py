@@ -1,4 +1,4 @@
-"""What a target tells the drafter that follows a request of a coordinator named "coordinator"."""
+"""Makes Advance messages for requests of a coordinator named "coordinator"."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A drafter that does its worst: wrong tokens, tokens that don't exist, stale and future bases, any tree."""
+"""An adversarial drafter: wrong tokens, invalid tokens, stale and future bases, arbitrary trees."""
 
 import random
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from actors.wire.messages import Admit, Advance, Offer
 
 
 class AdversarialDrafter:
-    """Stands in for `actors.drafter.loop.Drafter`. Some offers begin with the true continuation, so that it gets in."""
+    """Replaces `actors.drafter.loop.Drafter`. Some offers begin with true tokens, so that the target verifies them."""
 
     def __init__(self, link: Link, texts: Mapping[int, list[int]], *, vocab_size: int, seed: int) -> None:
-        """texts: the whole true text of each request, prompt included, by request id."""
+        """texts: the true text of each request, prompt included, by request id."""
         self._link = link
         self._outbox = Outbox(link)
         self._texts = texts
@@ -22,7 +22,7 @@ class AdversarialDrafter:
         self._targets: dict[int, str] = {}
 
     def turn(self) -> None:
-        """Answer each sign of progress with a few offers."""
+        """Send a few offers after each Admit and Advance."""
         for peer, message in self._link.receive(1.0):
             match message:
                 case Admit(request_id, tokens, target=ReplicaAddress(target)):
@@ -39,16 +39,16 @@ class AdversarialDrafter:
         self._outbox.flush()
 
     def _offer(self, coordinator: str, request_id: int, committed: int) -> Offer:
-        probability = self._random
-        base = max(0, committed + probability.choice([0, 0, 0, 0, -1, -7, 1, 5]))
-        right = self._texts[request_id][base : base + probability.choice([0, 0, 1, 2, 5])]
-        wrong = [probability.randrange(self._vocab_size) for _ in range(probability.choice([1, 1, 2, 9, 30]))]
-        if probability.random() < 0.2:
-            wrong[-1] = probability.choice([self._vocab_size, self._vocab_size + 7, 2**40, -1])
+        rng = self._random
+        base = max(0, committed + rng.choice([0, 0, 0, 0, -1, -7, 1, 5]))
+        right = self._texts[request_id][base : base + rng.choice([0, 0, 1, 2, 5])]
+        wrong = [rng.randrange(self._vocab_size) for _ in range(rng.choice([1, 1, 2, 9, 30]))]
+        if rng.random() < 0.2:
+            wrong[-1] = rng.choice([self._vocab_size, self._vocab_size + 7, 2**40, -1])
         tokens = [*right, *wrong]
-        if probability.random() < 0.5:
+        if rng.random() < 0.5:
             return Offer(request_id, base, tokens, coordinator=coordinator)
-        parents = [probability.randrange(max(-1, at - 3), at) for at in range(len(tokens))]
+        parents = [rng.randrange(max(-1, index - 3), index) for index in range(len(tokens))]
         parents[: len(right)] = range(-1, len(right) - 1)
-        probabilities = [probability.uniform(-0.1, 1.1) for _ in tokens]
+        probabilities = [rng.uniform(-0.1, 1.1) for _ in tokens]
         return Offer(request_id, base, tokens, parents, probabilities, coordinator=coordinator)

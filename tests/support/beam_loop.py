@@ -1,6 +1,7 @@
-"""A loop over beam rows and plain ones, as a target would have it, without messages."""
+"""A target's loop over beam rows and plain rows, without messages."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
@@ -10,17 +11,17 @@ from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.sampling.params import SamplingParams
 
-Asked = tuple[Sequence[int], SamplingParams, BeamOptions]
+Asked = tuple[Sequence[int], SamplingParams, BeamOptions]  # prompt, params, options
 
 
-def beam_row(runner: Runner, request_id: int, asked: Asked) -> BeamRow:
-    prompt, params, options = asked
+def beam_row(runner: Runner, request_id: int, request: Asked) -> BeamRow:
+    prompt, params, options = request
     admit = Admit(request_id, list(prompt), len(prompt), params, 0, drafter=False)
     return BeamRow("coordinator", admit, options, runner.cache)
 
 
 def begin(runner: Runner, row: BeamRow, *, chunk: int = 256) -> None:
-    """Give the row its slots, read the prompt, and choose its first tokens."""
+    """Give the row its slots, prefill, and choose its first tokens."""
     row.slot, *row.more_slots = [runner.cache.take()[0] for _ in range(row.slots_needed)]
     while row.prefilling:
         run = row.next_input(chunk)
@@ -35,7 +36,7 @@ def end(runner: Runner, row: BeamRow) -> None:
 
 
 class PlainRow:
-    """A greedy request beside the beams."""
+    """A greedy request in the same batches as the beams."""
 
     def __init__(self, runner: Runner, prompt: Sequence[int]) -> None:
         self._runner = runner
@@ -49,10 +50,10 @@ class PlainRow:
 
 
 def search_all(
-    runner: Runner, asked: Sequence[Asked], *, beside: Sequence[PlainRow] = (), chunk: int = 256
+    runner: Runner, requests: Sequence[Asked], *, beside: Sequence[PlainRow] = (), chunk: int = 256
 ) -> list[list[Hypothesis]]:
-    """Everybody's answers: as many at a time as there are slots for, all in one batch, new ones as old ones end."""
-    rows = [beam_row(runner, i, each) for i, each in enumerate(asked)]
+    """Return the answers of all searches. Those that have slots run in one batch; others follow as slots get free."""
+    rows = [beam_row(runner, request_id, request) for request_id, request in enumerate(requests)]
     waiting, active = list(rows), list[BeamRow]()
     while waiting or active:
         while waiting and runner.cache.free >= waiting[0].slots_needed:
@@ -61,9 +62,9 @@ def search_all(
         active = _without_done(runner, active)
         if not active:
             continue
-        runs = [row.inputs() for row in active]
-        logits = runner.logits([*(run for each in runs for run in each), *(plain.input() for plain in beside)])
-        parts = logits.split([*map(len, runs), *(1 for _ in beside)])
+        inputs = [row.inputs() for row in active]
+        logits = runner.logits([*chain.from_iterable(inputs), *(plain.input() for plain in beside)])
+        parts = logits.split([*map(len, inputs), *(1 for _ in beside)])
         for row, part in zip(active, parts, strict=False):
             row.take(part)
         for plain, part in zip(beside, parts[len(active) :], strict=True):

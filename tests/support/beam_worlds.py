@@ -1,4 +1,4 @@
-"""Tiny language models that are tables, the search driven over them, and all their texts."""
+"""Tiny language models given as tables, beam search over them, and all their texts."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.beams.search import BeamSearch, beam_noise
 
-World = Callable[[tuple[int, ...]], Tensor]  # the log-probabilities after an answer's tokens, [V]
+World = Callable[[tuple[int, ...]], Tensor]  # tokens of an answer to log-probabilities of the next, [V]
 
 
 def random_world(seed: int, vocab_size: int) -> World:
@@ -27,7 +27,7 @@ def random_world(seed: int, vocab_size: int) -> World:
 
 
 def table(rows: Mapping[tuple[int, ...], list[float]], *, others: list[float]) -> World:
-    """Probabilities by text, and those after any other text."""
+    """Probabilities by text. others: after all other texts."""
     return lambda text: torch.tensor(rows.get(text, others)).log()
 
 
@@ -40,7 +40,7 @@ def search(
     seed: int | None = None,
     steps: list[list[list[int]]] | None = None,
 ) -> list[Hypothesis]:
-    """The answers. seed: to draw continuations. steps: gets the live beams after every step."""
+    """Return the answers. seed: samples continuations. steps: receives the live beams after every step."""
     beams = BeamSearch(options, max_tokens=max_tokens, end_token_ids=() if end is None else (end,))
     while not beams.done:
         live = beams.live
@@ -54,18 +54,18 @@ def search(
 
 
 def log_prob(world: World, text: Sequence[int]) -> float:
-    return sum(float(world(tuple(text[:at]))[token]) for at, token in enumerate(text))
+    return sum(float(world(tuple(text[:index]))[token]) for index, token in enumerate(text))
 
 
 def texts(vocab_size: int, max_tokens: int, end: int) -> Iterator[tuple[int, ...]]:
-    """All that can be answered."""
+    """Yield all possible answers."""
     others = [token for token in range(vocab_size) if token != end]
     for length in range(max_tokens):
         yield from ((*text, end) for text in product(others, repeat=length))
     yield from product(others, repeat=max_tokens)
 
 
-def ranked(world: World, found: Iterator[tuple[int, ...]], length_penalty: float) -> list[tuple[float, list[int]]]:
-    """Texts by their scores, best first."""
-    scores = ((log_prob(world, text) / math.pow(len(text), length_penalty), list(text)) for text in found)
+def ranked(world: World, answers: Iterator[tuple[int, ...]], length_penalty: float) -> list[tuple[float, list[int]]]:
+    """Return answers with their scores, best first."""
+    scores = ((log_prob(world, text) / math.pow(len(text), length_penalty), list(text)) for text in answers)
     return sorted(scores, reverse=True)

@@ -1,4 +1,4 @@
-"""A tiny byte-level BPE tokenizer: every byte is a token, frequent pairs are, too; rare characters take several."""
+"""A tiny byte-level BPE tokenizer: bytes and frequent pairs are tokens, so rare characters take several."""
 
 from functools import cache
 
@@ -25,7 +25,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 @cache
 def byte_level_tokenizer_with_end() -> Tokenizer:
-    """The same, with a token that ends a text."""
+    """Return the same tokenizer with an end token."""
     tokenizer = Tokenizer.from_str(byte_level_tokenizer().to_str())
     tokenizer.add_special_tokens(["</s>"])
     return tokenizer

@@ -1,13 +1,13 @@
-"""Pearson's chi-square test, for samples against a distribution that is known."""
+"""Pearson's chi-square test of samples against a known distribution."""
 
 import torch
 from torch import Tensor
 
 
 def p_value(counts: Tensor, probabilities: Tensor) -> float:
-    """The probability of counts at least this far from the expected ones. Both [V]; probabilities may hold zeros.
+    """Return the probability of counts at least this far from the expected ones; 0 if an impossible token was drawn.
 
-    A token of probability 0 that was drawn makes it 0.
+    counts, probabilities: [V].
     """
     possible = probabilities > 0
     if int(counts[~possible].sum()) > 0:
@@ -21,5 +21,5 @@ def p_value(counts: Tensor, probabilities: Tensor) -> float:
 
 
 def count(tokens: Tensor, vocab_size: int) -> Tensor:
-    """How often each token was drawn. tokens: any shape, int64; returns [V]."""
+    """Count how often each token was drawn, [V]. tokens: any shape, int64."""
     return torch.bincount(tokens.flatten(), minlength=vocab_size)

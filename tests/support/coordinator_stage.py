@@ -1,4 +1,4 @@
-"""A coordinator between fake replicas, turn by turn, with a clock that the test moves."""
+"""A coordinator and fake replicas, run turn by turn with a clock that the test sets."""
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
@@ -18,7 +18,7 @@ ENDPOINT = Endpoint("e", "big", "small", 4, decode)
 
 
 class Stage:
-    """A coordinator and its replicas: "t…" run the target's model, "d…" the drafter's."""
+    """A coordinator and its replicas. Names with "t" run the target's model, names with "d" the drafter's."""
 
     def __init__(self, **limits: float) -> None:
         self.now_s = 1000.0
@@ -26,7 +26,6 @@ class Stage:
         self.link = self.exchange.join("coordinator")
         self.coordinator = Coordinator(self.link, clock=lambda: self.now_s, **limits)  # type: ignore[arg-type]
         self.replicas: dict[str, FakeReplica] = {}
-        self.deltas: list[list[Delta]] = []
 
     def set_replicas(self, *names: str) -> None:
         for name in names:
@@ -41,7 +40,7 @@ class Stage:
         self.coordinator.turn()
 
     def submit(self, request_id: int = 1, *, max_tokens: int = 50, speculate: bool = True) -> list[Delta]:
-        """Begin a request; returns the list that its deltas will be in."""
+        """Begin a request. Return the list to which its deltas are appended."""
         deltas: list[Delta] = []
         params = SamplingParams(max_tokens=max_tokens)
         self.coordinator.submit(Request(ENDPOINT, PROMPT, params, speculate, request_id=request_id), deltas.append)
@@ -53,7 +52,7 @@ class Stage:
         self.turn()
 
     def received(self, name: str) -> list[Message]:
-        """What the replica was told since last asked, signs of life left out."""
+        """Return what the replica received since the last call, without heartbeats."""
         return [message for message in self.replicas[name].received() if not isinstance(message, Heartbeat)]
 
 
@@ -71,7 +70,7 @@ def tokens_of(deltas: list[Delta]) -> list[int]:
 
 
 def reports(*request_ids: int, drafter: str | None = "d1") -> Report:
-    attached_drafters = {one: drafter for one in request_ids if drafter is not None}
+    attached_drafters = {} if drafter is None else dict.fromkeys(request_ids, drafter)
     return Report(
         len(request_ids), waiting=0, slots=4, request_ids=list(request_ids), attached_drafters=attached_drafters
     )

@@ -1,4 +1,4 @@
-"""A link that loses, doubles, delays and so re-orders messages, the same ones for the same seed."""
+"""A link that drops, doubles and delays messages, and so reorders them: the same ones for the same seed."""
 
 import random
 from collections import Counter
@@ -11,10 +11,10 @@ _POLL_S = 0.002  # while something is delayed
 
 
 class FaultyLink(LocalLink):
-    """Every draft offer meets one fate, which depends on nothing but the seed, the offer, and how often it came.
+    """Applies faults to offers. A fault depends only on the seed, the message, and how often it was sent.
 
-    With `commits`, so does what a target tells of a text's progress, but not its end: a link never does that, but the
-    text must survive even this.
+    With `commits`, Commit and Advance have faults, too, except the last Commit. A real link never doubles or delays
+    these, but the text must survive even that.
     """
 
     def __init__(self, link: LocalLink, *, seed: int, commits: bool = False) -> None:
@@ -67,7 +67,7 @@ class FaultyLink(LocalLink):
             case _:
                 return "pass"
         text = str(message)
-        self._seen[text] += 1  # what is sent again, because it was lost, gets another chance
+        self._seen[text] += 1  # so that a message that is sent again may get through
         rng = random.Random(f"{self._seed} {self._seen[text]} {text}")
         fate = rng.choices(list(weights), list(weights.values()))[0]
         if fate != "pass":

@@ -1,6 +1,6 @@
-"""Stands in for a drafter's `actors.model.runner.Runner`: no model, but it knows how the texts go on.
+"""Replaces a drafter's `actors.model.runner.Runner`: no model, but it knows how the given texts continue.
 
-What it answers depends on the tokens in a slot's columns alone, so it also shows whether a row keeps them right.
+Its logits depend only on the tokens in a slot's columns, so tests also see whether rows maintain these.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _SURE = 20.0
 
 
 class KnowingRunner(Runner):
-    """Writes the known texts in the tokens of a speller; after any other text it knows nothing."""
+    """Continues known texts in a speller's tokens. After any other text all logits are equal."""
 
     def __init__(self, speller: Speller, texts: Sequence[bytes], *, slots: int = 16, max_length: int = 512) -> None:
         self.vocab_size = speller.vocabulary.size
@@ -26,25 +26,25 @@ class KnowingRunner(Runner):
         self.cache = SlotCache(slots=slots, capacity=max_length + 256)
         self.columns = {slot: [-1] * self.cache.capacity for slot in range(slots)}  # the token in each
         self._speller = speller
-        self._texts = [text.lstrip(b" ") for text in texts]  # tokenizers differ in the spaces before a text
+        self._texts = [text.lstrip(b" ") for text in texts]  # tokenizers differ in leading spaces
         self._next: dict[bytes, int | None] = {}
 
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
-        """[N or B, V], one value for what comes next and another for all else."""
-        found: list[Tensor] = []
+        """Return [N or B, V]: a high logit for the known next token, 0 for others."""
+        logits: list[Tensor] = []
         for row in rows:
             columns = self.columns[row.slot]
             columns[row.start : row.end] = row.tokens
-            for at in [len(row.tokens) - 1] if last_only else range(len(row.tokens)):
-                path = range(row.start + at + 1) if row.paths is None else [*range(row.trunk), *row.paths[at]]
-                found.append(self._after([columns[column] for column in path]))
-        return torch.stack(found)
+            for index in [len(row.tokens) - 1] if last_only else range(len(row.tokens)):
+                path = range(row.start + index + 1) if row.paths is None else [*range(row.trunk), *row.paths[index]]
+                logits.append(self._logits_after([columns[column] for column in path]))
+        return torch.stack(logits)
 
     def keep(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         columns = self.columns[slot]
         columns[trunk : trunk + len(path)] = [columns[column] for column in path]
 
-    def _after(self, context: list[int]) -> Tensor:
+    def _logits_after(self, context: list[int]) -> Tensor:
         data = self._speller.vocabulary.decode_bytes(context).lstrip(b" ")
         if data not in self._next:
             rests = [text[len(data) :] for text in self._texts if text.startswith(data)]

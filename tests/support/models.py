@@ -63,7 +63,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 
 
 def tiny_model(family: str, *, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:
-    """The same weights every time, drawn from an explicit generator. changes: to the configuration."""
+    """Make a model with the same random weights every time. changes: to the configuration."""
     config = deepcopy(CONFIGS[family])
     config.update(changes)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)

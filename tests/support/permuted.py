@@ -1,4 +1,4 @@
-"""The bundled drafter with its tokens in another order: the same model, in another vocabulary."""
+"""The bundled drafter with permuted token ids: the same model in another vocabulary."""
 
 import json
 from copy import deepcopy
@@ -11,12 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 
 def permutation(size: int) -> Tensor:
-    """[V] int64: the new id of each token."""
+    """Return the new id of each token, [V] int64."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(5))
 
 
 def permuted_model(model: PreTrainedModel, order: Tensor) -> PreTrainedModel:
-    """With the embeddings of its inputs and outputs, which may be the same, in a new order."""
+    """Copy a model with permuted input and output embeddings, which may be tied."""
     permuted = deepcopy(model)
     tables = (permuted.get_input_embeddings().weight, permuted.get_output_embeddings().weight)
     with torch.no_grad():
@@ -27,9 +27,9 @@ def permuted_model(model: PreTrainedModel, order: Tensor) -> PreTrainedModel:
 
 
 def permuted_tokenizer(tokenizer: PreTrainedTokenizerBase, order: Tensor) -> PreTrainedTokenizerFast:
-    """With the same merges."""
+    """Copy a tokenizer with permuted ids and the same merges."""
     data = json.loads(tokenizer.backend_tokenizer.to_str())
-    data["model"]["vocab"] = {token: int(order[at]) for token, at in data["model"]["vocab"].items()}
+    data["model"]["vocab"] = {token: int(order[index]) for token, index in data["model"]["vocab"].items()}
     for token in data["added_tokens"]:
         token["id"] = int(order[token["id"]])
     _renumber(data["post_processor"], order)
@@ -41,7 +41,7 @@ def permuted_tokenizer(tokenizer: PreTrainedTokenizerBase, order: Tensor) -> Pre
 def _renumber(part: Any, order: Tensor) -> None:
     if isinstance(part, dict):
         if "ids" in part:
-            part["ids"] = [int(order[at]) for at in part["ids"]]
+            part["ids"] = [int(order[index]) for index in part["ids"]]
         part = list(part.values())
     if isinstance(part, list):
         for inner in part:

@@ -1,4 +1,4 @@
-"""Random logits, texts and settings, and the processors that transformers' `generate` would build for them."""
+"""Random logits, texts and settings, and the processors that transformers' `generate` builds for them."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -15,14 +15,14 @@ from decoding.sampling.params import SamplingParams
 VOCAB = 24
 
 tokens = st.integers(0, VOCAB - 1)
-# Few different tokens, so that there are repetitions.
+# Few different tokens, so that texts repeat themselves.
 texts = st.one_of(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.lists(tokens, min_size=1, max_size=12))
 paths = st.lists(st.integers(0, 3), max_size=5)
 
 
 @st.composite
 def logits_of(draw: st.DrawFn, rows: int, vocab_size: int = VOCAB) -> Tensor:
-    """[rows, V]: normal, or coarse so that there are ties, or with tokens that are excluded already."""
+    """Draw logits, [rows, V]: normal, coarse with ties, all equal, or with excluded tokens."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     logits = torch.randn(rows, vocab_size, generator=generator) * draw(st.sampled_from([0.1, 1.0, 8.0]))
     match draw(st.sampled_from(["normal", "coarse", "equal", "excluded"])):
@@ -36,11 +36,11 @@ def logits_of(draw: st.DrawFn, rows: int, vocab_size: int = VOCAB) -> Tensor:
 
 
 def tuples(elements: st.SearchStrategy[Any], most: int) -> st.SearchStrategy[tuple[Any, ...]]:
-    """Non-empty, of different elements."""
+    """Draw a non-empty tuple of different elements."""
     return st.lists(elements, min_size=1, max_size=most, unique=True).map(tuple)
 
 
-# What each parameter may be, the mere fact of being on left aside.
+# Values of each parameter that differ from its default.
 SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "logit_bias": st.dictionaries(tokens, st.sampled_from([-100.0, -1.5, 0.3, 100.0]), min_size=1, max_size=4).map(
         lambda biases: tuple(biases.items())
@@ -71,7 +71,7 @@ OUR_SETTINGS = SETTINGS | {
 
 @st.composite
 def params_of(draw: st.DrawFn, settings: dict[str, st.SearchStrategy[Any]] = OUR_SETTINGS) -> SamplingParams:
-    """Some of the settings, together."""
+    """Draw parameters with some of the settings."""
     share = draw(st.sampled_from([0.05, 0.2, 0.5]))
     chosen = [field for field in settings if draw(st.floats(0, 1, exclude_max=True)) < share]
     values = {field: draw(settings[field]) for field in chosen}
@@ -82,7 +82,7 @@ def params_of(draw: st.DrawFn, settings: dict[str, st.SearchStrategy[Any]] = OUR
 
 @st.composite
 def positions_of(draw: st.DrawFn, params: SamplingParams) -> Position:
-    """Anywhere in a request's answer, after draft tokens, within a grammar or not."""
+    """Draw a position in a request's answer, maybe after draft tokens, maybe with a grammar."""
     prompt = draw(texts)
     answer = draw(st.lists(st.integers(0, 3), max_size=params.max_tokens - 1))
     path = draw(st.lists(st.integers(0, 3), max_size=params.max_tokens - 1 - len(answer)))
@@ -99,7 +99,7 @@ def _model() -> Any:
 
 
 def processors(params: SamplingParams, prompt_length: int) -> LogitsProcessorList:
-    """As `generate` builds them from a configuration."""
+    """Build logits processors as `generate` does."""
     config = GenerationConfig(
         max_length=prompt_length + params.max_tokens,
         do_sample=not params.greedy,
@@ -133,7 +133,7 @@ def processors(params: SamplingParams, prompt_length: int) -> LogitsProcessorLis
 
 
 def processed(logits: Tensor, text: Sequence[int], prompt_length: int, params: SamplingParams) -> Tensor | None:
-    """What they make of logits, [V]; None where transformers has no rule: nothing is left on the way."""
+    """Apply the processors to logits, [V]. Return None if they exclude every token: transformers defines no result."""
     if {params.forced_bos_token_id, params.forced_eos_token_id} & set(params.suppress_tokens):
         return None
     scores, ids = logits[None], torch.tensor([list(text)], dtype=torch.int64)

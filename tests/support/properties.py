@@ -1,4 +1,4 @@
-"""How property tests run: the same examples every time, no time limit per example on a shared machine."""
+"""Settings of property tests: the same examples every time, and no time limit per example."""
 
 from hypothesis import HealthCheck, settings
 

@@ -1,7 +1,7 @@
-"""What the texts must be: Hugging Face `generate` on the target alone.
+"""Reference texts: Hugging Face `generate` on the target alone.
 
-Sampled texts come from `generate` too: transformers' own warpers, then the shared noise as one more logits processor,
-then transformers' argmax. Nothing of `actors/` takes part, and of `decoding/` only the noise.
+Sampled texts use transformers' warpers, then the shared noise as one more logits processor, then transformers' argmax.
+Uses nothing of `actors/`, and only the noise of `decoding/`.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
 
 _BATCH = 20
-_TIE = 1e-4  # scores as close as this may swap when the shape of the batch changes
+_TIE = 1e-4  # scores as close as this may swap with another batch shape
 _PAD = 0
 
 
 class ProcessRows(LogitsProcessor):
-    """Each row's own warpers and noise; greedy rows as they are."""
+    """Applies each row's own warpers and noise. Greedy rows stay as they are."""
 
     def __init__(self, params: Sequence[SamplingParams], padding: Sequence[int]) -> None:
         self._params, self._padding = params, padding
@@ -37,7 +37,7 @@ class ProcessRows(LogitsProcessor):
 
 
 def process(scores: Tensor, params: SamplingParams, position: int) -> Tensor:
-    """Whose argmax is the token at `position`. scores: [1, V]; returns [1, V]."""
+    """Return scores, [1, V], with the sampled token of `position` as their argmax."""
     if params.temperature == 0:
         return scores
     warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
@@ -52,11 +52,11 @@ def process(scores: Tensor, params: SamplingParams, position: int) -> Tensor:
 def generate(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
 ) -> list[list[int]]:
-    """The output tokens of each prompt, EOS included; all params have the same max_tokens and EOS."""
+    """Return the output tokens of each prompt, EOS included. All params must share max_tokens and EOS."""
     return [
         output
-        for at in range(0, len(prompts), _BATCH)
-        for output in _generate_batch(model, prompts[at : at + _BATCH], params[at : at + _BATCH])
+        for start in range(0, len(prompts), _BATCH)
+        for output in _generate_batch(model, prompts[start : start + _BATCH], params[start : start + _BATCH])
     ]
 
 
@@ -77,13 +77,13 @@ def _generate_batch(
 
 
 def _until_eos(tokens: list[int], eos: Sequence[int]) -> list[int]:
-    ends = [at for at, token in enumerate(tokens) if token in eos]
+    ends = [index for index, token in enumerate(tokens) if token in eos]
     return tokens[: ends[0] + 1] if ends else tokens
 
 
 @torch.no_grad()
 def is_tie(model: PreTrainedModel, tokens: Sequence[int], params: SamplingParams) -> bool:
-    """Whether the two best candidates after these tokens are so close that rounding decides between them."""
+    """Whether the two best next tokens are so close that rounding decides between them."""
     scores = process(model(torch.tensor([list(tokens)])).logits[:, -1], params, len(tokens))
     best, second = scores[0].topk(2).values.tolist()
     return best - second < _TIE
@@ -96,16 +96,16 @@ def assert_same(
     outputs: Sequence[list[int]],
     expected: Sequence[list[int]],
 ) -> None:
-    """Token by token. A text may leave the reference only at a proven tie, and only one text in a hundred."""
+    """Compare token by token. At most one text in a hundred may differ, and only from a proven tie on."""
     ties: list[str] = []
     for i, (prompt, output, reference) in enumerate(zip(prompts, outputs, expected, strict=True)):
         if output == reference:
             continue
-        at = next((j for j, (a, b) in enumerate(zip(output, reference, strict=False)) if a != b), None)
-        assert at is not None, f"text {i} has {len(output)} tokens instead of {len(reference)}"
-        found = f"text {i}, token {at}: {output[at]} instead of {reference[at]}"
-        assert is_tie(model, [*prompt, *reference[:at]], params[i]), found
-        ties.append(found)
+        index = next((j for j, (a, b) in enumerate(zip(output, reference, strict=False)) if a != b), None)
+        assert index is not None, f"text {i} has {len(output)} tokens instead of {len(reference)}"
+        difference = f"text {i}, token {index}: {output[index]} instead of {reference[index]}"
+        assert is_tie(model, [*prompt, *reference[:index]], params[i]), difference
+        ties.append(difference)
     assert len(ties) <= len(prompts) / 100 + 1, ties
     if ties:
         print("ties:", ties)

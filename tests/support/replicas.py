@@ -1,4 +1,4 @@
-"""A replica without a model: the test reads what it was told, and speaks in its place."""
+"""A replica without a model: the test reads its messages and sends for it."""
 
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
@@ -6,14 +6,14 @@ from actors.wire.messages import Message
 
 
 class FakeReplica:
-    """One end of a local link, driven by hand."""
+    """A local link that a test drives."""
 
     def __init__(self, exchange: LocalExchange, name: str, model: str) -> None:
         self.address = ReplicaAddress(name, model)
         self._link = exchange.join(name)
 
     def received(self) -> list[Message]:
-        """All that has arrived since the last call."""
+        """Return the messages since the last call."""
         return [message for _, message in self._link.receive(0)]
 
     def say(self, *messages: Message) -> None:

@@ -1,4 +1,4 @@
-"""Random JSON schemas whose answers are short: every string, number, array and recursion has an end."""
+"""Random JSON schemas with short answers: every string, number and array is bounded."""
 
 import random
 from collections.abc import Callable
@@ -13,14 +13,13 @@ _NAMES = ["name", "age", "x", "y-1", "a b", "größe", "$id", 'q"', "tags", "nex
 
 
 class SchemaGenerator:
-    """One schema for each seed."""
+    """Makes one schema per seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._definitions: dict[str, Schema] = {}
 
     def schema(self) -> Schema:
-        """A whole schema."""
         schema = self._any(depth=3)
         if self._definitions:
             schema = {"$defs": self._definitions, **schema}
@@ -108,7 +107,7 @@ class SchemaGenerator:
         return {"$ref": f"#/$defs/{name}"}
 
     def _list(self, depth: int) -> Schema:
-        """A linked list: a schema that refers to itself."""
+        """Return the schema of a linked list, which refers to itself."""
         name = f"d{len(self._definitions)}"
         self._definitions[name] = {
             "type": "object",

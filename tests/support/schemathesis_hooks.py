@@ -1,4 +1,4 @@
-"""For `make fuzz-http`: generated requests are made to fit together, mostly, so that many are answered."""
+"""Hooks of `make fuzz-http`: repair most generated requests, so that many are answered."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ _ITEM_FIELDS = {
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """Asks for an endpoint, or a model, that is there; of the fields that may be left out keeps none to four."""
+    """Request an existing endpoint or model, and keep at most four optional fields."""
     if not isinstance(body, dict):
         return body
     count = len(json.dumps(body, default=str)) % (_MOST_OTHERS + 1)
@@ -33,33 +33,33 @@ def _same(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """JSON schemas take 1.0 for an integer; the server does not."""
+    """Turn 1.0 into 1: JSON schemas take it for an integer, the server does not."""
     match value:
         case float() if value.is_integer():
             return int(value)
         case list():
-            return [_whole(one) for one in value]
+            return [_whole(item) for item in value]
         case dict():
-            return {name: _whole(one) for name, one in value.items()}
+            return {name: _whole(item) for name, item in value.items()}
     return value
 
 
 def _tokens(value: Any) -> Any:
-    """Token ids that are the model's."""
+    """Map token ids into the model's vocabulary."""
     if isinstance(value, list):
-        return [_tokens(one) for one in value]
+        return [_tokens(item) for item in value]
     return abs(value) % _VOCAB if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _messages(value: Any) -> Any:
-    """What goes with each role."""
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    """Remove fields that don't fit a message's role, and add required ones."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         return value
     turns = []
-    for one in value:
-        role = one.get("role")
+    for message in value:
+        role = message.get("role")
         wrong = {"assistant": {"tool_call_id"}, "tool": {"tool_calls"}}.get(str(role), {"tool_calls", "tool_call_id"})
-        turn = {"content": "x", "role": "user"} | {name: field for name, field in one.items() if name not in wrong}
+        turn = {"content": "x", "role": "user"} | {name: field for name, field in message.items() if name not in wrong}
         turns.append(
             turn | ({"tool_call_id": "a"} if role == "tool" else {}) | ({} if turn["content"] else {"content": "x"})
         )
@@ -67,14 +67,14 @@ def _messages(value: Any) -> Any:
 
 
 def _items(value: Any) -> Any:
-    """What goes with each type."""
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    """Keep the fields that fit an item's type, and add required ones."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         return value
     items = []
-    for one in value:
-        kind = str(one.get("type") or "message")
+    for item in value:
+        kind = str(item.get("type") or "message")
         fields = _ITEM_FIELDS.get(kind, {})
-        given = {name: field for name, field in one.items() if name in fields and field is not None}
+        given = {name: field for name, field in item.items() if name in fields and field is not None}
         items.append({"type": kind, **fields, **given})
     return items
 

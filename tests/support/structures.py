@@ -1,4 +1,4 @@
-"""Grammars for the bundled tokenizer, and answers written under their masks from logits that no model made."""
+"""Grammars for the bundled tokenizer, and answers under their masks from random logits."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -31,23 +31,23 @@ def compiled(kind: StructureKind, definition: str) -> Grammar:
 
 
 def follow(grammar: Grammar, tokens: Sequence[int], *, vocab_size: int = VOCAB_SIZE) -> StructureState:
-    """The state of an answer without a prompt."""
+    """Return the grammar's state after an answer without a prompt."""
     return StructureState(grammar, tokens, 0, end_token_ids=(END,), vocab_size=vocab_size)
 
 
 def unpacked(mask: Tensor) -> Tensor:
-    """[V] bool from one row of a mask, [⌈V / 32⌉] int32."""
+    """Unpack one row of a mask, [⌈V / 32⌉] int32, to [V] bool."""
     return (mask.view(torch.uint8)[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten().bool()
 
 
 def allowed(mask: Tensor) -> set[int]:
-    """The tokens of one row of a mask, [⌈V / 32⌉] int32."""
+    """Return the tokens that one row of a mask, [⌈V / 32⌉] int32, allows."""
     return set(unpacked(mask).nonzero()[:, 0].tolist())
 
 
 @cache
 def _scores(greedy: bool) -> Tensor:
-    """[4099, V] logits and noise of so many positions; blanks are disliked, or answers consist of them."""
+    """Return logits plus noise of 4099 positions, [4099, V]. Blanks are rare, else answers would consist of them."""
     random = torch.Generator().manual_seed(int(greedy))
     blank = [tokenizer().decode_bytes([token]).isspace() for token in range(VOCAB_SIZE)]
     logits = torch.randn(4099, VOCAB_SIZE, generator=random) - 6 * torch.tensor(blank).float()
@@ -61,12 +61,12 @@ class Writer:
         self._seed, self._scores = seed, _scores(greedy)
 
     def choose(self, position: int, mask: Tensor) -> int:
-        """The best allowed token of a position."""
+        """Return the best allowed token of a position."""
         scores = self._scores[(1009 * self._seed + position) % len(self._scores)]
         return int(scores.masked_fill(~unpacked(mask), -torch.inf).argmax())
 
     def write(self, grammar: Grammar, limit: int = 1000) -> list[int]:
-        """An answer, its end token included, token by token."""
+        """Write an answer token by token, end token included."""
         tokens: list[int] = []
         state = follow(grammar, tokens)
         while (not tokens or tokens[-1] != END) and len(tokens) < limit:
@@ -75,7 +75,7 @@ class Writer:
         return tokens
 
     def write_with(self, grammar: Grammar, drafts: "Drafts", limit: int = 1000) -> list[int]:
-        """The same answer, from the verification of drafts."""
+        """Write the same answer by verifying drafts."""
         tokens: list[int] = []
         state = follow(grammar, tokens)
         while (not tokens or tokens[-1] != END) and len(tokens) < limit:
@@ -84,12 +84,12 @@ class Writer:
             positions = [len(tokens) + depth for depth in (0, *draft.depths())]
             sampled = [self.choose(position, mask) for position, mask in zip(positions, masks, strict=True)]
             path, _ = accepted_path(sampled, draft)
-            tokens += [*(draft.tokens[place] for place in path), sampled[path[-1] + 1 if path else 0]]
+            tokens += [*(draft.tokens[index] for index in path), sampled[path[-1] + 1 if path else 0]]
         return tokens[: tokens.index(END) + 1] if END in tokens else tokens
 
 
 class Drafts:
-    """Trees of draft tokens that follow an answer for a while, with wrong tokens among them."""
+    """Draft trees that follow a given answer for a few tokens, with wrong tokens among them."""
 
     def __init__(self, answer: Sequence[int], seed: int) -> None:
         self._answer = answer

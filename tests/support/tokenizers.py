@@ -1,4 +1,4 @@
-"""Small tokenizers of other kinds than the bundled one, trained on a few held-out texts, and texts that are hard."""
+"""Small tokenizers of other kinds than the bundled one, and texts that are hard to tokenize."""
 
 import json
 from functools import cache
@@ -36,7 +36,7 @@ def bundled_tokenizer() -> Tokenizer:
 
 @cache
 def sentencepiece_tokenizer() -> Tokenizer:
-    """As Llama's: BPE of characters, ▁ for a space, one more of them before a text, unknown characters as bytes."""
+    """Train a tokenizer like Llama's: BPE, ▁ for a space and before a text, unknown characters as bytes."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     trainer = trainers.BpeTrainer(vocab_size=900, show_progress=False, limit_alphabet=90)
@@ -45,7 +45,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
     pieces = [UNKNOWN, BOS, EOS, *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [tuple(merge) for merge in model["merges"]]
-    ids = {piece: at for at, piece in enumerate(pieces)}
+    ids = {piece: index for index, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=UNKNOWN, byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -55,7 +55,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 @cache
 def unigram_tokenizer() -> Tokenizer:
-    """As T5's: pieces of a unigram model, without a way to write an unknown character."""
+    """Train a tokenizer like T5's: a unigram model that can't spell unknown characters."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()

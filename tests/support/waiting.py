@@ -1,11 +1,11 @@
-"""Waiting for a condition instead of for a fixed time."""
+"""Waits for a condition instead of a fixed time."""
 
 import time
 from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 20.0) -> None:
-    """Returns as soon as the condition holds; fails, saying what was awaited, when it takes too long."""
+    """Return as soon as the condition holds; fail after `timeout_s`. what: the condition, for the message."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"waited {timeout_s} s in vain: {what}"

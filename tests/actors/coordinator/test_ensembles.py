@@ -1,4 +1,4 @@
-"""What a coordinator does as members of ensembles come and go."""
+"""How a coordinator handles members of ensembles that come and go."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.support.coordinator_stage import PROMPT, Stage, admitted, commit, dec
 
 
 def submit_ensemble(stage: Stage, **options: Any) -> list[Delta]:
-    """A request whose members are the target's model and the drafter's, for want of another."""
+    """Submit a request whose ensemble consists of the target's model and the drafter's."""
     endpoint = Endpoint("e", "big", None, 0, decode, members=["small"], ensemble=EnsembleOptions(**options))
     deltas: list[Delta] = []
     stage.coordinator.submit(Request(endpoint, PROMPT, SamplingParams(max_tokens=50), request_id=1), deltas.append)
@@ -20,7 +20,10 @@ def submit_ensemble(stage: Stage, **options: Any) -> list[Delta]:
 
 def members_of(messages: list[Message]) -> list[list[str | None]]:
     ensembles = [message.ensemble for message in messages if isinstance(message, Admit) and message.ensemble]
-    return [[None if member.address is None else member.address.name for member in one.members] for one in ensembles]
+    return [
+        [None if member.address is None else member.address.name for member in ensemble.members]
+        for ensemble in ensembles
+    ]
 
 
 def test_an_ensemble_that_loses_a_member_starts_again_with_another_replica(stage: Stage) -> None:
@@ -34,7 +37,7 @@ def test_an_ensemble_that_loses_a_member_starts_again_with_another_replica(stage
     assert messages[0] == Cancel(1)
     assert members_of(messages) == [[second]]
     assert admitted(messages) == [[*PROMPT, 5]]
-    stage.set_replicas("t1")  # now there is none: it is waited for
+    stage.set_replicas("t1")  # no replica is left, so the request waits
     for _ in range(5):
         stage.turn(later_s=1)
         stage.say("t1", reports())
@@ -43,7 +46,7 @@ def test_an_ensemble_that_loses_a_member_starts_again_with_another_replica(stage
     assert deltas[-1].error is None
 
 
-def test_an_ensemble_goes_on_without_a_member_where_that_is_allowed(stage: Stage) -> None:
+def test_an_ensemble_drops_a_member_if_its_policy_permits(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     submit_ensemble(stage, on_member_failure="drop")
     stage.received("t1")
@@ -54,7 +57,7 @@ def test_an_ensemble_goes_on_without_a_member_where_that_is_allowed(stage: Stage
     assert stage.received("t1") == [MemberLost(1, "d1")]
 
 
-def test_an_ensemble_whose_member_took_too_long_is_tried_again(stage: Stage) -> None:
+def test_an_ensemble_whose_member_took_too_long_starts_again(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = submit_ensemble(stage)
     for admission in range(3):

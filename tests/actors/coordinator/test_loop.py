@@ -1,4 +1,4 @@
-"""What a coordinator does with requests: places them, streams their text, refuses and ends them."""
+"""How a coordinator handles requests: assigns, streams, refuses and ends them."""
 
 from dataclasses import replace
 
@@ -17,11 +17,11 @@ def test_a_request_goes_to_the_least_loaded_replicas(stage: Stage) -> None:
     stage.say("t1", Report(active=9, waiting=0, slots=16, request_ids=[]))
     for request_id in (1, 2):
         stage.submit(request_id)
-    placed = {name: len(admitted(stage.received(name))) for name in stage.replicas}
-    assert placed == {"t1": 0, "t2": 2, "d1": 1, "d2": 1}
+    counts = {name: len(admitted(stage.received(name))) for name in stage.replicas}
+    assert counts == {"t1": 0, "t2": 2, "d1": 1, "d2": 1}
 
 
-def test_target_and_drafter_are_told_the_same(stage: Stage) -> None:
+def test_target_and_drafter_get_the_same_admission(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     stage.submit()
     address = stage.replicas["t1"].address
@@ -47,14 +47,14 @@ def test_text_streams(stage: Stage) -> None:
     deltas = stage.submit()
     stage.received("t1"), stage.received("d1")
     stage.say("t1", commit(3, 20, 0))
-    assert stage.received("d1") == []  # the target tells it
+    assert stage.received("d1") == []  # the target sends it Advance
     assert [(delta.text, list(delta.tokens), delta.finish) for delta in deltas] == [("ua", [20, 0], None)]
     stage.say("t1", commit(5, 1, finish="length"))
     assert (deltas[-1].text, deltas[-1].finish) == ("b", "length")
     assert stage.received("d1") == stage.received("t1") == [Cancel(1)]
 
 
-def test_strangers_change_nothing(stage: Stage) -> None:
+def test_messages_from_other_replicas_change_nothing(stage: Stage) -> None:
     stage.set_replicas("t1", "d1", "t2", "d2")
     deltas = stage.submit()
     stage.turn()
@@ -87,7 +87,7 @@ def test_cancelling_frees_both_replicas_and_ends_the_stream(stage: Stage) -> Non
     assert deltas == []
 
 
-def test_without_a_target_a_request_fails_in_the_end(stage: Stage) -> None:
+def test_a_request_fails_if_no_target_appears_in_time(stage: Stage) -> None:
     deltas = stage.submit()
     stage.turn(later_s=99)
     assert deltas == []
@@ -128,15 +128,15 @@ def test_a_message_that_is_not_for_coordinators_is_dropped(stage: Stage) -> None
 
 
 @pytest.mark.parametrize("with_a_commit", [True, False])
-def test_an_end_that_cannot_be_read_fails_only_its_request(stage: Stage, with_a_commit: bool) -> None:
-    """What is held back is decoded when the time is over."""
+def test_text_that_cannot_be_decoded_at_the_end_fails_only_its_request(stage: Stage, with_a_commit: bool) -> None:
+    """Text that was held back is decoded when max_time_s is over."""
     good_calls = [100]
 
     def decode_a_few_times(tokens: list[int]) -> str:
         good_calls[0] -= 1
         if good_calls[0] < 0:
             raise ValueError("no such token")
-        return "\ufffd"  # never whole, so it is held back
+        return "\ufffd"  # an incomplete character, so it is held back
 
     stage.set_replicas("t1")
     endpoint = replace(ENDPOINT, drafter=None, decode=decode_a_few_times)
@@ -156,7 +156,7 @@ def test_an_end_that_cannot_be_read_fails_only_its_request(stage: Stage, with_a_
     assert tokens_of(others) == [20]
 
 
-def test_a_prompt_that_cannot_be_read_fails_only_its_request(stage: Stage) -> None:
+def test_a_prompt_that_cannot_be_decoded_fails_only_its_request(stage: Stage) -> None:
     def broken(tokens: list[int]) -> str:
         raise IndexError("piece id is out of range")
 
@@ -172,7 +172,7 @@ def test_a_prompt_that_cannot_be_read_fails_only_its_request(stage: Stage) -> No
     assert tokens_of(others) == [20]
 
 
-def test_tokens_that_cannot_be_read_fail_only_their_request(stage: Stage) -> None:
+def test_tokens_that_cannot_be_decoded_fail_only_their_request(stage: Stage) -> None:
     def decode_few(tokens: list[int]) -> str:
         if 66 in tokens:
             raise ValueError("no such token")

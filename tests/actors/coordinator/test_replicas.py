@@ -1,4 +1,4 @@
-"""What a coordinator does as replicas come, go, hang and die."""
+"""How a coordinator handles replicas that come, go, hang and die."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_a_lost_target_is_waited_for(stage: Stage) -> None:
     assert deltas[-1].error is None
 
 
-def test_a_lost_drafter_is_missed_by_nobody_and_replaced(stage: Stage) -> None:
+def test_a_lost_drafter_is_replaced_while_the_stream_goes_on(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = stage.submit()
     stage.received("t1")
@@ -71,10 +71,10 @@ def test_a_silent_replica_is_given_up_and_a_talking_one_is_not(stage: Stage) -> 
         stage.turn(later_s=3)
         stage.say("d1", reports(1))
     stage.set_replicas("t1", "d1")
-    assert admitted(stage.received("t1")) == [PROMPT]  # as far as the coordinator knows, it is another one
+    assert admitted(stage.received("t1")) == [PROMPT]  # the coordinator treats it as a new replica
 
 
-def test_a_coordinator_that_was_stopped_does_not_take_its_absence_for_silence(
+def test_a_coordinator_that_was_stopped_does_not_count_that_time_as_silence(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.set_replicas("t1", "d1")
@@ -92,7 +92,7 @@ def test_a_coordinator_that_was_stopped_does_not_take_its_absence_for_silence(
     assert tokens_of(deltas) == [5]
 
 
-def test_nor_does_one_that_was_stopped_while_it_handled_a_message(stage: Stage) -> None:
+def test_a_coordinator_stopped_while_handling_a_message_does_not_count_that_time_as_silence(stage: Stage) -> None:
     deltas: list[Delta] = []
 
     def sink(delta: Delta) -> None:
@@ -107,7 +107,7 @@ def test_nor_does_one_that_was_stopped_while_it_handled_a_message(stage: Stage) 
     assert tokens_of(deltas) == [5, 6]
 
 
-def test_a_hung_target_loses_its_requests_and_what_it_says_later_counts_for_nothing(stage: Stage) -> None:
+def test_a_hung_target_loses_its_requests_and_its_late_commits_are_ignored(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     deltas = stage.submit()
     stage.say("t1", commit(3, 5))
@@ -142,7 +142,7 @@ def test_a_hung_target_that_wakes_gets_work_again(stage: Stage) -> None:
     assert admitted(stage.received("t1")) == [PROMPT]
 
 
-def test_where_all_hang_requests_stay_and_new_ones_join_them(stage: Stage) -> None:
+def test_if_all_targets_hang_requests_stay_and_new_ones_are_assigned(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     stage.submit(1)
     stage.turn(later_s=6)
@@ -151,8 +151,8 @@ def test_where_all_hang_requests_stay_and_new_ones_join_them(stage: Stage) -> No
     assert [message.request_id for message in stage.received("t1") if isinstance(message, Admit)] == [1, 2]
 
 
-def test_a_slow_target_that_answers_may_be_silent_for_longer(stage: Stage) -> None:
-    """A long prefill is no hang: its process still says that it is well. A link that is cut looks the same."""
+def test_a_healthy_target_may_be_silent_for_longer(stage: Stage) -> None:
+    """A long prefill is no hang: the process still passes health checks. So does one whose link is cut."""
     stage.set_replicas("t1")
     stage.submit()
     for _ in range(9):
@@ -166,19 +166,19 @@ def test_a_slow_target_that_answers_may_be_silent_for_longer(stage: Stage) -> No
     assert admitted(stage.received("t2")) == [PROMPT]
 
 
-def test_how_slow_targets_are_is_learnt(stage: Stage) -> None:
+def test_permitted_silence_grows_with_the_longest_silence(stage: Stage) -> None:
     stage.set_replicas("t1")
     stage.submit()
-    for at in range(26):  # no longer than any replica may be silent
+    for second in range(26):  # shorter than max_silence_s after the report
         stage.turn(later_s=1)
         stage.set_replicas("t1", "t2")
         stage.say("t2", reports())
-        if at == 7:
+        if second == 7:
             stage.say("t1", reports(1))
     assert admitted(stage.received("t2")) == []
 
 
-def test_a_replica_that_is_withdrawn_hands_its_requests_over(stage: Stage) -> None:
+def test_requests_move_off_a_withdrawn_replica(stage: Stage) -> None:
     stage.set_replicas("t1", "d1", "d2")
     stage.submit()
     first, second = sorted(("d1", "d2"), key=lambda name: -len(admitted(stage.received(name))))
@@ -192,41 +192,39 @@ def test_a_replica_that_is_withdrawn_hands_its_requests_over(stage: Stage) -> No
     assert admitted(stage.received("t2")) == [PROMPT]
 
 
-def test_a_replica_that_is_withdrawn_is_hung_up_on_once_it_has_nothing_left(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before that, it would never hear what it is to forget."""
-    hung_up: list[str] = []
-    monkeypatch.setattr(stage.link, "disconnect", hung_up.append)
+def test_a_withdrawn_replica_is_disconnected_once_it_is_drained(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that it could miss Cancel."""
+    disconnected: list[str] = []
+    monkeypatch.setattr(stage.link, "disconnect", disconnected.append)
     stage.set_replicas("t1")
     stage.submit()
     stage.set_replicas("t1", "t2")
     stage.set_replicas("t2")
     assert Cancel(1) in stage.received("t1")
-    for _ in range(2):  # the first may have crossed the Cancel; should that be lost, another follows
+    for _ in range(2):  # the first may have crossed Cancel; if that was lost, another follows
         stage.say("t1", reports(1))
         stage.turn(later_s=1)
         assert Cancel(1) in stage.received("t1")
-    assert hung_up == []
+    assert disconnected == []
     stage.say("t1", reports())
     stage.turn(later_s=1)
-    assert hung_up == ["t1"]
+    assert disconnected == ["t1"]
 
 
-def test_a_replica_that_is_given_up_is_told_to_forget_before_the_connection_ends(
+def test_a_replica_that_is_given_up_gets_cancel_before_it_is_disconnected(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[list[Message]] = []
-    monkeypatch.setattr(stage.link, "disconnect", lambda name: told.append(stage.received(name)))
+    received: list[list[Message]] = []
+    monkeypatch.setattr(stage.link, "disconnect", lambda name: received.append(stage.received(name)))
     stage.set_replicas("t1")
     stage.submit()
     stage.turn(later_s=30)
-    assert told == [
+    assert received == [
         [Admit(1, PROMPT, 3, SamplingParams(max_tokens=50), 4, False, target=stage.replicas["t1"].address), Cancel(1)]
     ]
 
 
-def test_a_replica_that_is_withdrawn_finishes_what_nobody_else_can(stage: Stage) -> None:
+def test_a_withdrawn_replica_finishes_requests_that_no_other_can_take(stage: Stage) -> None:
     stage.set_replicas("t1")
     deltas = stage.submit()
     stage.set_replicas()
@@ -239,7 +237,7 @@ def test_a_replica_that_is_withdrawn_finishes_what_nobody_else_can(stage: Stage)
     assert len(tokens_of(deltas)) == 10
 
 
-def test_a_request_that_ends_its_targets_fails(stage: Stage) -> None:
+def test_a_request_that_keeps_losing_targets_fails(stage: Stage) -> None:
     deltas = stage.submit()
     for number in range(10):
         stage.set_replicas(f"t{number}")
@@ -248,7 +246,7 @@ def test_a_request_that_ends_its_targets_fails(stage: Stage) -> None:
     assert "4 target replicas were lost" in str(deltas[-1].error)
 
 
-def test_a_request_that_gets_on_may_lose_any_number_of_targets(stage: Stage) -> None:
+def test_a_request_that_makes_progress_may_lose_any_number_of_targets(stage: Stage) -> None:
     deltas = stage.submit(max_tokens=1000)
     for number in range(8):
         stage.set_replicas(f"t{number}")
@@ -257,14 +255,14 @@ def test_a_request_that_gets_on_may_lose_any_number_of_targets(stage: Stage) -> 
 
 
 def settle(stage: Stage, reported: dict[str, Report]) -> None:
-    """Let every replica report, until the coordinator believes it."""
+    """Let every replica report until its load counts as known."""
     for _ in range(3):
         for name, report in reported.items():
             stage.say(name, report)
         stage.turn(later_s=1)
 
 
-def test_a_new_drafter_takes_half_of_the_drafting_over(stage: Stage) -> None:
+def test_a_new_drafter_takes_over_half_of_the_requests(stage: Stage) -> None:
     stage.set_replicas("t1", "d1")
     ids = (1, 2)
     for request_id in ids:
@@ -274,13 +272,13 @@ def test_a_new_drafter_takes_half_of_the_drafting_over(stage: Stage) -> None:
     settle(stage, {"t1": reports(*ids), "d1": reports(*ids), "d2": reports()})
     (moved,) = [message.request_id for message in stage.received("d2") if isinstance(message, Admit)]
     assert Cancel(moved) in stage.received("d1")
-    (left,) = set(ids) - {moved}
+    (kept,) = set(ids) - {moved}
     assert stage.received("t1") == [AttachDrafter(moved, "d2")]
-    settle(stage, {"t1": reports(*ids), "d1": reports(left), "d2": reports(moved)})
+    settle(stage, {"t1": reports(*ids), "d1": reports(kept), "d2": reports(moved)})
     assert stage.received("d1") == stage.received("d2") == []
 
 
-def test_a_new_target_takes_over_what_waits_for_a_slot(stage: Stage) -> None:
+def test_a_new_target_takes_over_requests_that_wait_for_a_slot(stage: Stage) -> None:
     stage.set_replicas("t1")
     ids = (1, 2, 3)
     for request_id in ids:
@@ -291,8 +289,8 @@ def test_a_new_target_takes_over_what_waits_for_a_slot(stage: Stage) -> None:
     assert [message.request_id for message in stage.received("t2") if isinstance(message, Admit)] == [3]
 
 
-def test_replicas_hear_that_the_coordinator_lives(stage: Stage) -> None:
-    """Idle ones too, so that they report, and a hung one is known before it gets work."""
+def test_all_replicas_get_heartbeats(stage: Stage) -> None:
+    """Idle ones report in return, so a hung one is known before it gets work."""
     stage.set_replicas("t1", "t2")
     for name in stage.replicas:
         stage.replicas[name].received()

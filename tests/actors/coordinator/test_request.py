@@ -1,4 +1,4 @@
-"""The text of a request: assembled from verdicts, cut at stop strings, complete at the end."""
+"""The text of a request: assembled from commits, cut at stop strings, complete at the end."""
 
 import pytest
 
@@ -28,11 +28,11 @@ def commit(active: ActiveRequest, tokens: list[int], finish: str | None = None) 
     return active.commit(message)
 
 
-def test_the_text_is_what_was_written() -> None:
+def test_deltas_add_up_to_the_text() -> None:
     text = "cat 👩‍👩‍👧 — 漢字"
     active = make_active()
     tokens = encode(text)
-    deltas = [commit(active, tokens[at : at + 3]) for at in range(0, len(tokens), 3)]
+    deltas = [commit(active, tokens[start : start + 3]) for start in range(0, len(tokens), 3)]
     deltas.append(commit(active, encode("."), "length"))
     assert "".join(delta.text for delta in deltas) == text + "."
     assert [token for delta in deltas for token in delta.tokens] == [*tokens, *encode(".")]
@@ -50,14 +50,14 @@ def test_a_stop_string_ends_the_text_in_the_midst_of_a_step() -> None:
     assert last.statistics.committed == len(encode("a\n")) + 1
 
 
-def test_text_that_might_have_become_a_stop_string_comes_at_the_end() -> None:
+def test_text_held_back_for_a_stop_string_is_sent_at_the_end() -> None:
     active = make_active("the", "END")
     deltas = [commit(active, encode("x E")), commit(active, encode("N"), "length")]
     assert [delta.text for delta in deltas] == ["x ", "EN"]
     assert deltas[-1].finish == "length"
 
 
-def test_an_incomplete_character_at_the_end_is_shown_as_the_tokenizer_shows_it() -> None:
+def test_an_incomplete_character_at_the_end_is_decoded_as_by_the_tokenizer() -> None:
     active = make_active()
     tokens = encode("𐍈")[:2]
     assert commit(active, tokens, "length").text == decode(tokens)

@@ -1,4 +1,4 @@
-"""Replicas that are withdrawn with work in hand, over real sockets and with real loops."""
+"""Replicas that are withdrawn while they work, with real sockets and loops."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ from tests.support.models import tiny_model
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
-_PROMISED_S = 1.0  # docs/failures.md, from the moment that the coordinator knows
+_PROMISED_S = 1.0  # docs/failures.md, after the coordinator knows
 _STEP_S = 0.1
 
 
 class SlowRunner(Runner):
-    """So slow that what is to be given up would go on for long."""
+    """So slow that work would go on for long if it were not cancelled."""
 
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
         time.sleep(_STEP_S)
@@ -36,7 +36,7 @@ class SlowRunner(Runner):
 
 
 class Fleet:
-    """Replicas by name: "t…" are targets, "m…" members of ensembles, "d…" drafters; and a coordinator."""
+    """A coordinator and replicas. Names begin with "t" for targets, "m" for members and "d" for drafters."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, Any] = {}
@@ -60,8 +60,7 @@ class Fleet:
             replica._thread.start()
             self.replicas[name], self.addresses[name] = replica, link.address
 
-    def tell(self, *names: str) -> None:
-        """These are up."""
+    def set_replicas(self, *names: str) -> None:
         self.coordinator.set_replicas(self.addresses[name] for name in names)
 
     def submit(self, endpoint: Endpoint) -> None:
@@ -69,7 +68,7 @@ class Fleet:
         self.coordinator.submit(Request(endpoint, [1, 2, 3], params), self.deltas.append)
         wait_until(lambda: len(self.deltas) > 3, "some tokens")
 
-    def at_work(self, name: str) -> bool:
+    def is_busy(self, name: str) -> bool:
         return bool(self.replicas[name].report().active)
 
     def check(self) -> None:
@@ -86,8 +85,8 @@ class Fleet:
 
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
-    with _closing(Fleet()) as made:
-        yield made
+    with _closing(Fleet()) as fleet:
+        yield fleet
 
 
 @contextmanager
@@ -105,26 +104,26 @@ def decode(tokens: list[int]) -> str:
 
 def test_a_target_and_a_drafter_are_free_at_once_and_may_stop(fleet: Fleet) -> None:
     fleet.start("t1", "d1")
-    fleet.tell("t1", "d1")
+    fleet.set_replicas("t1", "d1")
     fleet.submit(Endpoint("e", "t", "d", 4, decode))
     fleet.start("t2", "d2")
-    fleet.tell("t1", "d1", "t2", "d2")
-    assert fleet.at_work("t1")
-    fleet.tell("t2", "d2")
+    fleet.set_replicas("t1", "d1", "t2", "d2")
+    assert fleet.is_busy("t1")
+    fleet.set_replicas("t2", "d2")
     for name in ("t1", "d1"):
-        wait_until(lambda name=name: not fleet.at_work(name), f"{name} to be free", timeout_s=_PROMISED_S)  # type: ignore[misc]
-    wait_until(lambda: fleet.at_work("t2"), "the request to go on")
+        wait_until(lambda name=name: not fleet.is_busy(name), f"{name} to be free", timeout_s=_PROMISED_S)  # type: ignore[misc]
+    wait_until(lambda: fleet.is_busy("t2"), "the request to go on")
     began_s = time.monotonic()
     fleet.replicas.pop("t1").drain(timeout_s=25)
-    assert time.monotonic() - began_s < 4  # two and a half, so that all coordinators know
+    assert time.monotonic() - began_s < 4  # 2.5 s are for all coordinators to learn of it
 
 
 def test_a_member_that_is_dropped_is_free_at_once(fleet: Fleet) -> None:
     fleet.start("t1", "m1")
-    fleet.tell("t1", "m1")
+    fleet.set_replicas("t1", "m1")
     options = EnsembleOptions(blend=BlendParams(), on_member_failure="drop")
     fleet.submit(Endpoint("e", "t", None, 0, decode, members=["m"], ensemble=options))
-    assert fleet.at_work("m1")
-    fleet.tell("t1")
-    wait_until(lambda: not fleet.at_work("m1"), "m1 to be free", timeout_s=_PROMISED_S)
-    assert fleet.at_work("t1")
+    assert fleet.is_busy("m1")
+    fleet.set_replicas("t1")
+    wait_until(lambda: not fleet.is_busy("m1"), "m1 to be free", timeout_s=_PROMISED_S)
+    assert fleet.is_busy("t1")

@@ -1,4 +1,4 @@
-"""What model loops do with their messages: waits are accounted for, dead coordinators' rows are forgotten."""
+"""The mailbox handles Cancel and Heartbeat, measures waits, reports, and drops rows of silent coordinators."""
 
 from actors.loops import mailbox
 from actors.loops.mailbox import Mailbox
@@ -11,7 +11,7 @@ from decoding.sampling.params import SamplingParams
 
 
 class Desk:
-    """A mailbox with one slot, and the coordinator that talks to it."""
+    """A mailbox whose loop has one slot, and a coordinator."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -28,7 +28,7 @@ class Desk:
             self.rows.add(Row(peer, message))
 
 
-def test_only_the_loops_own_business_is_handed_on() -> None:
+def test_cancel_and_heartbeat_are_not_passed_to_the_loop() -> None:
     desk = Desk()
     desk.coordinator.send("target", [Heartbeat(), Offer(7, 1, [2]), Cancel(7)])
     assert desk.mailbox.receive(0.0) == [("coordinator", Offer(7, 1, [2]))]
@@ -43,7 +43,7 @@ def test_cancel_frees_the_slot() -> None:
     assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[])
 
 
-def test_waits_count_as_waiting_only_with_requests_in_hand() -> None:
+def test_a_wait_without_requests_counts_as_idle() -> None:
     desk = Desk()
     desk.mailbox.receive(0.01)
     assert desk.times.idle_s >= 0.01
@@ -65,7 +65,7 @@ def test_coordinators_get_reports_and_are_forgotten_when_silent() -> None:
     assert len(desk.rows) == 0
 
 
-def test_a_loop_that_was_stopped_does_not_take_its_absence_for_silence() -> None:
+def test_a_loop_that_was_stopped_does_not_count_that_time_as_silence() -> None:
     desk = Desk()
     desk.admit()
     desk.mailbox.close_turn()
@@ -74,7 +74,7 @@ def test_a_loop_that_was_stopped_does_not_take_its_absence_for_silence() -> None
     assert len(desk.rows) == 1
 
 
-def test_alive_keeps_rows() -> None:
+def test_heartbeats_keep_rows() -> None:
     desk = Desk()
     desk.admit()
     for _ in range(8):

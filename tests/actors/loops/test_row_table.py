@@ -1,4 +1,4 @@
-"""Rows get slots in order of admission, and prefills fit their budget."""
+"""Rows get slots in order of admission, and chosen prefills fit their budget."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ def test_a_row_of_the_same_key_is_replaced() -> None:
     assert table.report("c").request_ids == table.report("d").request_ids == [1]
 
 
-def test_a_report_names_the_drafters_that_are_told() -> None:
+def test_a_report_names_attached_drafters() -> None:
     table = make_table(1)
     rows = [make_row(1), make_row(2), make_row(3)]
     rows[0].attached_drafter = rows[2].attached_drafter = "drafter"
@@ -93,8 +93,8 @@ def test_chosen_prefills_fit_the_budget(lengths: list[int], budget: int) -> None
     assert sum(len(row.next_input(budget).tokens) for row in chosen) <= budget
 
 
-def test_running_rows_read_the_cache_as_a_slice_after_others_have_left() -> None:
-    """Admission order differs from slot order once a slot has been used twice."""
+def test_running_rows_are_in_slot_order_after_others_were_removed() -> None:
+    """Then they read the cache as one slice. A reused slot breaks the order of admission."""
     table = make_table(3)
     for request_id in (1, 2, 3):
         table.add(make_row(request_id))

@@ -1,4 +1,4 @@
-"""A loop thread's health check tells a broken loop and a stuck one from a healthy one."""
+"""A loop thread's health check distinguishes healthy, failed and stuck loops."""
 
 import threading
 
@@ -29,7 +29,7 @@ def test_a_running_loop_is_healthy_and_stops() -> None:
     assert not thread._thread.is_alive()
 
 
-def test_an_error_ends_the_loop_and_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_ends_the_loop_and_fails_the_check(capsys: pytest.CaptureFixture[str]) -> None:
     def turn() -> None:
         raise RuntimeError("out of tune")
 
@@ -43,7 +43,7 @@ def test_an_error_ends_the_loop_and_shows(capsys: pytest.CaptureFixture[str]) ->
     assert "out of tune" in capsys.readouterr().err
 
 
-def test_a_stuck_turn_shows() -> None:
+def test_a_stuck_turn_fails_the_check() -> None:
     release = threading.Event()
 
     def turn() -> None:
@@ -56,7 +56,7 @@ def test_a_stuck_turn_shows() -> None:
     thread.stop()
 
 
-def test_a_long_turn_is_no_hang_where_long_turns_are_usual() -> None:
+def test_patience_grows_with_the_usual_turn() -> None:
     thread = LoopThread("loop", lambda: None, lambda: None)
     quick_s = thread.patience_s
     thread.usual_turn_s = 0.5 * quick_s
@@ -65,7 +65,7 @@ def test_a_long_turn_is_no_hang_where_long_turns_are_usual() -> None:
     assert thread.patience_s == 60
 
 
-def test_preparation_runs_in_the_loops_thread_and_its_error_reaches_the_caller() -> None:
+def test_prepare_runs_in_the_loops_thread_and_its_error_reaches_the_caller() -> None:
     threads: list[threading.Thread] = []
     thread = LoopThread("loop", lambda: None, lambda: None, lambda: threads.append(threading.current_thread()))
     thread.start()

@@ -48,7 +48,7 @@ def engine(*, drafter: Runner | None, adaptive: bool = False) -> Iterator[Engine
 
 def requests(settings: Sequence[dict[str, Any]], *, inside: bool, draft_length: int = 4) -> list[Request]:
     endpoint = Endpoint(
-        "e", "target", "drafter" if inside else None, draft_length if inside else 0, lambda tokens: "", inside=inside
+        "e", "target", "drafter" if inside else None, draft_length if inside else 0, lambda tokens: "", colocated=inside
     )
     return [
         Request(endpoint, prompt, SamplingParams(max_tokens=40, seed=7 + at, **one), request_id=at)

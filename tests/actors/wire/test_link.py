@@ -1,4 +1,4 @@
-"""Local links behave as links must, and an outbox sends each peer its share."""
+"""Local links behave as links must, and an outbox sends each peer one batch."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Logits in memory that a leader and a member share: what is written is read, and nobody else can be made to."""
+"""Logits in memory that a leader and a member share: they arrive unchanged, and foreign memory is refused."""
 
 import contextlib
 import gc
@@ -44,25 +44,25 @@ def _open_files() -> list[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("transport", ["float32", "bfloat16"])
-def test_what_is_written_is_read(dtype: str, transport: str) -> None:
+def test_shared_logits_arrive_unchanged(dtype: str, transport: str) -> None:
     offered = offer(ROOM)
     assert offered is not None
-    leaders, told = offered
-    members = accept(told)
-    assert members is not None
+    leader_memory, handle = offered
+    member_memory = accept(handle)
+    assert member_memory is not None
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
-    for some in (logits, logits[:2]):
-        sent = LogitsTransport(dtype=transport)  # type: ignore[arg-type]
-        packed = pack(some, sent, members)
+    options = LogitsTransport(dtype=transport)  # type: ignore[arg-type]
+    for part in (logits, logits[:2]):
+        packed = pack(part, options, member_memory)
         assert packed.shared
         assert not packed.values
-        assert unpack(packed, memory=leaders).equal(unpack(pack(some, sent)))
-    leaders.withdraw()
-    del members, leaders, offered
+        assert unpack(packed, memory=leader_memory).equal(unpack(pack(part, options)))
+    leader_memory.withdraw()
+    del member_memory, leader_memory, offered
     assert not _open_files()
 
 
-def test_what_has_no_room_travels_as_bytes() -> None:
+def test_logits_that_do_not_fit_are_sent_as_bytes() -> None:
     offered = offer(ROOM)
     assert offered is not None
     memory, _ = offered
@@ -74,10 +74,10 @@ def test_what_has_no_room_travels_as_bytes() -> None:
     memory.withdraw()
 
 
-def test_memory_that_is_not_the_leaders_is_left_alone() -> None:
+def test_memory_that_the_leader_did_not_offer_is_refused() -> None:
     offered = offer(ROOM)
     assert offered is not None
-    memory, told = offered
+    memory, handle = offered
     other = os.memfd_create("other")
     unsealed = os.memfd_create("consort-unsealed")
     try:
@@ -91,12 +91,12 @@ def test_memory_that_is_not_the_leaders_is_left_alone() -> None:
             {"size": 100 * ROOM},
             {"size": -1},
         ):
-            assert accept(replace(told, **change)) is None
+            assert accept(replace(handle, **change)) is None
     finally:
         os.close(other)
         os.close(unsealed)
     memory.withdraw()
-    assert accept(told) is None
+    assert accept(handle) is None
 
 
 def _check(threads: list[LoopThread]) -> None:
@@ -106,7 +106,7 @@ def _check(threads: list[LoopThread]) -> None:
 
 @contextmanager
 def over_sockets() -> Iterator[tuple[Coordinator, list[LoopThread]]]:
-    """Two targets whose links are those of processes of their own."""
+    """Run two targets that are linked by sockets, as separate processes are."""
     link = ConnectingZmqLink("coordinator")
     coordinator = Coordinator(link)
     threads = [LoopThread("coordinator", coordinator.turn, link.wake)]
@@ -127,7 +127,7 @@ def over_sockets() -> Iterator[tuple[Coordinator, list[LoopThread]]]:
         yield coordinator, threads
 
 
-def test_answers_of_a_member_on_the_same_node_are_shared() -> None:
+def test_a_member_on_the_same_node_sends_logits_through_shared_memory() -> None:
     packed: list[PackedLogits] = []
 
     def spy(logits: torch.Tensor, transport: LogitsTransport, memory: SharedLogits | None = None) -> PackedLogits:
@@ -138,7 +138,7 @@ def test_answers_of_a_member_on_the_same_node_are_shared() -> None:
         requests = [Request(ensemble(BlendParams()), prompt, params(i)) for i, prompt in enumerate(PROMPTS[:3])]
         answers = generate(coordinator, requests, partial(_check, threads))
         wait_until(lambda: not _open_files(), "descriptors to be closed")
-    expected = [reference(("first", "second"), BlendParams(), one.prompt, one.params) for one in requests]
+    expected = [reference(("first", "second"), BlendParams(), request.prompt, request.params) for request in requests]
     assert [tokens(answer) for answer in answers] == expected
     assert packed
-    assert all(one.shared for one in packed)
+    assert all(logits.shared for logits in packed)

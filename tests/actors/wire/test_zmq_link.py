@@ -1,4 +1,4 @@
-"""Real sockets on the loopback interface."""
+"""ZeroMQ links over real sockets on the loopback interface."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ def connected(replica: ReplicaZmqLink) -> Iterator[ConnectingZmqLink]:
 
 
 def receive(link: Link, count: int) -> list[Envelope]:
-    """Exactly so many messages, however they are batched."""
+    """Receive exactly `count` messages, in any batches."""
     envelopes: list[Envelope] = []
 
     def enough() -> bool:
@@ -66,7 +66,7 @@ def test_messages_arrive_in_order_both_ways(replica: ReplicaZmqLink) -> None:
         assert receive(coordinator, 300) == [(replica.name, offer) for offer in offers(300)]
 
 
-def test_each_peer_gets_its_own(replica: ReplicaZmqLink) -> None:
+def test_each_peer_gets_its_own_messages(replica: ReplicaZmqLink) -> None:
     with connected(replica) as first, connected(replica) as second, ExitStack() as stack:
         other = stack.enter_context(closing(ReplicaZmqLink("model", "127.0.0.1")))
         second.connect(other.address)
@@ -79,8 +79,8 @@ def test_each_peer_gets_its_own(replica: ReplicaZmqLink) -> None:
         replica.send(second.name, [Report(1, 2, 3, [])])
         replica.send("nobody", [Report(0, 0, 0, [])])
         other.send(second.name, [Report(4, 5, 6, [])])
-        told = [(replica.name, Report(1, 2, 3, [])), (other.name, Report(4, 5, 6, []))]
-        assert sorted(receive(second, 2), key=str) == sorted(told, key=str)
+        reports = [(replica.name, Report(1, 2, 3, [])), (other.name, Report(4, 5, 6, []))]
+        assert sorted(receive(second, 2), key=str) == sorted(reports, key=str)
         assert first.receive(0) == []
 
 
@@ -96,7 +96,7 @@ def test_a_message_to_an_unknown_replica_is_dropped(replica: ReplicaZmqLink) -> 
 
 
 def test_what_was_sent_before_a_connection_is_closed_arrives(replica: ReplicaZmqLink) -> None:
-    """A Cancel is often the last that a replica is told. Here it waits for the keys to be exchanged."""
+    """A Cancel is often the last message to a replica. Here it waits for the handshake."""
     for number in range(20):
         with connected(replica) as coordinator:
             coordinator.send(replica.name, [Cancel(number)])
@@ -104,7 +104,7 @@ def test_what_was_sent_before_a_connection_is_closed_arrives(replica: ReplicaZmq
     assert {message for _, message in receive(replica, 20)} == {Cancel(number) for number in range(20)}
 
 
-def test_a_coordinator_that_connects_anew_is_told_there(replica: ReplicaZmqLink) -> None:
+def test_a_coordinator_that_reconnects_gets_messages_over_the_new_connection(replica: ReplicaZmqLink) -> None:
     with connected(replica) as coordinator:
         coordinator.send(replica.name, [Cancel(1)])
         receive(replica, 1)
@@ -118,20 +118,20 @@ def test_a_coordinator_that_connects_anew_is_told_there(replica: ReplicaZmqLink)
         assert receive(coordinator, 1) == [(replica.name, Report(1, 0, 1, []))]
 
 
-def test_a_replica_can_tell_a_peer_that_has_only_connected(replica: ReplicaZmqLink) -> None:
+def test_a_replica_can_send_to_a_peer_that_has_only_connected(replica: ReplicaZmqLink) -> None:
     with connected(replica) as drafter:
 
-        def is_told() -> bool:
+        def gets_report() -> bool:
             assert replica.receive(0.01) == []
             replica.send(drafter.name, [Report(1, 0, 1, [])])
             return bool(drafter.receive(0.05))
 
-        wait_until(is_told, "a report")
+        wait_until(gets_report, "a report")
 
 
 @contextmanager
 def keyed(replica: ReplicaZmqLink, routing_id: bytes) -> Iterator[zmq.Socket[bytes]]:
-    """A stranger that has the replica's public key, and keys of its own."""
+    """Connect a stranger that has the replica's public key and its own key pair."""
     public_key, secret_key = zmq.curve_keypair()
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
@@ -142,7 +142,7 @@ def keyed(replica: ReplicaZmqLink, routing_id: bytes) -> Iterator[zmq.Socket[byt
         yield socket
 
 
-def test_nobody_takes_over_the_name_of_somebody_else(replica: ReplicaZmqLink, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_peer_can_take_over_another_peers_name(replica: ReplicaZmqLink, caplog: pytest.LogCaptureFixture) -> None:
     with connected(replica) as coordinator:
         coordinator.send(replica.name, [Cancel(1)])
         receive(replica, 1)
@@ -164,7 +164,7 @@ def test_nobody_takes_over_the_name_of_somebody_else(replica: ReplicaZmqLink, ca
 
 
 def dial(replica: ReplicaZmqLink) -> socket.socket:
-    """A connection whose other end believes that a CURVE handshake will follow."""
+    """Open a connection up to the CURVE handshake, without the handshake."""
     peer = socket.create_connection(("127.0.0.1", int(replica.address.uri.rpartition(":")[2])))
     peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32))
     assert len(peer.recv(64, socket.MSG_WAITALL)) == 64
@@ -191,7 +191,7 @@ def test_a_peer_with_the_key_is_cut_off_when_it_sends_too_much_at_once(replica: 
 
 @pytest.mark.parametrize("size", [2**16 - 100, 2**16, 2**16 + 1, 5 * 2**16, 33 * 262_144 * 4])
 def test_large_batches_arrive_both_ways(replica: ReplicaZmqLink, size: int) -> None:
-    """Up to the logits of 33 positions of the largest vocabulary that is usual."""
+    """The largest batch holds the logits of 33 positions over a vocabulary of 262 144."""
     values = os.urandom(1 << 16) * (size >> 16) + bytes(size & 0xFFFF)
     answer = LogitsReply(1, 1, PackedLogits(1, size // 4, "float32", values), [])
     with connected(replica) as leader:
@@ -220,7 +220,7 @@ def test_a_client_with_another_key_gets_nothing_through(replica: ReplicaZmqLink)
             coordinator.send(replica.name, [Cancel(i)])
             assert receive(replica, 1) == [(coordinator.name, Cancel(i))]
         assert replica.receive(0.3) == []
-        assert replica.malformed == 0  # nothing of it came so far
+        assert replica.malformed == 0  # none of it reached the decoder
 
 
 @pytest.mark.parametrize("link_of", ["replica", "coordinator"])
@@ -244,9 +244,9 @@ GARBAGE = [
     [b"\x91\x81\xa4type\xa4Nope"],
     [b"\x90", b"\x90"],
     [b"[]"],
-    [b"\xdd\xff\xff\xff\xff"],  # claims four billion messages
-    [b"\x91\x82\xa4type\xa5Alive\xa1x\xc6\xff\xff\xff\xff"],  # and four billion bytes
-    [b"\x91\x82\xa4type\xa5Alive\xa1x" + b"\x91" * 60_000],  # nested deeper than Python recurses
+    [b"\xdd\xff\xff\xff\xff"],  # announces four billion messages
+    [b"\x91\x82\xa4type\xa9Heartbeat\xa1x\xc6\xff\xff\xff\xff"],  # announces four billion bytes
+    [b"\x91\x82\xa4type\xa9Heartbeat\xa1x" + b"\x91" * 60_000],  # nested deeper than Python recurses
 ]
 
 
@@ -281,9 +281,7 @@ def test_garbage_does_not_end_a_coordinator(replica: ReplicaZmqLink, caplog: pyt
         assert (len(caplog.records), coordinator.malformed) == (len(GARBAGE), len(GARBAGE))
 
 
-def test_a_connection_through_which_nothing_comes_is_made_anew(
-    replica: ReplicaZmqLink, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_connection_is_opened_anew(replica: ReplicaZmqLink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq_link, "_HEARTBEAT_PERIOD_MS", 50)
     monkeypatch.setattr(zmq_link, "_HEARTBEAT_TIMEOUT_MS", 200)
     port = int(replica.address.uri.rpartition(":")[2])
@@ -293,7 +291,7 @@ def test_a_connection_through_which_nothing_comes_is_made_anew(
         coordinator.send(replica.name, [Cancel(1)])
         receive(replica, 1)
         ended = coordinator._connected[replica.name].get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        assert ended.poll(500) == 0  # what is idle, and answers, stays
+        assert ended.poll(500) == 0  # an idle connection that answers stays
         relay.set("frozen")
         assert ended.poll(20_000) == zmq.POLLIN
         coordinator._connected[replica.name].disable_monitor()
@@ -311,7 +309,7 @@ def test_a_name_can_be_used_again_at_once() -> None:
 
 
 def test_waking_a_busy_receiver_never_blocks(replica: ReplicaZmqLink) -> None:
-    """More calls than a socket queues, while the receiver is busy elsewhere."""
+    """Here it is woken more often than a socket could queue."""
 
     def call() -> None:
         for _ in range(10_000):
@@ -325,13 +323,13 @@ def test_waking_a_busy_receiver_never_blocks(replica: ReplicaZmqLink) -> None:
 
 
 def test_what_arrives_while_a_link_sends_is_not_overlooked(replica: ReplicaZmqLink) -> None:
-    """A socket notices arrivals while it sends, and its descriptor then says nothing of them."""
+    """A socket processes arrivals while it sends. Its descriptor then does not signal them."""
     with connected(replica) as coordinator:
         coordinator.send(replica.name, [Cancel(0)])
         receive(replica, 1)
         for i in range(50):
             replica.send(coordinator.name, [Cancel(i)])
             time.sleep(0.001)
-            for _ in range(150):  # some of them look for arrivals
+            for _ in range(150):  # some of these calls process arrivals
                 coordinator.send(replica.name, [Cancel(i)])
             assert receive(coordinator, 1) == [(replica.name, Cancel(i))]

@@ -159,10 +159,10 @@ def test_failures_are_told_without_their_text(
 
 def test_a_journal_follows_moves() -> None:
     timeline = Timeline()
-    timeline.heard("target", 1)  # of nobody
+    timeline.record_tokens("target", 1)  # of nobody
     timeline.move("target", "a")
-    timeline.heard("target", 3)
-    timeline.heard("target", 2)
+    timeline.record_tokens("target", 3)
+    timeline.record_tokens("target", 2)
     timeline.move("target", None)
     timeline.move("target", "b")
     timeline.move("drafter", "c")
