@@ -36,9 +36,6 @@ class Link(Protocol):
     def wake(self) -> None:
         """Make `receive` return at once, now or the next time; any thread may call it."""
 
-    def close(self) -> None:
-        """Release sockets. Messages sent to this party from now on are dropped."""
-
 
 class ConnectingLink(Link, Protocol):
     """One that opens and closes connections to replicas, as they come and go."""
