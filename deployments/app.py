@@ -70,7 +70,7 @@ class ModelReplica:
         inside: the drafter inside a target, by name; empty if there is none.
         leaders: of ensembles whose text a member reads in other tokens, by name.
         """
-        from actors.replica.replica import Replica
+        from actors.replica.replica import Replica, ReplicaSpec
         from deployments.monitoring.replica_metrics import ReplicaMetrics
         from deployments.scaling.load_meter import LoadMeter
 
@@ -81,7 +81,8 @@ class ModelReplica:
             rank, self._attached_drafters = start_group(spec, host, _actor_options(config))
         drafted, followed = ([one.spec(name) for name, one in models.items()] for models in (targets, leaders))
         drafter = next((drafter.spec(name) for name, drafter in inside.items()), None)
-        self._replica = Replica(role, spec, host, targets=drafted, inside=drafter, leaders=followed, rank=rank)
+        replica = ReplicaSpec(role=role, model=spec, targets=drafted, leaders=followed, colocated=drafter, rank=rank)
+        self._replica = Replica(replica, host)
         self._metrics = ReplicaMetrics(name, role)
 
     def address(self, coordinator: str | None = None, queued: int = 0) -> "ReplicaAddress":

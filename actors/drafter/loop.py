@@ -9,7 +9,7 @@ It knows nothing of verification: the target tells it what the text became.
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from functools import partial
 
 import torch
@@ -20,13 +20,13 @@ from actors.drafter.choice import choose
 from actors.drafter.cross_tokenizer_row import CrossTokenizerRow
 from actors.drafter.row import WIDTH, DrafterRow, DrafterStep
 from actors.drafter.tree import DraftNode
-from actors.loops.grammar_jobs import GrammarJobs, LoadTokenizer
+from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import REPORT_PERIOD_S, Mailbox
 from actors.loops.oom_backoff import OomBackoff
+from actors.loops.options import LoopOptions
 from actors.loops.row_table import PREPARING_S, RowKey, RowTable, choose_prefill
 from actors.loops.thread import LoopTimes
 from actors.model.runner import Runner
-from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Admit, Advance, Message, Offer, Report, ResendRequest
@@ -44,19 +44,14 @@ class Drafter:
         self,
         runner: Runner,
         link: ConnectingLink,
+        options: LoopOptions = LoopOptions(),
         *,
-        prefill_chunk: int = 256,
         alternatives: int = WIDTH,
         ahead: bool = True,
-        load_tokenizer: LoadTokenizer | None = None,
-        draft_mappings: Mapping[str, DraftMapping] | None = None,
     ) -> None:
         """
-        prefill_chunk: prompt tokens processed between two steps of the running rows.
         alternatives: the most nodes per row and step when there is capacity to spare; 0: the chain alone.
         ahead: of the verdicts, and offer whatever is new; otherwise only one draft, offered when `offers` is called.
-        load_tokenizer: for structured answers.
-        draft_mappings: by the names of targets that have another tokenizer.
         """
         self.times = LoopTimes()
         self._runner = runner
@@ -68,13 +63,11 @@ class Drafter:
         self._chain = DraftChain(runner)
         self._chain.warm_up()
         self._mailbox = Mailbox(link, self._rows, self.times)
-        chunk = min(prefill_chunk, runner.max_query)
+        chunk = min(options.prefill_chunk, runner.max_query)
         self._backoff = OomBackoff(runner.cache.slots, self.times, self._give_back, prefill_chunk=chunk)
-        self._structures = GrammarJobs(load_tokenizer, runner.vocab_size)
+        self._structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
-        self._draft_mappings = {
-            name: draft_mapping.to(runner.device) for name, draft_mapping in (draft_mappings or {}).items()
-        }
+        self._draft_mappings = {name: mapping.to(runner.device) for name, mapping in options.draft_mappings.items()}
 
     def load(self, peer: str | None = None) -> Report:
         """The load at this moment, and which requests of `peer` are here; any thread may ask."""

@@ -1,1 +1,1 @@
-"""From a checkpoint to a model: what is supported, what fits into memory, how it is split."""
+"""Loading models: which are supported, whether they fit into memory, how they are split."""

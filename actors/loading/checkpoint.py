@@ -1,4 +1,4 @@
-"""Loads models and tokenizers from a local folder or the Hub, through transformers; refuses what can't be served."""
+"""Loads models and tokenizers from a local folder or the Hub, through transformers. Knows nothing of loops."""
 
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ _SHOWN_WEIGHTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model to load, and the room to give it."""
+    """A model to load, its memory and its devices."""
 
     name: str
     path: str  # a local folder or a Hub id
@@ -38,9 +38,9 @@ class ModelSpec:
     adapter: str | None = None  # LoRA weights to merge: a local folder or a Hub id
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
-    kv_dtype: str = "auto"  # of the KV slots; "auto": as the layers compute; else a torch dtype's name
+    kv_dtype: str = "auto"  # of the KV slots; "auto": the layers' own; else a torch dtype's name
     device: str = "auto"  # "auto": a GPU if there is one, else the CPU; "balanced": all GPUs; else a torch device
-    tensor_parallel: int = 1  # over how many devices each layer is spread; see actors/loading/tensor_parallel.py
+    tensor_parallel: int = 1  # devices that each layer is split over; see actors/loading/tensor_parallel.py
     memory_bytes: int | None = None  # the most for weights and KV slots, per device; None: what is free
     slots: int | Literal["auto"] = 16  # requests that run at once; "auto": as many as fit
     max_length: int = 1024  # tokens per slot, prompt and output
@@ -49,7 +49,7 @@ class ModelSpec:
 
     @property
     def devices(self) -> list[torch.device]:
-        """Where the weights go."""
+        """Devices for the weights; [] if "balanced" finds no GPU."""
         if self.device == "balanced":
             return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
         if self.device == "auto":
@@ -58,13 +58,13 @@ class ModelSpec:
 
     @property
     def kv_torch_dtype(self) -> torch.dtype | None:
-        """Of the KV slots; None: as the layers compute."""
+        """dtype of the KV slots; None: the layers' own."""
         return None if self.kv_dtype == "auto" else getattr(torch, self.kv_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What a checkpoint's authors recommend, named as in SamplingParams; None: they say nothing."""
+    """A checkpoint's recommended settings, named as in SamplingParams; None: no recommendation."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -76,16 +76,16 @@ class SamplingDefaults:
     max_tokens: int | None = None
 
     def given(self) -> dict[str, float]:
-        """Those that they say."""
+        """Return the settings that are not None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def load_model(spec: ModelSpec) -> PreTrainedModel:
-    """The model on its device or devices, with its adapter merged.
+    """Load a model to its devices and merge its adapter.
 
     Raises:
-        ConfigError: the checkpoint can't be found or loaded, lacks weights, can't be served, needs more memory than
-            there is, or its positions are fewer than `max_length`.
+        ConfigError: the checkpoint can't be loaded, lacks weights, can't be served, needs more memory than there is,
+            or has fewer positions than `max_length`.
     """
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
@@ -110,7 +110,7 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
 def load_tokenizer(
     path: str, revision: str | None = None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer that comes with a checkpoint, and its chat template.
+    """Load a checkpoint's tokenizer and its chat template.
 
     Raises:
         ConfigError: there is none, or it can't be loaded.
@@ -125,9 +125,9 @@ def load_tokenizer(
 
 
 def load_sampling_defaults(path: str, revision: str | None = None) -> SamplingDefaults:
-    """What the checkpoint's generation configuration says; nothing if it has none.
+    """Return the settings in a checkpoint's generation configuration, if it has one.
 
-    `do_sample: false`, where it is written down, means temperature 0; where nothing is, the request decides.
+    An explicit `do_sample: false` means temperature 0; without it, the request decides.
     """
     try:
         config = GenerationConfig.from_pretrained(path, revision=revision or "main")
@@ -165,7 +165,7 @@ def _load_config(spec: ModelSpec) -> PretrainedConfig:
 
 
 def _skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
-    """The model without data, to be looked at before memory is spent on it."""
+    """Return the model on the meta device, to check it before any memory is used."""
     try:
         with torch.device("meta"):
             skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -181,7 +181,7 @@ def _skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _check_memory(spec: ModelSpec, config: PretrainedConfig, skeleton: PreTrainedModel) -> None:
-    """Raises ConfigError if the weights won't fit. Of checkpoints that are quantised already the size is not known."""
+    """Raise ConfigError if the weights won't fit. Checkpoints that are already quantised are not checked."""
     if getattr(config, "quantization_config", None) is not None:
         return
     stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
@@ -223,7 +223,7 @@ def _load_weights(spec: ModelSpec, options: dict[str, Any]) -> PreTrainedModel:
 
 
 def _merge_adapter(spec: ModelSpec, model: PreTrainedModel) -> PreTrainedModel:
-    """The model with its LoRA weights added to its own: Hu et al., arXiv 2106.09685, section 4.1."""
+    """Return the model with LoRA weights merged into its own: Hu et al., arXiv 2106.09685, section 4.1."""
     assert spec.adapter is not None
     try:
         from peft import PeftModel

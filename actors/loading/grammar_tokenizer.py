@@ -1,4 +1,4 @@
-"""What grammars need to know of a tokenizer: the bytes that each token writes. From one of transformers' tokenizers."""
+"""Tokenizers for grammars, which need the bytes of each token. Knows nothing of grammars."""
 
 from collections.abc import Collection
 
@@ -8,15 +8,15 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from decoding.errors import ConfigError
 
-_UNKNOWN = "\ufffd"  # what a decoder writes for bytes that are no character
-_STRIDE = 7919  # a prime, to put tokens in another order
+_UNKNOWN = "\ufffd"  # what decoders return for bytes that are not a character
+_STRIDE = 7919  # a prime; changes the order of the tokens
 
 
 def structure_tokenizer(tokenizer: PreTrainedTokenizerBase, eos_token_ids: Collection[int] = ()) -> LLTokenizer:
-    """Takes up to a second for a large vocabulary; keep it.
+    """Convert one of transformers' tokenizers. Takes up to a second for a large vocabulary, so keep the result.
 
     Args:
-        eos_token_ids: the model's end tokens; none: those that the tokenizer names.
+        eos_token_ids: the model's end tokens; empty: the tokenizer's.
 
     Raises:
         ConfigError: structured output is not possible with this tokenizer; the message says why.
@@ -29,18 +29,18 @@ def structure_tokenizer(tokenizer: PreTrainedTokenizerBase, eos_token_ids: Colle
         try:
             return from_tokenizer(tokenizer, eos_token=ends)
         except ValueError:
-            pass  # a kind whose bytes are not written in its file; decoding tells them
+            pass  # the file of this kind lacks the bytes; decode the tokens instead
     return LLTokenizer(TokenizerWrapper(_DecodedTokens(tokenizer, ends[0])), eos_token=ends)
 
 
 class _DecodedTokens:
-    """The tokens' bytes by what they decode to, in the form that `TokenizerWrapper` takes.
+    """Decodes each token to get its bytes, and gives them the form that `TokenizerWrapper` takes.
 
-    Tokens that write only a part of a character are left out, so the answer can't have characters that need them.
+    Tokens for parts of a character are left out, so answers can't have characters that need them.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_id: int) -> None:
-        """Raises ConfigError if what a token writes depends on those around it."""
+        """Raise ConfigError if a token's text depends on the tokens around it."""
         self._tokenizer = tokenizer
         self.eos_token_id, self.bos_token_id = eos_token_id, tokenizer.bos_token_id
         self.special_token_ids = sorted({*tokenizer.all_special_ids, eos_token_id})
@@ -54,7 +54,7 @@ class _DecodedTokens:
             self.tokens[token] = str(tokenizer.convert_ids_to_tokens(token)).encode()
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokenize; asked for forced text only, which masks do without."""
+        """Tokenize a text; needed for forced text only, which masks don't use."""
         text = text.decode() if isinstance(text, bytes) else text
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens
@@ -63,21 +63,21 @@ class _DecodedTokens:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _ordinary_token(self) -> int:
-        """One to stand before the others: decoders treat a text's first token in its own way."""
+        """Return a token to put before others, because decoders treat a text's first token differently."""
         tokens: list[int] = self._tokenizer.encode("a", add_special_tokens=False)
         if not tokens:
             raise ConfigError("structured output is not possible with a tokenizer that has no token for the letter a")
         return tokens[-1]
 
     def _text(self, token: int) -> str:
-        """What a token writes after another; nothing if that is no text."""
+        """Return the text of a token that follows another; "" if it is not complete text."""
         text = self._decode([self._first, token])
         return text[len(self._begin) :] if text.startswith(self._begin) and _UNKNOWN not in text else ""
 
     def _check(self, texts: list[str]) -> None:
-        """Whether all tokens in some order write their texts in that order."""
+        """Raise ConfigError if all tokens together decode to other text than one by one."""
         count = len(texts)
-        order = [token for token in (place * _STRIDE % count for place in range(count)) if texts[token]]
+        order = [token for token in (index * _STRIDE % count for index in range(count)) if texts[token]]
         if self._decode([self._first, *order]) != self._begin + "".join(texts[token] for token in order):
             raise ConfigError(
                 "structured output is not possible with this tokenizer: what a token writes depends on those around it"

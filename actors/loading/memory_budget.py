@@ -1,4 +1,4 @@
-"""How much memory there is for a model and its KV slots, and how many slots fit. Knows nothing of requests."""
+"""Memory for a model and its KV slots: how much is free, how many slots fit. Knows nothing of requests."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,14 +12,14 @@ from decoding.errors import ConfigError
 
 AUTO_SLOTS = 64  # the most that "auto" gives: larger batches run without CUDA graphs
 GIB = 2**30
-_USABLE = 0.9  # of what is free; the rest is for activations, CUDA graphs and what other processes do
+_USABLE = 0.9  # share of free memory; the rest is for activations, CUDA graphs and other processes
 _CGROUP = Path("/sys/fs/cgroup")
 
 Bytes = Mapping[torch.device, int]
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a process can still allocate on a device; on the CPU, within the limit of its container too."""
+    """Return how much a process can still allocate on a device. On the CPU, the container's limit counts too."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -28,7 +28,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _container_room() -> int:
-    """Bytes up to the limit of the control group (version 2); file pages that can be dropped don't count as used."""
+    """Return the bytes left in the control group (version 2). File pages that can be dropped count as free."""
     try:
         limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
         used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
@@ -39,7 +39,7 @@ def _container_room() -> int:
 
 
 def weights_on_devices(model: nn.Module) -> dict[torch.device, int]:
-    """Bytes of parameters and buffers. To be asked before `pack_linears`, which hides them."""
+    """Return the bytes of parameters and buffers. Call it before `pack_linears`, which hides them."""
     used: dict[torch.device, int] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         used[tensor.device] = used.get(tensor.device, 0) + tensor.nbytes
@@ -47,9 +47,9 @@ def weights_on_devices(model: nn.Module) -> dict[torch.device, int]:
 
 
 def column_bytes(cache: SlotCache, dtype: torch.dtype | None = None) -> dict[torch.device, int]:
-    """What one column of one slot, a token's keys and values in all layers, takes on each device.
+    """Return the bytes of one token's keys and values in all layers, on each device.
 
-    cache: of any number of slots, after a first call. dtype: of the slots to be; None: as in `cache`.
+    cache: any number of slots, after a first call. dtype: of the slots to allocate; None: as in `cache`.
     """
     used: dict[torch.device, int] = {}
     for store in (store for stores in cache.layers.values() for store in stores):
@@ -59,12 +59,12 @@ def column_bytes(cache: SlotCache, dtype: torch.dtype | None = None) -> dict[tor
 
 
 def check_weights(name: str, needed: int, smaller: Mapping[str, int], *, room: int) -> None:
-    """Refuse a model before it is loaded.
+    """Refuse a model that is too large, before it is loaded.
 
-    needed: bytes of its weights. smaller: the same for other settings that would take less, in words. room: bytes.
+    needed: bytes of its weights. smaller: bytes with other settings, by the setting in words. room: bytes.
 
     Raises:
-        ConfigError: the weights don't fit; names a setting that would, or else the size of model that would.
+        ConfigError: the weights don't fit; the message names a setting or a size of model that would.
     """
     if needed <= room:
         return
@@ -76,38 +76,38 @@ def check_weights(name: str, needed: int, smaller: Mapping[str, int], *, room: i
 
 
 def fit_slots(name: str, wanted: int | Literal["auto"], *, slot_bytes: Bytes, room: Bytes, capacity: int) -> int:
-    """How many slots to allocate, beside the one that takes padding.
+    """Return how many slots to allocate, not counting the slot for padding.
 
-    wanted: that many, or as many as fit up to AUTO_SLOTS. slot_bytes: of one slot of `capacity` columns.
+    wanted: "auto" means as many as fit, up to AUTO_SLOTS. slot_bytes: bytes of one slot of `capacity` columns.
 
     Raises:
-        ConfigError: they don't fit; names the number of slots, or else the number of columns, that would.
+        ConfigError: they don't fit; the message says how many slots or columns would.
     """
     fitting = min(room[device] // size for device, size in slot_bytes.items()) - 1
-    needed, there = sum(slot_bytes.values()), sum(room[device] for device in slot_bytes)
+    needed, free = sum(slot_bytes.values()), sum(room[device] for device in slot_bytes)
     if fitting < 1:
         columns = capacity * min(room[device] / (2 * size) for device, size in slot_bytes.items())
         raise ConfigError(
             f"models.{name}.max_length: two KV slots of {capacity} columns (max_length and prefill_chunk together) "
-            f"need {_in_words(2 * needed)}, but the weights leave {_in_words(there)}; {int(columns)} columns would fit"
+            f"need {_in_words(2 * needed)}, but the weights leave {_in_words(free)}; {int(columns)} columns would fit"
         )
     if wanted == "auto":
         return min(fitting, AUTO_SLOTS)
     if wanted > fitting:
         raise ConfigError(
             f"models.{name}.slots is {wanted}: so many KV slots and one for padding need "
-            f"{_in_words((wanted + 1) * needed)}, but the weights leave {_in_words(there)}; {fitting} would fit"
+            f"{_in_words((wanted + 1) * needed)}, but the weights leave {_in_words(free)}; {fitting} would fit"
         )
     return wanted
 
 
 def room_for_slots(devices: Iterable[torch.device], used: Bytes, limit: int | None) -> dict[torch.device, int]:
-    """Bytes for KV slots once the weights are loaded. used: by the weights. limit: for both, per device."""
+    """Return the bytes for KV slots after loading. used: bytes of the weights. limit: for both, per device."""
     return {device: _within(free_bytes(device), used.get(device, 0), limit) for device in devices}
 
 
 def room_for_weights(devices: Iterable[torch.device], limit: int | None) -> int:
-    """Bytes for weights before they are loaded, on all devices together."""
+    """Return the bytes for weights before loading, on all devices together. limit: per device."""
     return sum(_within(free_bytes(device), 0, limit) for device in devices)
 
 

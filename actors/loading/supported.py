@@ -1,7 +1,7 @@
-"""Which models a runner can serve: refused by their configuration, by their modules, or by a trial of a few tokens.
+"""Checks whether a runner can serve a model: its configuration, its modules, and its logits for a few tokens.
 
-A runner keeps keys and values of every token in slots, and lays the tokens of all rows one after the other. So it can
-serve a model whose layers know nothing of a text but its positions and its keys and values.
+A runner keeps the keys and values of every token in slots, and concatenates the tokens of all rows. So the layers must
+depend on positions, keys and values only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,20 +17,20 @@ from actors.model.runner import Runner
 from decoding.errors import ConfigError
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
-_LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rotary positions that change with the length of the text
-_LENGTHS = (5, 9)  # tokens of the trial's two calls
-_TOLERANCES = {torch.float32: 0.01}  # of the trial's logits, relative to how much logits vary
-_LOOSE = 0.3  # the same for other types: rounding alone gives some per cent, a text that is not seen gives 1
+_LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary positions that change with the text's length
+_LENGTHS = (5, 9)  # tokens of the test's two calls
+_TOLERANCES = {torch.float32: 0.01}  # of the logits, relative to their own variation
+_LOOSE = 0.3  # for other types: rounding gives a few per cent, a text that is ignored gives 1
 
 
 def check_config(config: PretrainedConfig, *, max_length: int) -> None:
-    """Raises ConfigError, with the reason, if the configuration shows that a runner can't serve the model."""
+    """Raise ConfigError if the configuration shows that a runner can't serve the model."""
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
         raise ConfigError(f"{config.model_type} models have an encoder; only decoder-only models can be served")
-    foreign = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_KINDS)
-    if foreign:
-        raise ConfigError(f"it has layers of kind {', '.join(foreign)}; only {', '.join(sorted(_LAYER_KINDS))} can run")
+    unknown = sorted(set(getattr(text, "layer_types", None) or ()) - _LAYER_KINDS)
+    if unknown:
+        raise ConfigError(f"it has layers of kind {', '.join(unknown)}; only {', '.join(sorted(_LAYER_KINDS))} can run")
     if _uses_alibi(text):
         raise ConfigError("it biases attention by distance (ALiBi), which attention over KV slots does not support")
     if getattr(text, "attn_logit_softcapping", None) is not None:
@@ -44,9 +44,9 @@ def check_config(config: PretrainedConfig, *, max_length: int) -> None:
 
 
 def check_modules(model: PreTrainedModel) -> None:
-    """Raises ConfigError, with the reason, if its class or its layers show that a runner can't serve the model.
+    """Raise ConfigError if the model's class or layers show that a runner can't serve it.
 
-    model: may be without data, on the meta device.
+    model: may be on the meta device.
     """
     name = type(model).__name__
     if model._is_stateful:
@@ -61,9 +61,9 @@ def check_modules(model: PreTrainedModel) -> None:
 
 
 def try_out(model: PreTrainedModel) -> SlotCache:
-    """Run a few tokens over slots, in two calls and beside another row, and compare with the model's plain forward.
+    """Compare the logits of a few tokens over slots with those of the model's plain forward.
 
-    Returns the trial's cache, which shows what each layer keeps.
+    Returns the cache that was used, which shows what each layer keeps.
 
     Raises:
         ConfigError: the logits differ, or the model's forward does not run.
@@ -71,10 +71,10 @@ def try_out(model: PreTrainedModel) -> SlotCache:
     runner = Runner(model, slots=2, max_length=sum(_LENGTHS), max_query=max(_LENGTHS))
     if runner.device.type == "cuda":
         runner.use_graphs(capture=lambda run: run)
-    tokens = [(7 + 131 * place) % runner.vocab_size for place in range(sum(_LENGTHS))]
+    tokens = [(7 + 131 * position) % runner.vocab_size for position in range(sum(_LENGTHS))]
     try:
         expected = _plain(model, tokens)
-        found = _over_slots(runner, tokens)
+        actual = _over_slots(runner, tokens)
     except (
         ArithmeticError,
         AttributeError,
@@ -85,8 +85,8 @@ def try_out(model: PreTrainedModel) -> SlotCache:
         ValueError,
     ) as error:
         raise ConfigError(f"{type(model).__name__} does not run over KV slots: {error}") from error
-    difference = float((found - expected).norm() / (expected - expected.mean(dim=-1, keepdim=True)).norm())
-    tolerance = _LOOSE if _has_few_bits(model) else _TOLERANCES.get(model.dtype, _LOOSE)
+    difference = float((actual - expected).norm() / (expected - expected.mean(dim=-1, keepdim=True)).norm())
+    tolerance = _LOOSE if _is_quantized(model) else _TOLERANCES.get(model.dtype, _LOOSE)
     if not difference <= tolerance:
         raise ConfigError(
             f"{type(model).__name__} gives other logits over KV slots than without: they differ by "
@@ -97,36 +97,36 @@ def try_out(model: PreTrainedModel) -> SlotCache:
 
 @torch.inference_mode()
 def _plain(model: PreTrainedModel, tokens: list[int]) -> Tensor:
-    """[T, V] float32 logits of the whole text, without a cache."""
+    """Return the float32 logits [T, V] of the text, without a cache."""
     ids = torch.tensor([tokens], device=model.device)
     logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
     return logits.float()
 
 
 def _over_slots(runner: Runner, tokens: list[int]) -> Tensor:
-    """[T, V] float32 logits of the text in two calls, the first of them beside another row."""
+    """Return the float32 logits [T, V] of the text in two calls, the first beside another row."""
     first, second = _LENGTHS
     before = runner.logits([RowInput(0, 0, tokens[:3]), RowInput(1, 0, tokens[:first])])[3:]
     after = runner.logits([RowInput(1, first, tokens[first : first + second])])
     return torch.cat([before, after]).float()
 
 
-def _has_few_bits(model: PreTrainedModel) -> bool:
+def _is_quantized(model: PreTrainedModel) -> bool:
     return getattr(model, "quantization_method", None) is not None
 
 
 def _uses_alibi(config: PretrainedConfig) -> bool:
-    """Bloom always does, Falcon and MPT have a switch."""
+    """Return whether attention uses ALiBi. Bloom always does; Falcon and MPT have a switch."""
     switches = (getattr(config, "alibi", False), getattr(getattr(config, "attn_config", None), "alibi", False))
     return config.model_type == "bloom" or any(switches)
 
 
 def _length_dependent_positions(config: PretrainedConfig) -> Iterator[tuple[str, int]]:
-    """Kinds of rotary positions that depend on the length of a text, and the length up to which they don't."""
+    """Yield the kinds of rotary positions that depend on a text's length, and the length up to which they don't."""
     parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in parameters.values() if isinstance(value, Mapping)]
-    for one in by_layer or [parameters]:
-        kind = str(one.get("rope_type", "default"))
+    for rope in by_layer or [parameters]:
+        kind = str(rope.get("rope_type", "default"))
         if kind in _LENGTH_DEPENDENT:
-            given = one.get("original_max_position_embeddings") if kind == "longrope" else None
-            yield kind, int(given or config.max_position_embeddings)
+            original = rope.get("original_max_position_embeddings") if kind == "longrope" else None
+            yield kind, int(original or config.max_position_embeddings)

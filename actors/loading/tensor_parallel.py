@@ -1,7 +1,7 @@
-"""One model over several devices: a group of processes that each hold a part of every layer and run each step together.
+"""Tensor parallelism: a group of processes, each with a part of every layer, runs one model step by step.
 
-Rank 0 has the loop; it announces what it does to its runner and its cache, and the other ranks do the same. The parts
-and the sums between them are transformers' (`tp_plan`, torch.distributed). Knows nothing of who starts the processes.
+Rank 0 runs the loop. It broadcasts each call to its runner and its cache, and the other ranks repeat it. transformers
+splits the layers and sums their results (`tp_plan`, torch.distributed). Knows nothing of who starts the processes.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from actors.model.kv_slots import SlotCache
 from actors.model.runner import Runner
 from decoding.errors import ConfigError, UnavailableError
 
-_PATIENCE = timedelta(days=365)  # a group without requests waits; when a rank dies, the others' connections break
+_TIMEOUT = timedelta(days=365)  # idle groups wait for requests; if a rank dies, the others' connections break
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a group of `size`, which meets at rank 0's address."""
+    """One process of a group of `size` processes, which meet at rank 0's address."""
 
     rank: int
     size: int
@@ -58,50 +58,50 @@ class _Stop(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Order = _Forward | _Move | _Copy | _Stop
+_Call = _Forward | _Move | _Copy | _Stop
 
 
 class TensorParallelGroup:
-    """This process's place in its group, once all others have joined."""
+    """This process's membership in its tensor-parallel group."""
 
     def __init__(self, rank: Rank) -> None:
-        """Waits for the others."""
+        """Wait until all ranks have joined."""
         self.rank = rank
         device = torch.device(rank.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         store = TCPStore(rank.host, rank.port, rank.size, is_master=rank.rank == 0, timeout=timedelta(minutes=10))
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.size, timeout=_PATIENCE)
-        self._orders = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.size, timeout=_TIMEOUT)
+        self._calls = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
-    def announce(self, order: _Order) -> None:
-        """Rank 0: let the others do the same."""
-        data = bytearray(msgspec.msgpack.encode(order))
-        dist.broadcast(torch.tensor([len(data)]), 0, group=self._orders)
-        dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), 0, group=self._orders)
+    def broadcast(self, call: _Call) -> None:
+        """Send a call to the other ranks; only rank 0 does this."""
+        data = bytearray(msgspec.msgpack.encode(call))
+        dist.broadcast(torch.tensor([len(data)]), 0, group=self._calls)
+        dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), 0, group=self._calls)
 
-    def hear(self) -> _Order:
-        """The other ranks: what rank 0 does next."""
+    def receive(self) -> _Call:
+        """Wait for rank 0's next call; only the other ranks do this."""
         length = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(length, 0, group=self._orders)
+        dist.broadcast(length, 0, group=self._calls)
         data = torch.zeros(int(length), dtype=torch.uint8)
-        dist.broadcast(data, 0, group=self._orders)
-        order: _Order = msgspec.msgpack.decode(data.numpy().tobytes(), type=_Order)
-        return order
+        dist.broadcast(data, 0, group=self._calls)
+        call: _Call = msgspec.msgpack.decode(data.numpy().tobytes(), type=_Call)
+        return call
 
     def close(self) -> None:
-        """Leave; rank 0 sends the others home first."""
+        """Leave the group; rank 0 first tells the others to stop."""
         if self.rank.rank == 0:
-            self.announce(_Stop())
+            self.broadcast(_Stop())
         dist.destroy_process_group()
 
 
 def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
-    """This rank's runner: of rank 0 one that the others follow.
+    """Return this rank's runner; the other ranks repeat what rank 0's does.
 
     Raises:
-        ConfigError: the model can't be loaded in parts, or the specification has what parts can't have.
+        ConfigError: the model can't be split, or a setting does not work with tensor_parallel.
     """
     for field, usual in (("quantization", None), ("adapter", None), ("kv_dtype", "auto")):
         if getattr(spec, field) != usual:
@@ -116,7 +116,7 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
 
 
 def follow_in_group(spec: ModelSpec, rank: Rank) -> None:
-    """The whole life of a rank other than 0."""
+    """Load a rank other than 0 and run it until rank 0 stops."""
     group = TensorParallelGroup(rank)
     follow(load_sharded_runner(spec, group), group)
     group.close()
@@ -125,10 +125,10 @@ def follow_in_group(spec: ModelSpec, rank: Rank) -> None:
 def load_shard(
     path: str, group: TensorParallelGroup, *, revision: str | None = None, dtype: str = "auto"
 ) -> PreTrainedModel:
-    """This rank's part of a checkpoint's model.
+    """Load this rank's part of a model.
 
     Raises:
-        ConfigError: the model's authors gave it no plan, or its heads can't be divided by the number of ranks.
+        ConfigError: the model has no tensor-parallel plan, or its heads can't be divided evenly among the ranks.
     """
     plan = DistributedConfig(tp_size=group.rank.size, tp_plan="auto")
     try:
@@ -145,7 +145,7 @@ def load_shard(
 
 
 class ShardedRunner(Runner):
-    """Rank 0's runner. The other ranks have plain ones of the same size, and `follow`."""
+    """Rank 0's runner. The other ranks have plain runners of the same size, driven by `follow`."""
 
     def __init__(
         self, model: PreTrainedModel, group: TensorParallelGroup, *, slots: int, max_length: int, max_query: int
@@ -156,10 +156,10 @@ class ShardedRunner(Runner):
         self.cache = _ShardedCache(group, slots=slots, capacity=self.cache.capacity)
 
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
-        self._group.announce(_Forward(list(rows), last_only))
+        self._group.broadcast(_Forward(list(rows), last_only))
         try:
             return super().logits(rows, last_only=last_only)
-        except torch.OutOfMemoryError as error:  # the others wait in the midst of a layer, so there is no way back
+        except torch.OutOfMemoryError as error:  # the other ranks are waiting inside a layer
             raise UnavailableError(f"rank 0 ran out of memory: {error}") from error
 
 
@@ -169,18 +169,18 @@ class _ShardedCache(SlotCache):
         self._group = group
 
     def move(self, slot: int, source: Sequence[int], target: int) -> None:
-        self._group.announce(_Move(slot, list(source), target))
+        self._group.broadcast(_Move(slot, list(source), target))
         super().move(slot, source, target)
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        self._group.announce(_Copy(source, target, start, end))
+        self._group.broadcast(_Copy(source, target, start, end))
         super().copy(source, target, start, end)
 
 
 def follow(runner: Runner, group: TensorParallelGroup) -> None:
-    """Do what rank 0 does until it stops, or until its connection breaks (RuntimeError)."""
+    """Repeat rank 0's calls until it stops. Raises RuntimeError if its connection breaks."""
     while True:
-        match group.hear():
+        match group.receive():
             case _Forward(rows, last_only):
                 runner.logits(rows, last_only=last_only)
             case _Move(slot, source, target):

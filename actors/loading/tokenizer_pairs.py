@@ -1,10 +1,11 @@
-"""A Hugging Face tokenizer as the table of tokens and the function by which texts are aligned.
+"""Mappings between the tokenizers of two models, from Hugging Face tokenizers.
 
-Knows nothing of requests, and of models only how many tokens they have.
+Knows nothing of requests, and of models only how many logits they have.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import TypeVar
 
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -16,11 +17,13 @@ from decoding.tokenizers.alignment import compare_vocabularies
 from decoding.tokenizers.text_aligner import Speller
 from decoding.tokenizers.vocabulary import Vocabulary
 
-_ROLES = ("eos", "bos", "unk", "pad", "sep", "cls", "mask")  # of a token that has several, the first counts
+_ROLES = ("eos", "bos", "unk", "pad", "sep", "cls", "mask")  # the first counts if a token has several
+_Loaded = tuple[PreTrainedTokenizerBase, int]  # the tokenizer, V
+_Mapping = TypeVar("_Mapping", DraftMapping, LogitsMapping)
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
-    """The tokenizer's tokens. size: V, how many logits the model has."""
+    """Return the tokenizer's tokens. size: V, how many logits the model has."""
     added = [token for token in tokenizer.added_tokens_decoder.values() if not token.special]
     return Vocabulary.build(
         tokenizer.get_vocab(), control=_control(tokenizer), added=[token.content for token in added], size=size
@@ -28,56 +31,66 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase, size: int) -> Vocabulary:
 
 
 def speller_of(tokenizer: PreTrainedTokenizerBase, size: int) -> Speller:
-    """Writes texts in the tokenizer's tokens, with a copy of its own. size: V, how many logits the model has."""
+    """Return what writes texts in the tokenizer's tokens, over a copy of it. size: V, as in `vocabulary_of`."""
     return Speller(vocabulary_of(tokenizer, size), _encoder(tokenizer))
 
 
 def begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether it puts its "bos" token before a text by itself."""
+    """Return whether the tokenizer puts its "bos" token before a text."""
     begin: list[int] = tokenizer.encode("a")
     return tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
 
 
-def load_draft_mappings(drafter: ModelSpec, targets: Iterable[ModelSpec]) -> dict[str, DraftMapping]:
-    """For those of a drafter's targets that have another tokenizer, by their names.
+def load_draft_mappings(drafter: ModelSpec, targets: Sequence[ModelSpec]) -> dict[str, DraftMapping]:
+    """Return a mapping for each target that has another tokenizer than the drafter, by the target's name.
 
     Raises:
-        ConfigError: a tokenizer can't be loaded, or no drafts can come from one to the other.
+        ConfigError: a tokenizer can't be loaded, or drafts can't be translated.
     """
-    own, own_size = _load(drafter)
-    draft_mappings: dict[str, DraftMapping] = {}
-    for spec in targets:
-        tokenizer, size = _load(spec)
-        if tokenizer.get_vocab() != own.get_vocab():
-            speller = speller_of(own, own_size)
-            try:
-                draft_mapping = DraftMapping.build(speller_of(tokenizer, size), speller, begins_texts=begins_texts(own))
-            except ConfigError as error:
-                raise ConfigError(f"models.{drafter.name} can't draft for {spec.name!r}: {error}") from error
-            draft_mappings[spec.name] = draft_mapping
-    return draft_mappings
+
+    def differ(target: _Loaded, own: _Loaded) -> bool:
+        return target[0].get_vocab() != own[0].get_vocab()
+
+    return _load_mappings(DraftMapping, drafter, targets, differ, "draft for")
 
 
-def load_logits_mappings(member: ModelSpec, leaders: Iterable[ModelSpec]) -> dict[str, LogitsMapping]:
-    """For those of a member's leaders that have another tokenizer, by their names.
+def load_logits_mappings(member: ModelSpec, leaders: Sequence[ModelSpec]) -> dict[str, LogitsMapping]:
+    """Return a mapping for each leader that has another tokenizer than the member, by the leader's name.
 
     Raises:
         ConfigError: a tokenizer can't be loaded, or the two have too little in common.
     """
-    own, own_size = _load(member)
-    logits_mappings: dict[str, LogitsMapping] = {}
-    for spec in leaders:
-        speller, reader = speller_of(*_load(spec)), speller_of(own, own_size)
-        if not compare_vocabularies(speller.vocabulary, reader.vocabulary).identical:
+
+    def differ(leader: _Loaded, own: _Loaded) -> bool:
+        return not compare_vocabularies(vocabulary_of(*leader), vocabulary_of(*own)).identical
+
+    return _load_mappings(LogitsMapping, member, leaders, differ, "join")
+
+
+def _load_mappings(
+    kind: type[_Mapping],
+    model: ModelSpec,
+    others: Sequence[ModelSpec],
+    differ: Callable[[_Loaded, _Loaded], bool],
+    purpose: str,
+) -> dict[str, _Mapping]:
+    mappings: dict[str, _Mapping] = {}
+    if not others:
+        return mappings
+    own = _load(model)
+    for spec in others:
+        other = _load(spec)
+        if differ(other, own):
             try:
-                logits_mappings[spec.name] = LogitsMapping.build(speller, reader, begins_texts=begins_texts(own))
+                mappings[spec.name] = kind.build(
+                    speller_of(*other), speller_of(*own), begins_texts=begins_texts(own[0])
+                )
             except ConfigError as error:
-                raise ConfigError(f"models.{member.name} can't join {spec.name!r}: {error}") from error
-    return logits_mappings
+                raise ConfigError(f"models.{model.name} can't {purpose} {spec.name!r}: {error}") from error
+    return mappings
 
 
-def _load(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, int]:
-    """The tokenizer, and V."""
+def _load(spec: ModelSpec) -> _Loaded:
     trusted = spec.trust_remote_code
     tokenizer = load_tokenizer(spec.path, spec.revision, trust_remote_code=trusted)
     config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=trusted)
@@ -85,7 +98,7 @@ def _load(spec: ModelSpec) -> tuple[PreTrainedTokenizerBase, int]:
 
 
 def _control(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """The role of each token that is not text, or else its name."""
+    """Return the role of each control token, or its name if it has no role."""
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     control = {token: token for token in (*special, *tokenizer.all_special_tokens)}
     named = ((getattr(tokenizer, f"{role}_token", None), role) for role in reversed(_ROLES))
@@ -93,7 +106,7 @@ def _control(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 
 
 def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    """Text to ids; the names of control tokens are text, where the tokenizer can see them so."""
+    """Return a function from text to ids. Fast tokenizers treat the names of control tokens in it as text."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         own = deepcopy(tokenizer)
         return lambda text: list(own.encode(text, add_special_tokens=False))

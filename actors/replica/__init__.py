@@ -1,1 +1,1 @@
-"""A model with its loop: in a process of its own, or all of Consort in one process."""
+"""Models with their loops: one per process, or all of Consort in one process."""

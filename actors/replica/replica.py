@@ -1,9 +1,10 @@
-"""A model, its link and its loop: what one actor holds, whichever process it lives in."""
+"""A replica: one copy of a model, its link and its loop. Knows nothing of Ray."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from actors.drafter.loop import Drafter
 from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
@@ -12,33 +13,31 @@ from actors.loading.memory_budget import column_bytes, fit_slots, room_for_slots
 from actors.loading.supported import try_out
 from actors.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
 from actors.loading.tokenizer_pairs import load_draft_mappings, load_logits_mappings
-from actors.loops.grammar_jobs import LoadTokenizer
+from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread, LoopTimes
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.replica.shared_weights import Loop, SharedWeightsLoop
-from actors.target.colocated_drafter import ColocatedDrafter
+from actors.replica.shared_weights import SharedWeightsLoop
 from actors.target.loop import Target
-from actors.tokenizers.draft_mapping import DraftMapping
-from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
 
 Role = Literal["target", "drafter", "both"]
+Loop = Target | Drafter | SharedWeightsLoop
 
-_NOTICE_S = 2.5  # until all coordinators know that a replica is leaving: they ask every second
+_NOTICE_S = 2.5  # until all coordinators know that a replica is stopping; they ask every second
 _POLL_S = 0.05
 
 
 def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "target") -> Runner:
-    """The model of `spec` over its KV slots, which are allocated, and the first slow step taken.
+    """Load a model, allocate its KV slots, and take the first step, which is slow.
 
     Args:
-        rank: of a model that is spread over several devices, this process's place among those that have its parts.
-        role: with "both" there is memory for as many slots again.
+        rank: this process's rank, if a tensor-parallel group runs the model.
+        role: "both" needs memory for twice the slots.
 
     Raises:
         ConfigError: the model can't be loaded or served, or it or its slots don't fit into memory.
@@ -65,99 +64,61 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "targ
     return runner
 
 
-def make_loop(
-    role: Role,
-    runner: Runner,
-    link: ConnectingLink,
-    *,
-    prefill_chunk: int,
-    load_tokenizer: LoadTokenizer | None = None,
-    draft_mappings: Mapping[str, DraftMapping] | None = None,
-    inside: Runner | None = None,
-    logits_mappings: Mapping[str, LogitsMapping] | None = None,
-) -> Loop:
-    """The loop of that role over a runner and a link.
+def make_loop(role: Role, runner: Runner, link: ConnectingLink, options: LoopOptions = LoopOptions()) -> Loop:
+    """Return the loop of that role. With the role "both", a shared-weight copy of the runner drafts."""
+    match role:
+        case "target":
+            return Target(runner, link, options)
+        case "drafter":
+            return Drafter(runner, link, options)
+        case "both":
+            return SharedWeightsLoop(runner, link, options)
 
-    Args:
-        runner: with the role "both", a twin of it is for drafting.
-        load_tokenizer: for structured answers.
-        draft_mappings: of a drafter, by the names of its targets that have another tokenizer.
-        inside: of a target, the model that drafts by turns with it.
-        logits_mappings: of a member of ensembles, by the names of its leaders that have another tokenizer.
-    """
-    options: dict[str, Any] = {"prefill_chunk": prefill_chunk, "load_tokenizer": load_tokenizer}
-    draft_mapping = next(iter((draft_mappings or {}).values()), None)
-    drafter_inside = None if inside is None else ColocatedDrafter(inside, draft_mapping=draft_mapping, **options)
-    make_target: Callable[[ConnectingLink], Target] = partial(
-        Target, runner, inside=drafter_inside, logits_mappings=logits_mappings, **options
-    )
-    if role == "target":
-        return make_target(link)
-    drafting = runner if role == "drafter" else runner.shared_copy()
-    make_drafter: Callable[[ConnectingLink], Drafter] = partial(
-        Drafter, drafting, draft_mappings=draft_mappings, **options
-    )
-    return make_drafter(link) if role == "drafter" else SharedWeightsLoop(link, make_target, make_drafter)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    """A model to load, what to do with it, and the models that it works with."""
+
+    role: Role
+    model: ModelSpec
+    targets: Sequence[ModelSpec] = ()  # that a drafter drafts for
+    leaders: Sequence[ModelSpec] = ()  # of ensembles with this model as a member; may have other tokenizers
+    colocated: ModelSpec | None = None  # the drafter in a target's thread
+    rank: Rank | None = None  # rank 0 of a tensor-parallel group, whose other ranks run elsewhere
 
 
 class Replica:
     """A replica that other processes reach over ZeroMQ."""
 
-    def __init__(
-        self,
-        role: Role,
-        spec: ModelSpec,
-        host: str,
-        *,
-        targets: Sequence[ModelSpec] = (),
-        inside: ModelSpec | None = None,
-        leaders: Sequence[ModelSpec] = (),
-        rank: Rank | None = None,
-    ) -> None:
-        """Loads the model and starts the loop; raises ConfigError if it can't.
+    def __init__(self, spec: ReplicaSpec, host: str) -> None:
+        """Load the model and start the loop. host: the address to listen on.
 
-        Args:
-            host: the address to listen on.
-            targets: what a drafter drafts for.
-            inside: what drafts for a target in its own process.
-            leaders: of ensembles that a target is a member of, if they may have another tokenizer.
-            rank: 0, of a model that is spread over several devices, whose other parts are elsewhere.
+        Raises:
+            ConfigError: the model or a tokenizer can't be loaded, or doesn't fit into memory.
         """
-        self._link = ReplicaZmqLink(spec.name, host)
+        self._link = ReplicaZmqLink(spec.model.name, host)
         self.address = self._link.address
         self._loop: Loop
-        prepare = partial(self._load, role, spec, targets, inside, leaders, rank)
-        self._thread = LoopThread(self._link.name, self._turn, self._link.wake, prepare=prepare)
+        self._thread = LoopThread(self._link.name, self._turn, self._link.wake, prepare=partial(self._load, spec))
         try:
             self._thread.start()
         except BaseException:
             self._link.close()
             raise
 
-    def _load(
-        self,
-        role: Role,
-        spec: ModelSpec,
-        targets: Sequence[ModelSpec],
-        inside: ModelSpec | None,
-        leaders: Sequence[ModelSpec],
-        rank: Rank | None,
-    ) -> None:
-        drafter = None if inside is None else load_runner(inside)
-        runner = load_runner(spec, rank, role=role)
-        self._thread.usual_turn_s = _measure_prefill(runner, min(spec.prefill_chunk, runner.max_query))
-        if inside is not None:
-            targets = [spec]
-        self._loop = make_loop(
-            role,
-            runner,
-            self._link,
-            prefill_chunk=spec.prefill_chunk,
-            load_tokenizer=lambda: structure_tokenizer(load_tokenizer(spec.path, spec.revision)),
-            draft_mappings=load_draft_mappings(inside or spec, targets) if targets else None,
-            inside=drafter,
-            logits_mappings=load_logits_mappings(spec, leaders) if leaders else None,
+    def _load(self, spec: ReplicaSpec) -> None:
+        model, colocated = spec.model, spec.colocated
+        drafter = None if colocated is None else load_runner(colocated)
+        runner = load_runner(model, spec.rank, role=spec.role)
+        self._thread.usual_turn_s = _measure_prefill(runner, min(model.prefill_chunk, runner.max_query))
+        options = LoopOptions(
+            prefill_chunk=model.prefill_chunk,
+            load_tokenizer=lambda: structure_tokenizer(load_tokenizer(model.path, model.revision)),
+            colocated=drafter,
+            draft_mappings=load_draft_mappings(colocated or model, spec.targets if colocated is None else [model]),
+            logits_mappings=load_logits_mappings(model, spec.leaders),
         )
+        self._loop = make_loop(spec.role, runner, self._link, options)
 
     def _turn(self) -> None:
         self._loop.turn()
@@ -169,19 +130,19 @@ class Replica:
 
     @property
     def malformed(self) -> int:
-        """Batches of messages that made no sense, and were dropped."""
+        """How many batches of messages were malformed and dropped."""
         return self._link.malformed
 
     def check(self) -> None:
-        """The health check: raises UnavailableError if the loop has ended or is stuck."""
+        """Raise UnavailableError if the loop has ended or is stuck."""
         self._thread.check()
 
     def report(self) -> Report:
-        """The load at this moment."""
+        """Return the load at this moment."""
         return self._loop.load()
 
     def drain(self, timeout_s: float) -> None:
-        """Stop when nothing is left to do, or after `timeout_s`. Coordinators must have been told to look elsewhere."""
+        """Stop once no requests are left, or after `timeout_s`. Coordinators must not send new ones any more."""
         began_s = time.monotonic()
         notice_s = min(_NOTICE_S, timeout_s)
         while (waited_s := time.monotonic() - began_s) < timeout_s:
@@ -198,7 +159,7 @@ class Replica:
 
 
 def _measure_prefill(runner: Runner, tokens: int) -> float:
-    """Seconds of a whole chunk of a prompt, the longest that a turn works on. Scribbles over slot 0."""
+    """Return the seconds that one prefill chunk takes, the longest work of a turn. Overwrites slot 0."""
     began_s = time.perf_counter()
     runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)], last_only=True).argmax(dim=-1).tolist()
     return time.perf_counter() - began_s

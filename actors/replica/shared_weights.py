@@ -1,14 +1,16 @@
-"""One replica that is a target and a drafter at once: both loops in one thread, over one copy of the weights.
+"""A replica that is both target and drafter: two loops in one thread, over one copy of the weights.
 
-Each has KV slots of its own, and knows nothing of the other. To its peers it is one replica at one address: messages
-say by their kind which loop they are for, and both loads are reported as one.
+Each loop has KV slots of its own and knows nothing of the other. Peers see one replica at one address: the type of a
+message says which loop it is for, and one report covers both.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from actors.drafter.loop import Drafter
+from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopTimes
+from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink, Envelope
@@ -16,19 +18,17 @@ from actors.wire.messages import Admit, Advance, Cancel, Heartbeat, Message, Rep
 
 
 class SharedWeightsLoop:
-    """A target and a drafter, which take turns. The target's answers come first: others wait for them."""
+    """A target and a drafter, alternating. The target goes first, because others wait for its tokens."""
 
-    def __init__(
-        self,
-        link: ConnectingLink,
-        make_target: Callable[[ConnectingLink], Target],
-        make_drafter: Callable[[ConnectingLink], Drafter],
-    ) -> None:
+    def __init__(self, runner: Runner, link: ConnectingLink, options: LoopOptions = LoopOptions()) -> None:
+        """runner: the target's; a shared-weight copy of it drafts."""
+        drafter_runner = runner.shared_copy()
         self._link = link
-        self._connections: Counter[str] = Counter()  # how many of the two need each
-        self._targets_share = _Share(link, self._receive_for_target, self._whole, self._connections)
-        self._drafters_share = _Share(link, self._receive_for_drafter, lambda peer, report: None, self._connections)
-        self._target, self._drafter = make_target(self._targets_share), make_drafter(self._drafters_share)
+        connections: Counter[str] = Counter()
+        self._target_link = _SharedLink(link, self._receive_for_target, self._combined_report, connections)
+        self._drafter_link = _SharedLink(link, self._receive_for_drafter, lambda peer, report: None, connections)
+        self._target = Target(runner, self._target_link, options)
+        self._drafter = Drafter(drafter_runner, self._drafter_link, options)
 
     @property
     def times(self) -> LoopTimes:
@@ -36,65 +36,65 @@ class SharedWeightsLoop:
         return self._target.times + self._drafter.times
 
     def load(self) -> Report:
-        """The load of both at this moment; any thread may ask."""
-        return _together(self._target.load(), self._drafter.load())
+        """Return the load of both at this moment; any thread may call it."""
+        return _combine(self._target.load(), self._drafter.load())
 
     def turn(self) -> None:
-        """A turn of each."""
+        """Run a turn of each."""
         self._target.turn()
         self._drafter.turn()
 
     def _receive_for_target(self, timeout_s: float) -> None:
-        """Here both wait: the target as long as it likes, if the drafter has nothing to do."""
-        self._receive(min(timeout_s, 0.0 if self._drafters_share.inbox else self._drafter.timeout_s()))
+        """Receive for both; wait as long as the target allows, if the drafter has nothing to do."""
+        self._receive(min(timeout_s, 0.0 if self._drafter_link.inbox else self._drafter.timeout_s()))
 
     def _receive_for_drafter(self, timeout_s: float) -> None:
         self._receive(0.0)
 
     def _receive(self, timeout_s: float) -> None:
         for envelope in self._link.receive(timeout_s):
-            for share in self._shares_of(envelope[1]):
-                share.inbox.append(envelope)
+            for link in self._receivers(envelope[1]):
+                link.inbox.append(envelope)
 
-    def _shares_of(self, message: Message) -> "list[_Share]":
+    def _receivers(self, message: Message) -> "list[_SharedLink]":
         match message:
             case Cancel() | Heartbeat():
-                return [self._targets_share, self._drafters_share]
+                return [self._target_link, self._drafter_link]
             case Advance() | Admit(drafts_only=True):
-                return [self._drafters_share]
+                return [self._drafter_link]
             case _:
-                return [self._targets_share]
+                return [self._target_link]
 
-    def _whole(self, peer: str, report: Report) -> Report:
-        return _together(report, self._drafter.load(peer))
+    def _combined_report(self, peer: str, report: Report) -> Report:
+        return _combine(report, self._drafter.load(peer))
 
 
-class _Share:
-    """One loop's part of the link. Of the reports, only the target's are sent, with the drafter's load in them."""
+class _SharedLink:
+    """One loop's view of the replica's link."""
 
     def __init__(
         self,
         link: ConnectingLink,
         receive: Callable[[float], None],
-        reported: Callable[[str, Report], Report | None],
+        make_report: Callable[[str, Report], Report | None],
         connections: Counter[str],
     ) -> None:
         """
-        receive: waits up to so many seconds for messages.
-        reported: what to send for a report to a peer.
-        connections: of the link, by how many of its shares need each.
+        receive: fills the inboxes; waits up to that many seconds for messages.
+        make_report: returns what to send in place of a report to a peer; None: nothing.
+        connections: how many of the loops need a connection to each peer.
         """
         self.name = link.name
         self.inbox: list[Envelope] = []
-        self._link, self._receive, self._reported, self._connections = link, receive, reported, connections
+        self._link, self._receive, self._make_report, self._connections = link, receive, make_report, connections
 
     @property
     def malformed(self) -> int:
         return self._link.malformed
 
     def send(self, peer: str, messages: Sequence[Message]) -> None:
-        reported = [self._reported(peer, one) if isinstance(one, Report) else one for one in messages]
-        kept = [one for one in reported if one is not None]
+        outgoing = [self._make_report(peer, item) if isinstance(item, Report) else item for item in messages]
+        kept = [message for message in outgoing if message is not None]
         if kept:
             self._link.send(peer, kept)
 
@@ -117,12 +117,9 @@ class _Share:
             del self._connections[peer]
             self._link.disconnect(peer)
 
-    def close(self) -> None:
-        """Nothing to do: the link is the replica's."""
 
-
-def _together(target: Report, drafter: Report) -> Report:
-    """Requests that wait for a slot of the target come last, as in its own report."""
+def _combine(target: Report, drafter: Report) -> Report:
+    """Add two loads. Requests that wait for a slot of the target come last, as in its own report."""
     return Report(
         active=target.active + drafter.active,
         waiting=target.waiting + drafter.waiting,
@@ -132,6 +129,3 @@ def _together(target: Report, drafter: Report) -> Report:
         attached_drafters=target.attached_drafters,
         speculation_gain=target.speculation_gain,
     )
-
-
-Loop = Target | Drafter | SharedWeightsLoop  # of a model's replica

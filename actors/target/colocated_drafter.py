@@ -1,8 +1,7 @@
-"""A drafter inside a target's process: on the same device, by turns with the target, in the same thread.
+"""A drafter colocated with a target: on the same device, in the same thread, alternating with the target.
 
-There each draft costs the time that it takes, so there is exactly one per step and none ahead of the verdicts; but no
-message has to travel, nobody waits, and both models have the whole device in their turn. It knows nothing of
-coordinators: to them, its target drafts for itself.
+Each row gets exactly one draft per step and none ahead of verification, because drafting delays the step. In return, no
+message travels between processes, and each model has the whole device while it runs. Knows nothing of coordinators.
 """
 
 from collections.abc import Sequence
@@ -11,78 +10,62 @@ from dataclasses import replace
 from msgspec import structs
 
 from actors.drafter.loop import Drafter
-from actors.loops.grammar_jobs import LoadTokenizer
+from actors.loops.options import LoopOptions
 from actors.loops.row_table import RowKey
 from actors.model.runner import Runner
 from actors.target.row import TargetRow
-from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat
 
 _TARGET, _DRAFTER = "target", "drafter"
-_ADDRESS = ReplicaAddress(_TARGET, _TARGET)
 
 
 class ColocatedDrafter:
     """The drafter of one target replica."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        *,
-        prefill_chunk: int = 256,
-        load_tokenizer: LoadTokenizer | None = None,
-        draft_mapping: DraftMapping | None = None,
-    ) -> None:
+    def __init__(self, runner: Runner, options: LoopOptions = LoopOptions()) -> None:
         """
-        runner: over as many slots as the target's, at least.
-        prefill_chunk, load_tokenizer: as `Drafter` has them.
-        draft_mapping: where the target has another tokenizer.
+        runner: has at least as many slots as the target's.
+        options: the target's; its only draft mapping, if any, is for that target.
         """
         exchange = LocalExchange()
         self._link = exchange.join(_TARGET)
-        self._drafter = Drafter(
-            runner,
-            exchange.join(_DRAFTER),
-            prefill_chunk=prefill_chunk,
-            alternatives=0,
-            ahead=False,
-            load_tokenizer=load_tokenizer,
-            draft_mappings={} if draft_mapping is None else {_TARGET: draft_mapping},
-        )
-        self._told: dict[RowKey, int] = {}  # how much of each row's text the drafter knows
+        self._drafter = Drafter(runner, exchange.join(_DRAFTER), options, alternatives=0, ahead=False)
+        self._address = ReplicaAddress(_TARGET, model=next(iter(options.draft_mappings), _TARGET))
+        self._sent_lengths: dict[RowKey, int] = {}  # how many of each row's tokens the drafter has
 
     def draft(self, rows: Sequence[TargetRow]) -> float | None:
-        """Put drafts of what follows their texts into the rows' tries. A prompt that is new may take several calls.
+        """Put drafts of what follows their texts into the rows' tries. A new prompt may take several calls.
 
         Returns the mean seconds of a draft token of all rows together; None if there was none.
         """
         before = replace(self._drafter.times)
         drafted = {row.key[1]: row for row in rows if row.drafter}
-        self._link.send(_DRAFTER, [Heartbeat(), *map(self._news, drafted.values())])
+        self._link.send(_DRAFTER, [Heartbeat(), *map(self._update, drafted.values())])
         self._drafter.turn()
         while self._drafter.drafting:
             self._drafter.turn()
         for _, message in self._link.receive(0.0):
-            if isinstance(message, Failed) and message.request_id in drafted:  # else it has left, or sits out this step
+            # a row that is not in `drafted` was removed or is not in this step
+            if isinstance(message, Failed) and message.request_id in drafted:
                 drafted[message.request_id].drafter = False
         for offer in self._drafter.offers((_TARGET, request_id) for request_id in drafted):
             drafted[offer.request_id].offer(offer)
         spent = self._drafter.times - before
         return spent.step_s / spent.steps if spent.steps else None
 
-    def leave(self, row: TargetRow) -> None:
-        """The row is no more."""
-        if self._told.pop(row.key, None) is not None:
+    def remove(self, row: TargetRow) -> None:
+        """Let the drafter forget the row."""
+        if self._sent_lengths.pop(row.key, None) is not None:
             self._link.send(_DRAFTER, [Cancel(row.key[1])])
 
-    def _news(self, row: TargetRow) -> Admit | Advance:
-        """What lets the drafter follow the row's text."""
-        request_id, known = row.key[1], self._told.get(row.key)
-        self._told[row.key] = len(row.tokens)
-        if known is not None:
-            return structs.replace(row.advance(known, row.useful_draft_length), coordinator=_TARGET)
+    def _update(self, row: TargetRow) -> Admit | Advance:
+        """Return the message that brings the drafter up to date with the row's text."""
+        request_id, sent = row.key[1], self._sent_lengths.get(row.key)
+        self._sent_lengths[row.key] = len(row.tokens)
+        if sent is not None:
+            return structs.replace(row.advance(sent, row.useful_draft_length), coordinator=_TARGET)
         return Admit(
             request_id=request_id,
             tokens=list(row.tokens),
@@ -90,6 +73,6 @@ class ColocatedDrafter:
             params=row.params,
             draft_length=row.useful_draft_length,
             drafter=True,
-            target=_ADDRESS,
+            target=self._address,
             admission=row.admission,
         )

@@ -6,7 +6,7 @@ blend in place of its own distribution; as a member it answers what a leader ask
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from actors.ensemble.member import MemberRow
 from actors.ensemble.rounds import blended
-from actors.loops.grammar_jobs import GrammarJobs, LoadTokenizer
+from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import REPORT_PERIOD_S, Mailbox
 from actors.loops.oom_backoff import OomBackoff
+from actors.loops.options import LoopOptions
 from actors.loops.row_table import PREPARING_S, choose_prefill
 from actors.loops.thread import LoopTimes
 from actors.model.forward_input import RowInput
@@ -30,7 +31,6 @@ from actors.target.leader import EnsembleLeader
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
 from actors.target.rows import ServedRow, TargetRows
-from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Commit, Joined, Report
 from decoding.drafts.trie import Draft
@@ -44,36 +44,19 @@ _MEMBERS_S = 0.1  # how often to look for members that take too long
 class Target:
     """One replica of a target model."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        link: ConnectingLink,
-        *,
-        prefill_chunk: int = 256,
-        adaptive: bool = True,
-        load_tokenizer: LoadTokenizer | None = None,
-        inside: ColocatedDrafter | None = None,
-        logits_mappings: Mapping[str, LogitsMapping] | None = None,
-    ) -> None:
-        """
-        prefill_chunk: prompt tokens processed between two steps of the running rows.
-        adaptive: verify as many draft tokens as pay; otherwise always as many as the request allows.
-        load_tokenizer: for structured answers.
-        inside: drafts here, by turns, for the requests that a drafter is to work on.
-        logits_mappings: of a member, by the names of its leaders that have another tokenizer.
-        """
+    def __init__(self, runner: Runner, link: ConnectingLink, options: LoopOptions = LoopOptions()) -> None:
         self.times = LoopTimes()
         self._runner = runner
         self._rows = TargetRows(runner.cache, removed=self._leave)
         self._mailbox = Mailbox(link, self._rows, self.times)
-        self._inside = inside
-        self._planner = DraftPlanner(runner, adaptive=adaptive, alternating=inside is not None)
+        self._colocated = None if options.colocated is None else ColocatedDrafter(options.colocated, options)
+        self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=self._colocated is not None)
         self._ensembles = EnsembleLeader(link, self._mailbox.put, runner)
-        structures = GrammarJobs(load_tokenizer, runner.vocab_size)
+        structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._inbox = TargetInbox(
-            self._rows, self._mailbox, runner, self._planner, structures, self._ensembles, logits_mappings or {}
+            self._rows, self._mailbox, runner, self._planner, structures, self._ensembles, options.logits_mappings
         )
-        chunk = min(prefill_chunk, runner.max_query)
+        chunk = min(options.prefill_chunk, runner.max_query)
         self._backoff = OomBackoff(runner.cache.slots, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
         self._waited_before_s = 0.0  # for drafts, up to the step before
@@ -117,8 +100,8 @@ class Target:
         rows = [row for row in batch if isinstance(row, TargetRow)]
         asked = [row for row in batch if isinstance(row, MemberRow)]
         searching = [row for row in batch if isinstance(row, BeamRow)]
-        if self._inside is not None and rows and self._rows.drafting:
-            self._draft(self._inside, rows)
+        if self._colocated is not None and rows and self._rows.drafting:
+            self._draft(self._colocated, rows)
         began_s = time.perf_counter()
         drafts = self._planner.choose(rows, began_s)
         if not self._backoff.speculates:
@@ -150,10 +133,10 @@ class Target:
         self._inbox.receive(0.0)  # what was offered meanwhile is there for the verdict
         self._follow(*chosen, verdicts, turn_began_s)
 
-    def _draft(self, inside: ColocatedDrafter, rows: list[TargetRow]) -> None:
+    def _draft(self, colocated: ColocatedDrafter, rows: list[TargetRow]) -> None:
         """The drafter's turn."""
         began_s = time.perf_counter()
-        token_s = inside.draft(rows)
+        token_s = colocated.draft(rows)
         if token_s is not None:
             self._planner.note_drafting(token_s)
         self.times.drafted_s += time.perf_counter() - began_s
@@ -337,8 +320,8 @@ class Target:
         """What else goes with a row that is removed."""
         if isinstance(row, TargetRow) and row.ensemble is not None:
             self._ensembles.leave(row)
-        if isinstance(row, TargetRow) and self._inside is not None:
-            self._inside.leave(row)
+        if isinstance(row, TargetRow) and self._colocated is not None:
+            self._colocated.remove(row)
 
 
 def _wait_s(rows: list[TargetRow]) -> float:

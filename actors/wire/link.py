@@ -35,9 +35,6 @@ class Link(Protocol):
     def wake(self) -> None:
         """Make the current or next `receive` return at once. Any thread may call this."""
 
-    def close(self) -> None:
-        """Release all resources. Messages sent to this party from now on are dropped."""
-
 
 class ConnectingLink(Link, Protocol):
     """A link that opens and closes connections as replicas come and go."""

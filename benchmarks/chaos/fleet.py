@@ -25,7 +25,7 @@ from actors.coordinator.loop import Coordinator
 from actors.loading.checkpoint import ModelSpec
 from actors.loops.thread import LoopThread
 from actors.model.thread_environment import compute_environment
-from actors.replica.replica import Replica, Role
+from actors.replica.replica import Replica, ReplicaSpec, Role
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.chaos.proxy import Relay, Relays
@@ -242,7 +242,7 @@ def _wait_until_up(fleet: Fleet) -> None:
 def _serve(role: Role, spec: ModelSpec, connection: Connection) -> None:
     """A replica's process: load, then answer where it is for as long as its loop is healthy."""
     logging.disable_progress_bar()
-    replica = Replica(role, spec, "127.0.0.1")
+    replica = Replica(ReplicaSpec(role=role, model=spec), "127.0.0.1")
     while True:
         try:
             connection.recv()

@@ -29,6 +29,7 @@ from actors.coordinator import blocking
 from actors.coordinator.request import Delta, Request
 from actors.loading.checkpoint import ModelSpec, load_tokenizer
 from actors.loading.grammar_tokenizer import structure_tokenizer
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import Role, load_runner
@@ -206,7 +207,7 @@ def _serving(*, slots: int, threads: int, in_process: bool) -> Iterator[Served]:
     runners = {name: load_runner(spec) for name, spec in specs.items()}
     tokenizer = structure_tokenizer(load_tokenizer("models/target"))
     replicas = {name: (role, runners[name]) for name, role in _MODELS.items()}
-    with Engine(replicas, load_tokenizer=lambda: tokenizer) as engine:
+    with Engine(replicas, LoopOptions(load_tokenizer=lambda: tokenizer)) as engine:
         yield in_this_process(engine, runners)
 
 

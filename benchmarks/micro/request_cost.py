@@ -25,6 +25,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta
 from actors.loading.checkpoint import load_tokenizer
 from actors.loading.grammar_tokenizer import structure_tokenizer
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.wire.addresses import ReplicaAddress
@@ -92,7 +93,7 @@ class Host:
         self._link = exchange.join("coordinator")
         self.coordinator = Coordinator(self._link)
         self._end = exchange.join("target")
-        self.target = Target(_runner(vocab_size), self._end, load_tokenizer=lambda: self.structures)
+        self.target = Target(_runner(vocab_size), self._end, LoopOptions(load_tokenizer=lambda: self.structures))
         self.coordinator.set_replicas([ReplicaAddress("target", "target")])
         self._turns()
 

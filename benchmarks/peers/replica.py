@@ -8,19 +8,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median
 from typing import Literal
 
-from actors.drafter.loop import Drafter
+from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread, LoopTimes
 from actors.model.cuda_streams import use_own_stream
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.replica.shared_weights import Loop, SharedWeightsLoop
-from actors.target.colocated_drafter import ColocatedDrafter
-from actors.target.loop import Target
-from actors.wire.link import ConnectingLink
+from actors.replica.replica import Role as ReplicaRole
+from actors.replica.replica import make_loop
+from actors.wire.link import LocalLink
+from actors.wire.zmq_link import ReplicaZmqLink
 
 Role = Literal["target", "adaptive-target", "drafter", "both"]
 Sweep = dict[int, float]  # seconds of a step, by tokens per row
@@ -45,15 +44,15 @@ class MeasuredReplica:
     def __init__(
         self,
         role: Role,
-        link: ConnectingLink,
+        link: LocalLink | ReplicaZmqLink,
         make_runner: Callable[[], Runner],
-        make_inside: Callable[[], Runner] | None = None,
+        make_colocated: Callable[[], Runner] | None = None,
     ) -> None:
         """
         make_runner: called in the loop's thread.
-        make_inside: likewise, of a target with a drafter inside.
+        make_colocated: likewise, for a drafter colocated with the target.
         """
-        self._role, self.link, self._make_runner, self._make_inside = role, link, make_runner, make_inside
+        self._role, self.link, self._make_runner, self._make_colocated = role, link, make_runner, make_colocated
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = LoopThread(link.name, self._turn, link.wake, prepare=self._load)
         self._thread.start()
@@ -97,15 +96,10 @@ class MeasuredReplica:
     def _load(self) -> None:
         self._runner = self._make_runner()
         use_own_stream(self._runner.device)
-        self._loop: Loop
-        if self._role == "drafter":
-            self._loop = Drafter(self._runner, self.link)
-        elif self._role == "both":
-            make_drafter = partial(Drafter, self._runner.shared_copy())
-            self._loop = SharedWeightsLoop(self.link, partial(Target, self._runner), make_drafter)
-        else:
-            inside = None if self._make_inside is None else ColocatedDrafter(self._make_inside())
-            self._loop = Target(self._runner, self.link, adaptive=self._role == "adaptive-target", inside=inside)
+        colocated = None if self._make_colocated is None else self._make_colocated()
+        options = LoopOptions(adaptive=self._role != "target", colocated=colocated)
+        role: ReplicaRole = "target" if self._role == "adaptive-target" else self._role
+        self._loop = make_loop(role, self._runner, self.link, options)
 
     def _turn(self) -> None:
         self._loop.turn()

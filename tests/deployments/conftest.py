@@ -46,13 +46,15 @@ def tiny_runner(seed: int) -> "Runner":
 def engine() -> "Iterator[Engine]":
     from actors.loading.checkpoint import load_tokenizer
     from actors.loading.grammar_tokenizer import structure_tokenizer
+    from actors.loops.options import LoopOptions
     from actors.replica.in_process import Engine
 
     replicas: dict[str, tuple[Role, Runner]] = {
         "target": ("target", tiny_runner(0)),
         "drafter": ("drafter", tiny_runner(1)),
     }
-    with Engine(replicas, load_tokenizer=lambda: structure_tokenizer(load_tokenizer(TARGET), (2,))) as engine:
+    options = LoopOptions(load_tokenizer=lambda: structure_tokenizer(load_tokenizer(TARGET), (2,)))
+    with Engine(replicas, options) as engine:
         yield engine
         engine.check()
 

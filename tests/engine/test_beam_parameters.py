@@ -1,4 +1,4 @@
-"""Structured searches, and what the model thought of their answers: compared with `generate` and plain forwards."""
+"""Beam searches with structures and log-probabilities, compared with `generate` and plain forwards."""
 
 import json
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def reference() -> Reference:
 
 
 class Masked(LogitsProcessor):
-    """Allows what a grammar does after each answer, which is followed from its beginning every time."""
+    """Allows what the grammar allows after each answer; replays the answer from its start each time."""
 
     def __init__(self, structure: Structure, prompt_length: int) -> None:
         self._grammar, self._start = compiled(structure.kind, structure.definition), prompt_length
@@ -66,13 +66,15 @@ def test_structured_searches_are_those_of_masked_generate(reference: Reference, 
 
 
 class Stuck(StructureState):
-    """Knows of nothing that could follow some beams."""
+    """Fails some beams, as if nothing could follow them."""
 
     lost: Sequence[int]
 
     def follow(self, paths: Sequence[Sequence[int]]) -> tuple[Tensor, list[InvalidRequestError | None]]:
         masks, _ = super().follow(paths)
-        return masks, [InvalidRequestError("stuck", field="x") if at in self.lost else None for at in range(len(paths))]
+        return masks, [
+            InvalidRequestError("stuck", field="x") if index in self.lost else None for index in range(len(paths))
+        ]
 
 
 def test_beams_that_nothing_can_follow_are_left(reference: Reference) -> None:
@@ -92,19 +94,19 @@ def test_beams_that_nothing_can_follow_are_left(reference: Reference) -> None:
 
 
 def test_log_probabilities_are_those_of_a_plain_forward(reference: Reference) -> None:
-    """Of answers that ended at different times, in all groups, whatever the processors did."""
+    """Answers end at different steps, in all groups and with all processors."""
     params = SamplingParams(max_tokens=12, temperature=0, eos_token_ids=(2, 204), logprobs=3, repetition_penalty=1.3)
     for groups in (1, 2):
         more: dict[str, Any] = {"num_beam_groups": groups, "diversity_penalty": 0.5 * (groups - 1)}
         options = BeamOptions(num_beams=4, num_return_sequences=4, **more)
-        found = search(reference.runner, reference.prompts[4], params, options)
-        assert found.logprobs is not None
-        assert len(found.logprobs) == len(found.answers) == 4
-        for answer, logprobs in zip(found.answers, found.logprobs, strict=True):
+        result = search(reference.runner, reference.prompts[4], params, options)
+        assert result.logprobs is not None
+        assert len(result.logprobs) == len(result.answers) == 4
+        for answer, logprobs in zip(result.answers, result.logprobs, strict=True):
             text = [*reference.prompts[4], *answer.tokens]
             with torch.no_grad():
                 expected = reference.model(torch.tensor([text])).logits[0].log_softmax(-1)[-len(answer.tokens) - 1 : -1]
-            assert [one.token for one in logprobs] == answer.tokens
+            assert [token.token for token in logprobs] == answer.tokens
             own = expected[range(len(answer.tokens)), answer.tokens]
-            assert [one.logprob for one in logprobs] == pytest.approx(own.tolist(), abs=1e-4)
-            assert [one.top[0][1] for one in logprobs] == pytest.approx(expected.amax(-1).tolist(), abs=1e-4)
+            assert [token.logprob for token in logprobs] == pytest.approx(own.tolist(), abs=1e-4)
+            assert [token.top[0][1] for token in logprobs] == pytest.approx(expected.amax(-1).tolist(), abs=1e-4)

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from actors.coordinator.request import Delta, Endpoint, Request
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.shared_weights import Loop
+from actors.replica.replica import Loop
 from actors.target.loop import Target
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import Admit, Beams, Cancel
@@ -53,14 +54,14 @@ def requests_of(asked: list[Asked]) -> list[Request]:
 
 def assert_found(answer: list[Delta], expected: list[Hypothesis]) -> None:
     (best,) = answer
-    found = [best, *best.others]
-    assert [list(one.tokens) for one in found] == [one.tokens for one in expected]
-    assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-4)
-    assert [one.finish for one in found] == [one.finish for one in expected]
-    assert [one.text for one in found] == [
-        ENDPOINT.decode([token for token in one.tokens if token != END]) for one in expected
+    actual = [best, *best.others]
+    assert [list(answer.tokens) for answer in actual] == [answer.tokens for answer in expected]
+    assert [answer.score for answer in actual] == pytest.approx([answer.score for answer in expected], abs=1e-4)
+    assert [answer.finish for answer in actual] == [answer.finish for answer in expected]
+    assert [answer.text for answer in actual] == [
+        ENDPOINT.decode([token for token in answer.tokens if token != END]) for answer in expected
     ]
-    assert [one.statistics.committed for one in found] == [len(one.tokens) for one in expected]
+    assert [answer.statistics.committed for answer in actual] == [len(answer.tokens) for answer in expected]
 
 
 def is_idle(loop: Loop) -> bool:
@@ -74,10 +75,10 @@ def test_searches_beside_requests_with_drafts() -> None:
     target = make_runner()
     with Engine({"target": ("target", target), "drafter": ("drafter", make_runner())}) as engine:
         alone = engine.generate(others)
-        mixed = engine.generate([each for pair in zip(requests_of(asked), others, strict=True) for each in pair])
+        mixed = engine.generate([request for pair in zip(requests_of(asked), others, strict=True) for request in pair])
         wait_until(lambda: all(map(is_idle, engine.loops.values())), "free slots")
-    for answer, found in zip(mixed[::2], expected, strict=True):
-        assert_found(answer, found)
+    for answer, beams in zip(mixed[::2], expected, strict=True):
+        assert_found(answer, beams)
     for answer, before in zip(mixed[1::2], alone, strict=True):
         assert [t for delta in answer for t in delta.tokens] == [t for delta in before for t in delta.tokens]
     assert target.cache.free == 7
@@ -92,18 +93,18 @@ def test_searches_under_faults() -> None:
 
     with Engine({"target": ("target", make_runner())}, wrap_link=wrap) as engine:
         answers = engine.generate(requests_of(asked))
-    for answer, found in zip(answers, expected, strict=True):
-        assert_found(answer, found)
+    for answer, beams in zip(answers, expected, strict=True):
+        assert_found(answer, beams)
 
 
 def test_a_search_that_is_admitted_again_begins_anew() -> None:
     (asked,) = searches(1)
     (expected,) = search_all(make_runner(), [asked])
     exchange = LocalExchange()
-    target = Target(make_runner(), exchange.join("t"), prefill_chunk=16)
+    target = Target(make_runner(), exchange.join("t"), LoopOptions(prefill_chunk=16))
     coordinator: LocalLink = exchange.join("c")
     admit = Admit(1, list(asked[0]), len(asked[0]), asked[1], 0, drafter=False, beams=asked[2])
-    for _ in range(2):  # the second is the same request once more, after half of the first
+    for _ in range(2):  # the same request again, after half of the first
         coordinator.send("t", [admit])
         for _ in range(6):
             target.turn()
@@ -112,14 +113,14 @@ def test_a_search_that_is_admitted_again_begins_anew() -> None:
         coordinator.send("t", [Cancel(999)])
         target.turn()
         messages += [message for _, message in coordinator.receive(0) if isinstance(message, Beams)]
-    assert [one.answers for one in messages] == [expected]
+    assert [message.answers for message in messages] == [expected]
     assert target.load().active == 0
 
 
 def test_cancelled_searches_free_their_slots() -> None:
     exchange = LocalExchange()
     runner = make_runner()
-    target, coordinator = Target(runner, exchange.join("t"), prefill_chunk=16), exchange.join("c")
+    target, coordinator = Target(runner, exchange.join("t"), LoopOptions(prefill_chunk=16)), exchange.join("c")
     long = params(max_tokens=60, eos_token_ids=())
     admits = [
         Admit(i, prompt(i), len(prompt(i)), long, 0, drafter=False, beams=BeamOptions(num_beams=3)) for i in range(4)

@@ -1,23 +1,23 @@
 """Drafters with other tokenizers than the bundled target's: the text is the target's, and good drafts are accepted."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 from tokenizers import Tokenizer
 
 from actors.coordinator.request import Delta, Request
-from actors.drafter.loop import Drafter
 from actors.loading.grammar_tokenizer import structure_tokenizer
 from actors.loading.tokenizer_pairs import speller_of
+from actors.loops.grammar_jobs import LoadTokenizer
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.target.loop import Target
+from actors.replica.replica import Role
 from actors.tokenizers.draft_mapping import DraftMapping
-from actors.wire.link import ConnectingLink, LocalLink
+from actors.wire.link import LocalLink
 from decoding.sampling.params import SamplingParams, Structure
 from decoding.tokenizers.text_aligner import Speller
 from tests.engine.test_exactness import EOS, MIXED, Bundle, accepted, drafted, greedy, sampled
@@ -29,7 +29,7 @@ from tests.support.models import tiny_model
 from tests.support.permuted import permutation, permuted_model, permuted_tokenizer
 from tests.support.tokenizers import sentencepiece_tokenizer
 
-pytestmark = pytest.mark.timeout(180)  # a loop that has died leaves its requests waiting
+pytestmark = pytest.mark.timeout(180)  # requests to a dead loop never end
 COUNT = 8  # prompts
 
 
@@ -48,18 +48,22 @@ def runner(model: Any) -> Runner:
 
 
 @contextmanager
-def running(bundle: Bundle, drafter: Runner, draft_mapping: DraftMapping | None, **options: Any) -> Iterator[Engine]:
+def running(
+    bundle: Bundle,
+    drafter: Runner,
+    draft_mapping: DraftMapping | None,
+    load_tokenizer: LoadTokenizer | None = None,
+    **more: Any,
+) -> Iterator[Engine]:
     """The bundled target, which always wants drafts, and a drafter."""
-    draft_mappings: Mapping[str, DraftMapping] = {} if draft_mapping is None else {"target": draft_mapping}
-    with mock.patch("actors.replica.in_process.make_loop", _always_drafting):
-        replicas = {"target": ("target", runner(bundle.target)), "drafter": ("drafter", drafter)}
-        engine = Engine(replicas, draft_mappings=draft_mappings, **options)  # type: ignore[arg-type]
-    with engine:
+    draft_mappings = {} if draft_mapping is None else {"target": draft_mapping}
+    replicas: dict[str, tuple[Role, Runner]] = {
+        "target": ("target", runner(bundle.target)),
+        "drafter": ("drafter", drafter),
+    }
+    options = LoopOptions(adaptive=False, draft_mappings=draft_mappings, load_tokenizer=load_tokenizer)
+    with Engine(replicas, options, **more) as engine:
         yield engine
-
-
-def _always_drafting(role: str, runner: Runner, link: ConnectingLink, **options: Any) -> Target | Drafter:
-    return Target(runner, link, adaptive=False, **options) if role == "target" else Drafter(runner, link, **options)
 
 
 def rate(answers: Sequence[list[Delta]]) -> float:
@@ -85,7 +89,7 @@ def knowing(
 
 
 def test_another_order_of_the_tokens_costs_little(bundle: Bundle, bundled: Speller) -> None:
-    """Shared noise meets the same token strings: without, few sampled drafts would be accepted."""
+    """The same token strings get the same noise; otherwise few sampled drafts would be accepted."""
     order = permutation(bundled.vocabulary.size)
     speller = speller_of(permuted_tokenizer(bundle.tokenizer, order), len(order))
     requests = bundle.requests(sampled(COUNT, (0.7, 0, 1.0), (1.0, 0, 1.0)))
@@ -152,9 +156,9 @@ PARAMETERS: list[dict[str, Any]] = [
 
 
 def test_every_parameter_gives_what_it_gives_without_drafts(bundle: Bundle, bundled: Speller) -> None:
-    """Those that name tokens of the target, too."""
+    """Parameters with the target's token ids are included."""
     basic = [*sampled(4, (0.8, 0, 1.0)), *greedy(4)]
-    requests = bundle.requests([replace(one, **more) for one, more in zip(basic, PARAMETERS, strict=True)])
+    requests = bundle.requests([replace(setting, **more) for setting, more in zip(basic, PARAMETERS, strict=True)])
     drafter, draft_mapping = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(basic))
     with running(bundle, drafter, draft_mapping) as engine:
         answers = engine.generate(requests)
@@ -180,7 +184,7 @@ def test_structured_answers_are_what_they_are_without_drafts(bundle: Bundle, bun
 
 
 def test_rejection_sampling_takes_its_drafts_for_guesses(bundle: Bundle, bundled: Speller) -> None:
-    """The drafter drafts greedily and says nothing of distributions: the one way that biases nothing."""
+    """The drafter drafts greedily and sends no distributions, because only that is unbiased."""
     basic = sampled(COUNT, (0.2, 0, 1.0))
     requests = bundle.requests([replace(params, verification="rejection") for params in basic])
     drafter, draft_mapping = knowing(bundle, bundled, sentencepiece_tokenizer(), bundle.requests(greedy(COUNT)))

@@ -1,11 +1,10 @@
-"""Ensembles of members with other tokenizers: what a slow loop over strings writes, with drafts and without."""
+"""Ensembles with other tokenizers write what a slow loop over strings writes, with drafts and without."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loading.tokenizer_pairs import speller_of
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import Role
@@ -26,7 +26,6 @@ from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_ensemble import SlowRunner, tokens
 from tests.engine.test_exactness import EOS, Bundle
-from tests.engine.test_parameters import always_drafting
 from tests.support import tokenizers
 from tests.support.byte_level import byte_level_tokenizer_with_end
 from tests.support.models import tiny_model
@@ -34,7 +33,7 @@ from tests.support.permuted import permutation, permuted_model, permuted_tokeniz
 from tests.support.slow_member import SlowMember
 from tests.support.tokenizers import bundled_tokenizer, sentencepiece_tokenizer, unigram_tokenizer
 
-pytestmark = pytest.mark.timeout(180)  # a loop that has died leaves its requests waiting
+pytestmark = pytest.mark.timeout(180)  # requests to a dead loop never end
 BEST, TOKENS = 6, 12
 
 
@@ -44,7 +43,7 @@ def bundle() -> Bundle:
 
 
 def opinionated(tokenizer: Tokenizer) -> PreTrainedModel:
-    """Random, but sure of itself."""
+    """Return a random model with peaked distributions."""
     vocabulary = tokenizers.vocabulary_of(tokenizer)
     model = tiny_model("llama-gqa", vocab_size=vocabulary.size, max_position_embeddings=512)
     with torch.no_grad():
@@ -62,11 +61,9 @@ def running(
         "other": ("target", Runner(member, slots=16, max_length=400, max_query=max_query)),
         "drafter": ("drafter", Runner(bundle.drafter, slots=16, max_length=256, max_query=256)),
     }
-    with mock.patch("actors.replica.in_process.make_loop", always_drafting):
-        engine = Engine(
-            replicas, prefill_chunk=min(max_query, 32), logits_mappings={"other": {"target": logits_mapping}}
-        )
-    with engine:
+    options = LoopOptions(prefill_chunk=min(max_query, 32), adaptive=False)
+    own_options = {"other": replace(options, logits_mappings={"target": logits_mapping})}
+    with Engine(replicas, options, own_options=own_options) as engine:
         yield engine
 
 
@@ -86,7 +83,7 @@ def settings(count: int, **more: Any) -> list[SamplingParams]:
     ]
 
 
-# A copy of the leader in another order
+# Members that are copies of the leader with permuted tokens
 
 COPIES = [
     ("union", BlendParams(kind="mixture")),
@@ -100,13 +97,15 @@ COPIES = [
 def test_a_copy_with_its_tokens_in_another_order_changes_nothing(bundle: Bundle) -> None:
     order = permutation(bundle.target.config.vocab_size)
     turned = permuted_tokenizer(bundle.tokenizer, order)
-    logits_mapping = LogitsMapping.build(*(speller_of(one, len(order)) for one in (bundle.tokenizer, turned)))
+    logits_mapping = LogitsMapping.build(
+        *(speller_of(tokenizer, len(order)) for tokenizer in (bundle.tokenizer, turned))
+    )
     assert logits_mapping.copies
     endpoints = [endpoint(bundle, *case) for case in COPIES]
-    params = settings(len(COPIES), top_k=BEST)  # which is all that a union of the best leaves
+    params = settings(len(COPIES), top_k=BEST)  # a union of the best tokens leaves no others
     requests = [
-        Request(endpoints[i % len(COPIES)], prompt, each, request_id=i)
-        for i, (prompt, each) in enumerate(zip(bundle.prompts, params, strict=False))
+        Request(endpoints[i % len(COPIES)], prompt, setting, request_id=i)
+        for i, (prompt, setting) in enumerate(zip(bundle.prompts, params, strict=False))
     ]
     with running(bundle, permuted_model(bundle.target, order), logits_mapping) as engine:
         answers = engine.generate(requests)
@@ -117,7 +116,7 @@ def test_a_copy_with_its_tokens_in_another_order_changes_nothing(bundle: Bundle)
         assert (leader.agreement, leader.tokens) == (other.agreement, other.tokens)
 
 
-# Others, against strings
+# Members with other token strings
 
 CASES = [
     ("union", BlendParams(kind="mixture", weights=(3, 1))),
@@ -133,29 +132,35 @@ CASES = [
 
 
 def check(bundle: Bundle, member: SlowMember, request: Request, answer: Sequence[int]) -> None:
-    """Each token is what follows those before it; of the leader one plain forward tells, of the member one for each."""
+    """Check each token, with one plain forward of the leader and one of the member per token."""
     params, options = request.params, request.endpoint.ensemble
     batch = BlendBatch.build([(options.blend, [True, True])])
     text = [*request.prompt, *answer]
     with torch.no_grad():
         leader = bundle.target(torch.tensor([text])).logits[0]
-    for at in range(len(request.prompt), len(text)):
-        scores = _target(leader[at - 1], member.say(text[:at], options.best_count), options, batch)
+    for position in range(len(request.prompt), len(text)):
+        scores = _target(leader[position - 1], member.say(text[:position], options.best_count), options, batch)
         if params.temperature:
-            key = torch.tensor([noise_key(params.seed, at)], dtype=torch.int32)
+            key = torch.tensor([noise_key(params.seed, position)], dtype=torch.int32)
             scores = scores / params.temperature + gumbel(key, len(scores))[0]
-        assert text[at] == int(scores.argmax()), (options.blend.kind, options.vocabulary, at - len(request.prompt))
+        assert text[position] == int(scores.argmax()), (
+            options.blend.kind,
+            options.vocabulary,
+            position - len(request.prompt),
+        )
     assert len(answer) == params.max_tokens or answer[-1] in params.eos_token_ids
 
 
-def _target(own: Tensor, said: tuple[Tensor, list[int]] | None, options: EnsembleOptions, batch: BlendBatch) -> Tensor:
-    if said is None:
+def _target(
+    own: Tensor, answer: tuple[Tensor, list[int]] | None, options: EnsembleOptions, batch: BlendBatch
+) -> Tensor:
+    if answer is None:
         return own
-    other = said[0].float()
+    other = answer[0].float()
     if options.best_count:
-        chosen = {*own.topk(options.best_count).indices.tolist(), *said[1]}
+        chosen = {*own.topk(options.best_count).indices.tolist(), *answer[1]}
         ruled_out = torch.tensor([token not in chosen for token in range(len(own))])
-        own, other = (one.masked_fill(ruled_out, -math.inf) for one in (own, other))
+        own, other = (logits.masked_fill(ruled_out, -math.inf) for logits in (own, other))
     if other.amax() == -math.inf:
         other = torch.zeros_like(own) if options.blend.kind == "contrastive" else own
     return blend(torch.stack([own, other])[:, None], batch)[0]
@@ -172,20 +177,24 @@ def _target(own: Tensor, said: tuple[Tensor, list[int]] | None, options: Ensembl
 def test_blends_are_those_of_strings_with_drafts_and_without(
     bundle: Bundle, tokenizer: Callable[[], Tokenizer], max_query: int
 ) -> None:
-    """With few tokens a step, those of short ones take several."""
+    """With small steps, even short readings take several."""
     model = opinionated(tokenizer())
     member = SlowMember(model, tokenizer(), bundled_tokenizer())
-    logits_mapping = LogitsMapping.build(*(tokenizers.speller_of(one) for one in (bundled_tokenizer(), tokenizer())))
+    logits_mapping = LogitsMapping.build(
+        *(tokenizers.speller_of(tokenizer) for tokenizer in (bundled_tokenizer(), tokenizer()))
+    )
     params = settings(len(CASES))
     requests = [
-        Request(endpoint(bundle, *CASES[i % len(CASES)]), prompt, each)
-        for i, (prompt, each) in enumerate(zip(bundle.prompts, params, strict=False))
+        Request(endpoint(bundle, *CASES[i % len(CASES)]), prompt, setting)
+        for i, (prompt, setting) in enumerate(zip(bundle.prompts, params, strict=False))
     ]
     with running(bundle, model, logits_mapping, max_query=max_query) as engine:
         answers = engine.generate(requests)
-        plain = engine.generate([replace(one, speculate=False, request_id=100 + i) for i, one in enumerate(requests)])
-    found = [tokens(answer) for answer in plain]
-    assert [tokens(answer) for answer in answers] == found
+        plain = engine.generate(
+            [replace(request, speculate=False, request_id=100 + i) for i, request in enumerate(requests)]
+        )
+    texts = [tokens(answer) for answer in plain]
+    assert [tokens(answer) for answer in answers] == texts
     assert accepted(answers) > accepted(plain) == 0
-    for request, answer in zip(requests, found, strict=True):
+    for request, answer in zip(requests, texts, strict=True):
         check(bundle, member, request, answer)

@@ -1,4 +1,4 @@
-"""The engine of one process: an end of one of its loops reaches whoever waits for an answer."""
+"""When a loop of the engine ends, callers that wait for an answer get an error."""
 
 import pytest
 

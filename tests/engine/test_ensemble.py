@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
+from actors.loops.options import LoopOptions
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
@@ -25,7 +26,7 @@ from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
-from tests.engine.test_parameters import always_drafting, noisy
+from tests.engine.test_parameters import noisy
 from tests.support.models import VOCAB, tiny_model
 from tests.support.waiting import wait_until
 
@@ -48,7 +49,7 @@ BLENDS = [
 
 
 class SlowRunner(Runner):
-    """So slow that drafts come in time."""
+    """A runner so slow that drafts arrive in time."""
 
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
         time.sleep(0.01)
@@ -57,7 +58,7 @@ class SlowRunner(Runner):
 
 @contextmanager
 def running(*, slots: int = 12, runner: type[Runner] = Runner, both: str = "") -> Iterator[Engine]:
-    """both: the model that drafts, too."""
+    """both: the model that is target and drafter."""
     replicas: dict[str, tuple[Role, Runner]] = {
         name: (
             "both" if name == both else "drafter" if name == "drafter" else "target",
@@ -65,9 +66,7 @@ def running(*, slots: int = 12, runner: type[Runner] = Runner, both: str = "") -
         )
         for name, model in MODELS.items()
     }
-    with mock.patch("actors.replica.in_process.make_loop", always_drafting):
-        engine = Engine(replicas, prefill_chunk=8)
-    with engine:
+    with Engine(replicas, LoopOptions(prefill_chunk=8, adaptive=False)) as engine:
         yield engine
 
 
@@ -88,7 +87,7 @@ def tokens(answer: list[Delta]) -> list[int]:
 
 @torch.no_grad()
 def reference(names: Sequence[str], options: BlendParams, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-    """One plain forward of each member per token."""
+    """Write a text with one plain forward of each member per token."""
     text = list(prompt)
     batch = BlendBatch.build([(options, [True] * len(names))])
     for _ in range(params.max_tokens):
@@ -121,9 +120,9 @@ def test_a_member_may_draft_under_rejection_sampling_too() -> None:
     drawn = [params(2 * i + 1, verification="rejection") for i in range(4)]
     endpoint = ensemble(BlendParams(), drafter="second")
     with running(runner=SlowRunner, both="second") as engine:
-        requests = [Request(endpoint, prompt, one) for prompt, one in zip(PROMPTS, greedy + drawn, strict=True)]
+        requests = [Request(endpoint, prompt, setting) for prompt, setting in zip(PROMPTS, greedy + drawn, strict=True)]
         answers = engine.generate(requests)
-    expected = [reference(("first", "second"), BlendParams(), PROMPTS[i], one) for i, one in enumerate(greedy)]
+    expected = [reference(("first", "second"), BlendParams(), PROMPTS[i], setting) for i, setting in enumerate(greedy)]
     assert [tokens(answer) for answer in answers[:4]] == expected
     assert all(len(tokens(answer)) == 16 for answer in answers)
     assert sum(answer[-1].statistics.accepted for answer in answers[4:]) > 0
@@ -145,10 +144,10 @@ def test_different_ensembles_and_plain_requests_share_their_models() -> None:
     endpoints = [there, back, alone, back, there, back, alone, there]
     requests = [Request(e, prompt, params(i)) for i, (e, prompt) in enumerate(zip(endpoints, PROMPTS, strict=True))]
     with running(slots=8) as engine:
-        found = [tokens(answer) for answer in engine.generate(requests)]
+        texts = [tokens(answer) for answer in engine.generate(requests)]
         for loop in engine.loops.values():
             wait_until(partial(_is_idle, loop), "free slots")
-    assert found == [reference(*names[r.endpoint.name], r.prompt, r.params) for r in requests]
+    assert texts == [reference(*names[r.endpoint.name], r.prompt, r.params) for r in requests]
 
 
 def _is_idle(loop: Any) -> bool:
@@ -170,7 +169,7 @@ def test_answers_tell_who_contributed() -> None:
 
 @torch.no_grad()
 def test_answers_tell_what_members_thought_of_each_token() -> None:
-    """Against plain forwards of each member over the whole text."""
+    """Compare with plain forwards of each member over the full text."""
     endpoint = ensemble(BlendParams(weights=(3, 1)), drafter="drafter", report_contributions=True)
     with running(runner=SlowRunner) as engine:
         answer = list(engine.stream(Request(endpoint, PROMPTS[2], params(1))))
@@ -178,12 +177,12 @@ def test_answers_tell_what_members_thought_of_each_token() -> None:
     text = [*PROMPTS[2], *tokens(answer)]
     begin = len(PROMPTS[2]) - 1
     assert len(views) == len(text) - begin - 1
-    for at, name in enumerate(("first", "second")):
+    for index, name in enumerate(("first", "second")):
         log_probs = MODELS[name](torch.tensor([text])).logits[0, begin:-1].log_softmax(dim=-1)
         own = log_probs[torch.arange(len(views)), torch.tensor(text[begin + 1 :])].tolist()
-        assert [view[at].model for view in views] == [name] * len(views)
-        assert [view[at].logprob for view in views] == pytest.approx(own, abs=1e-4)
-        assert [view[at].agreed for view in views] == (
+        assert [view[index].model for view in views] == [name] * len(views)
+        assert [view[index].logprob for view in views] == pytest.approx(own, abs=1e-4)
+        assert [view[index].agreed for view in views] == (
             log_probs.argmax(dim=-1) == torch.tensor(text[begin + 1 :])
         ).tolist()
 
@@ -199,7 +198,7 @@ def test_a_member_that_is_withdrawn(policy: Any) -> None:
         rest = list(stream)
     shares = rest[-1].members
     assert shares is not None
-    if policy == "fail":  # a member that is withdrawn finishes what cannot go on without it
+    if policy == "fail":  # requests that need a withdrawn member finish on it
         assert [share.weight for share in shares] == [0.25, 0.75]
         assert rest[-1].finish == "length"
         return
@@ -263,6 +262,8 @@ def test_other_transports_are_close(dtype: Any) -> None:
     exact = ensemble(BlendParams())
     with running() as engine:
         for endpoint in (ensemble(BlendParams(), member_dtype=dtype), ensemble(BlendParams(), member_top_k=VOCAB - 1)):
-            pair = [Request(one, PROMPTS[1], SamplingParams(max_tokens=4, temperature=0)) for one in (exact, endpoint)]
+            pair = [
+                Request(choice, PROMPTS[1], SamplingParams(max_tokens=4, temperature=0)) for choice in (exact, endpoint)
+            ]
             first, second = engine.generate(pair)
             assert tokens(first)[:1] == tokens(second)[:1]

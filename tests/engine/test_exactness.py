@@ -18,12 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.drafter.loop import Drafter
-from actors.loops.grammar_jobs import LoadTokenizer
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role
-from actors.replica.shared_weights import Loop as ReplicaLoop
-from actors.target.loop import Target
+from actors.replica.replica import Loop, Role
 from actors.wire.link import ConnectingLink, LocalLink
 from decoding.sampling.params import SamplingParams
 from tests.support import reference
@@ -32,11 +30,9 @@ from tests.support.faulty_link import FaultyLink
 from tests.support.waiting import wait_until
 
 MODELS = Path("models")
-pytestmark = pytest.mark.timeout(180)  # a loop that has died leaves its requests waiting
+pytestmark = pytest.mark.timeout(180)  # requests to a dead loop never end
 EOS = 2
 FEW, MANY = 24, 200  # prompts
-
-Loop = Target | Drafter | AdversarialDrafter
 
 
 class Bundle:
@@ -51,7 +47,7 @@ class Bundle:
         self._expected: dict[tuple[SamplingParams, ...], list[list[int]]] = {}
 
     def expected(self, params: Sequence[SamplingParams]) -> list[list[int]]:
-        """What `generate` writes for the first prompts, one for each of the params."""
+        """Return what `generate` writes for the first prompts, one per params."""
         key = tuple(params)
         if key not in self._expected:
             self._expected[key] = reference.generate(self.target, self.prompts[: len(params)], params)
@@ -60,18 +56,18 @@ class Bundle:
     def requests(
         self, params: Sequence[SamplingParams], *, draft_length: int = 4, drafter: str | None = "drafter"
     ) -> list[Request]:
-        """For the first prompts. Ids are fixed, so that faults are."""
+        """Return requests for the first prompts. Their ids are fixed, so that faults are reproducible."""
         endpoint = Endpoint("test", "target", drafter, draft_length, self.decode)
         return [
-            Request(endpoint, prompt, each, request_id=i)
-            for i, (prompt, each) in enumerate(zip(self.prompts, params, strict=False))
+            Request(endpoint, prompt, setting, request_id=i)
+            for i, (prompt, setting) in enumerate(zip(self.prompts, params, strict=False))
         ]
 
     def decode(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def check(self, requests: Sequence[Request], answers: Sequence[list[Delta]]) -> None:
-        """The answers' tokens are those of `generate`, their text is the tokens' text, their end is right."""
+        """Check the answers' tokens against `generate`, and their text and finish reason against the tokens."""
         params = [request.params for request in requests]
         outputs = [[token for delta in answer for token in delta.tokens] for answer in answers]
         reference.assert_same(self.target, self.prompts[: len(params)], params, outputs, self.expected(params))
@@ -101,15 +97,11 @@ def running(
     adaptive: bool = False,
     **options: Any,
 ) -> Iterator[Engine]:
-    """An engine over the pair; with `adversary_for`, the drafter is replaced by one that does its worst."""
+    """An engine over the pair; with `adversary_for`, an adversarial drafter for these requests."""
 
-    def make_loop(
-        role: str, runner: Runner, link: ConnectingLink, *, prefill_chunk: int, load_tokenizer: LoadTokenizer | None
-    ) -> Loop:
-        if role == "target":
-            return Target(runner, link, prefill_chunk=prefill_chunk, adaptive=adaptive, load_tokenizer=load_tokenizer)
+    def make_drafter(runner: Runner, link: ConnectingLink, options: LoopOptions) -> Drafter | AdversarialDrafter:
         if adversary_for is None:
-            return Drafter(runner, link, prefill_chunk=prefill_chunk, load_tokenizer=load_tokenizer)
+            return Drafter(runner, link, options)
         expected = bundle.expected([request.params for request in adversary_for])
         texts = {r.request_id: [*r.prompt, *text] for r, text in zip(adversary_for, expected, strict=True)}
         return AdversarialDrafter(link, texts, vocab_size=runner.vocab_size, seed=1)
@@ -117,12 +109,12 @@ def running(
     def runner(model: PreTrainedModel) -> Runner:
         return Runner(model, slots=slots, max_length=256, max_query=prefill_chunk)
 
-    with mock.patch("actors.replica.in_process.make_loop", make_loop):
-        replicas: dict[str, tuple[Role, Runner]] = {
-            "target": ("target", runner(bundle.target)),
-            "drafter": ("drafter", runner(bundle.drafter)),
-        }
-        engine = Engine(replicas, prefill_chunk=prefill_chunk, **options)
+    replicas: dict[str, tuple[Role, Runner]] = {
+        "target": ("target", runner(bundle.target)),
+        "drafter": ("drafter", runner(bundle.drafter)),
+    }
+    with mock.patch("actors.replica.replica.Drafter", make_drafter):
+        engine = Engine(replicas, LoopOptions(prefill_chunk=prefill_chunk, adaptive=adaptive), **options)
     with engine:
         yield engine
 
@@ -132,7 +124,7 @@ def greedy(count: int) -> list[SamplingParams]:
 
 
 def sampled(count: int, *settings: tuple[float, int, float]) -> list[SamplingParams]:
-    """Seeds 100, 101, …; (temperature, top_k, top_p) in turn."""
+    """Seeds 100, 101, …; the settings (temperature, top_k, top_p) repeat."""
     return [
         SamplingParams(
             max_tokens=48, temperature=temperature, top_k=top_k, top_p=top_p, seed=100 + i, eos_token_ids=(EOS,)
@@ -144,7 +136,7 @@ def sampled(count: int, *settings: tuple[float, int, float]) -> list[SamplingPar
 MIXED = ((0.7, 0, 1.0), (1.0, 0, 1.0), (0, 0, 1.0), (1.0, 50, 1.0), (0.7, 0, 0.9), (1.0, 20, 0.95))
 
 
-def is_idle(loop: ReplicaLoop) -> bool:
+def is_idle(loop: Loop) -> bool:
     return loop.load().active + loop.load().waiting == 0
 
 

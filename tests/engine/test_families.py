@@ -1,6 +1,6 @@
-"""Model families from checkpoint to logits: each that can be served gives those of its own plain forward.
+"""Model families from checkpoint to logits: each gives the logits of its own plain forward.
 
-`test_runner.py` does the same with the models as they are; here they are loaded, and given faster layers.
+`test_runner.py` does the same without loading and without faster layers.
 """
 
 import random
@@ -35,13 +35,14 @@ from transformers import (
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loading.checkpoint import ModelSpec, load_model
+from actors.loops.options import LoopOptions
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
+from actors.replica.replica import Role, load_runner
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
-from tests.engine.test_parameters import always_drafting, noisy
+from tests.engine.test_parameters import noisy
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 
 TOLERANCE = 1e-4
@@ -71,12 +72,12 @@ def spec(folder: Path, **options: Any) -> ModelSpec:
     )
 
 
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 class Checked:
-    """A loaded runner beside a plain model of the same checkpoint."""
+    """A loaded runner and a plain model of the same checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +86,7 @@ class Checked:
 
     @torch.no_grad()
     def expected(self, text: list[int]) -> Tensor:
-        """[T, V] without a cache."""
+        """Return the logits [T, V] without a cache."""
         return self.plain(torch.tensor([text]), use_cache=False).logits[0]
 
 
@@ -104,13 +105,13 @@ def random_text(count: int) -> list[int]:
 def test_chunks_of_a_prompt_beside_single_tokens(checked: Checked) -> None:
     long, short = random_text(50), random_text(14)
     checked.runner.logits([RowInput(0, 0, short[:10])])
-    found = []
+    logits = []
     for step in range(4):
         chunk, single = long[16 * step : 16 * step + 16], short[10 + step : 11 + step]
         rows = checked.runner.logits([RowInput(2, 16 * step, chunk), RowInput(0, 10 + step, single)])
-        found.append(rows[:-1])
+        logits.append(rows[:-1])
         assert_close(rows[-1], checked.expected(short[: 11 + step])[-1])
-    assert_close(torch.cat(found), checked.expected(long))
+    assert_close(torch.cat(logits), checked.expected(long))
 
 
 def test_trees_of_drafts_and_what_follows_the_path_that_is_kept(checked: Checked) -> None:
@@ -118,39 +119,39 @@ def test_trees_of_drafts_and_what_follows_the_path_that_is_kept(checked: Checked
     texts = [random_text(20), random_text(7)]
     for slot, text in enumerate(texts):
         checked.runner.logits([RowInput(slot, 0, text)])
-    parents = [[-1, -1, 0, 2, 2], [-1, 0, 0]]  # of each node, the place of the node above it
+    parents = [[-1, -1, 0, 2, 2], [-1, 0, 0]]  # of each node, the index of the node above it
     drafts, rows, paths = [random_text(5), random_text(3)], [], []
     for slot, text in enumerate(texts):
-        places: list[list[int]] = []
-        for place, parent in enumerate(parents[slot]):
-            places.append([*(places[parent] if parent >= 0 else []), place])
-        paths.append(places)
-        columns = [[len(text) + place for place in path] for path in places]
+        ancestors: list[list[int]] = []
+        for index, parent in enumerate(parents[slot]):
+            ancestors.append([*(ancestors[parent] if parent >= 0 else []), index])
+        paths.append(ancestors)
+        columns = [[len(text) + index for index in path] for path in ancestors]
         rows.append(RowInput(slot, len(text), drafts[slot], trunk=len(text), paths=columns))
-    found = checked.runner.logits(rows).split([5, 3])
+    logits = checked.runner.logits(rows).split([5, 3])
     for slot, text in enumerate(texts):
-        for place, path in enumerate(paths[slot]):
-            assert_close(found[slot][place], checked.expected(text + [drafts[slot][node] for node in path])[-1])
+        for index, path in enumerate(paths[slot]):
+            assert_close(logits[slot][index], checked.expected(text + [drafts[slot][node] for node in path])[-1])
     kept = paths[0][-1]
-    checked.runner.keep(0, 20, [20 + place for place in kept])
-    text = [*texts[0], *(drafts[0][place] for place in kept), 5, 6]
+    checked.runner.keep(0, 20, [20 + index for index in kept])
+    text = [*texts[0], *(drafts[0][index] for index in kept), 5, 6]
     assert_close(checked.runner.logits([RowInput(0, len(text) - 2, [5, 6])]), checked.expected(text)[-2:])
 
 
-def test_small_batches_need_none_of_the_models_python(checked: Checked) -> None:
-    """Long ones do: there it does not count."""
+def test_small_batches_do_not_run_the_models_forward(checked: Checked) -> None:
+    """Large batches do run it, where its overhead is negligible."""
     text = random_text(40)
     with mock.patch.object(checked.runner.model, "forward", side_effect=AssertionError):
         checked.runner.logits([RowInput(0, 0, text), RowInput(1, 0, text[:7])])
-        found = checked.runner.logits([RowInput(0, 40, [5]), RowInput(1, 7, [8])], last_only=True)
-    assert_close(found, torch.stack([checked.expected([*text, 5])[-1], checked.expected([*text[:7], 8])[-1]]))
+        logits = checked.runner.logits([RowInput(0, 40, [5]), RowInput(1, 7, [8])], last_only=True)
+    assert_close(logits, torch.stack([checked.expected([*text, 5])[-1], checked.expected([*text[:7], 8])[-1]]))
     rows = [RowInput(slot, 0, random_text(45)) for slot in range(3)]
     with mock.patch.object(checked.runner, "_traced", side_effect=AssertionError):
         checked.runner.logits(rows)
 
 
-def test_a_model_that_decides_at_each_call_is_left_as_it_is(tmp_path: Path) -> None:
-    """Here, whether a text has become longer than any before it."""
+def test_a_model_that_branches_on_the_length_is_not_traced(tmp_path: Path) -> None:
+    """Dynamic rotary positions depend on the longest text so far."""
     config = LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     runner = load_runner(spec(tmp_path))
@@ -160,10 +161,8 @@ def test_a_model_that_decides_at_each_call_is_left_as_it_is(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["by the number of tokens", "by positions that no operator reads"])
-def test_a_model_that_decides_out_of_sight_is_left_as_it_is(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Traces of it would be right for some batches, and wrong for others."""
+def test_a_model_with_hidden_branches_is_not_traced(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trace would be right for some batches and wrong for others."""
     tiny_model("llama").save_pretrained(tmp_path)
     forward = LlamaForCausalLM.forward
 
@@ -183,20 +182,22 @@ def test_a_model_that_decides_out_of_sight_is_left_as_it_is(
 
 @pytest.mark.slow
 def test_texts_with_drafts_and_shared_beginnings(checked: Checked) -> None:
-    """From an engine: greedy texts of the plain forward, token by token, with a drafter that is often right."""
+    """Greedy texts of an engine are those of plain forwards, with a drafter that is often right."""
     stem = random_text(24)
     prompts = [[*stem, 5], [*stem[:20], 9, 1], [*stem, 7, 7, 3], stem[:2]]
     drafter = Runner(noisy(AutoModelForCausalLM.from_pretrained(checked.folder)), slots=3, max_length=64, max_query=16)
     endpoint = Endpoint("e", "target", "drafter", 4, decode=str)
     params = SamplingParams(max_tokens=12, temperature=0)
-    with mock.patch("actors.replica.in_process.make_loop", always_drafting):
-        engine = Engine({"target": ("target", checked.runner), "drafter": ("drafter", drafter)}, prefill_chunk=16)
-    with engine:
+    replicas: dict[str, tuple[Role, Runner]] = {
+        "target": ("target", checked.runner),
+        "drafter": ("drafter", drafter),
+    }
+    with Engine(replicas, LoopOptions(prefill_chunk=16, adaptive=False)) as engine:
         drafted, rounds = 0, 0
         while not drafted or rounds < 2:  # on a busy machine no draft may be in time at first
             rounds += 1
             for prompt, answer in zip(
-                prompts, engine.generate([Request(endpoint, one, params) for one in prompts]), strict=True
+                prompts, engine.generate([Request(endpoint, prompt, params) for prompt in prompts]), strict=True
             ):
                 tokens = [token for delta in answer for token in delta.tokens]
                 assert tokens == checked.expected([*prompt, *tokens])[len(prompt) - 1 : -1].argmax(-1).tolist()
@@ -206,10 +207,10 @@ def test_texts_with_drafts_and_shared_beginnings(checked: Checked) -> None:
 def test_slots_of_fewer_bits(checked: Checked) -> None:
     coarse = load_runner(spec(checked.folder, kv_dtype="bfloat16"))
     text = random_text(30)
-    found = torch.cat([coarse.logits([RowInput(1, at, text[at : at + 15])]) for at in (0, 15)])
+    logits = torch.cat([coarse.logits([RowInput(1, start, text[start : start + 15])]) for start in (0, 15)])
     assert {store.dtype for stores in coarse.cache.layers.values() for store in stores} == {torch.bfloat16}
     expected = checked.expected(text)
-    assert (found - expected).norm() < 0.03 * expected.norm()
+    assert (logits - expected).norm() < 0.03 * expected.norm()
 
 
 @pytest.mark.parametrize(
@@ -257,8 +258,8 @@ def test_positions_that_depend_on_length_are_served_up_to_the_length_where_they_
     assert_close(checked.runner.logits([RowInput(1, 0, text)]), checked.expected(text))
 
 
-def test_a_model_that_does_as_it_likes_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No field of its configuration tells that it counts positions by itself."""
+def test_a_model_that_counts_positions_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configuration does not show it."""
     tiny_model("llama").save_pretrained(tmp_path)
     forward = LlamaForCausalLM.forward
 

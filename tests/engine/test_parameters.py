@@ -7,9 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -17,13 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
+from actors.loops.options import LoopOptions
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role, make_loop
-from actors.replica.shared_weights import Loop
-from actors.target.loop import Target
-from actors.wire.link import ConnectingLink
+from actors.replica.replica import Role
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
@@ -78,7 +74,7 @@ TARGET, DRAFTER = tiny_model("llama-gqa"), noisy(tiny_model("llama-gqa"))
 
 
 class SlowRunner(Runner):
-    """So slow that drafts come in time."""
+    """A runner so slow that drafts arrive in time."""
 
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
         time.sleep(0.01)
@@ -92,16 +88,8 @@ def running(slots: int = 32, target: type[Runner] = SlowRunner) -> Iterator[Engi
         "target": ("target", target(TARGET, **size)),
         "drafter": ("drafter", Runner(DRAFTER, **size)),
     }
-    with mock.patch("actors.replica.in_process.make_loop", always_drafting):
-        engine = Engine(replicas)
-    with engine:
+    with Engine(replicas, LoopOptions(adaptive=False)) as engine:  # for such small targets drafts never pay
         yield engine
-
-
-def always_drafting(role: Role, runner: Runner, link: ConnectingLink, **options: Any) -> Loop:
-    """As `actors.replica.replica.make_loop`; but such small targets would rather do without drafts."""
-    with mock.patch("actors.replica.replica.Target", partial(Target, adaptive=False)):
-        return make_loop(role, runner, link, **options)
 
 
 def endpoint(**options: Any) -> Endpoint:
@@ -125,7 +113,7 @@ def tokens(answers: Sequence[list[Delta]]) -> list[list[int]]:
 
 
 def alone(requests: Sequence[Request]) -> list[list[int]]:
-    """What a fresh engine without drafts writes for each, one after another."""
+    """Return what a fresh engine without drafts writes for each, one request at a time."""
     plain = endpoint(drafter=None)
     with running(slots=1, target=Runner) as engine:
         return tokens([list(engine.stream(Request(plain, r.prompt, r.params))) for r in requests])
@@ -165,9 +153,9 @@ def test_drafts_from_the_text_change_nothing(expected: list[list[int]], shared: 
 def test_greedy_text_under_rejection_is_that_of_the_target(expected: list[list[int]]) -> None:
     requests = mixed(verification="rejection")
     with running() as engine:
-        found = tokens(engine.generate(requests))
+        texts = tokens(engine.generate(requests))
     greedy = [i for i, request in enumerate(requests) if request.params.greedy]
-    assert [found[i] for i in greedy] == [expected[i] for i in greedy]
+    assert [texts[i] for i in greedy] == [expected[i] for i in greedy]
 
 
 def test_drafts_are_accepted_under_rejection() -> None:
@@ -175,7 +163,7 @@ def test_drafts_are_accepted_under_rejection() -> None:
     with running() as engine:
         requests = [Request(endpoint(), prompt, params(setting, i)) for i, prompt in enumerate(PROMPTS[:4])]
         statistics = [answer[-1].statistics for answer in engine.generate(requests)]
-    accepted, drafted = sum(one.accepted for one in statistics), sum(one.drafted for one in statistics)
+    accepted, drafted = sum(counts.accepted for counts in statistics), sum(counts.drafted for counts in statistics)
     assert accepted > drafted / 2 > 16
 
 
@@ -198,19 +186,19 @@ def test_logprobs_are_those_of_a_plain_forward(drafter: str | None, setting: dic
     with running() as engine:
         answers = engine.generate(asked)
     for request, answer in zip(asked, answers, strict=True):
-        found = [one for delta in answer for one in delta.logprobs or ()]
+        generated = [logprob for delta in answer for logprob in delta.logprobs or ()]
         prompt_found = answer[0].prompt_logprobs
         assert prompt_found is not None
         assert all(delta.prompt_logprobs is None for delta in answer[1:])
         written = [*request.prompt, *tokens([answer])[0]]
-        assert [one.token for one in (*prompt_found, *found)] == written[1:]
+        assert [logprob.token for logprob in (*prompt_found, *generated)] == written[1:]
         with torch.no_grad():
             plain = TARGET(torch.tensor([written])).logits[0].log_softmax(-1)
-        for at, one in enumerate((*prompt_found, *found)):
-            best = plain[at].topk(3 if at >= len(request.prompt) - 1 else 2)
-            assert one.logprob == pytest.approx(plain[at, one.token].item(), abs=1e-4)
-            assert [logprob for _, logprob in one.top] == pytest.approx(best.values.tolist(), abs=1e-4)
-            assert one.rank == 1 + sum(plain[at] > plain[at, one.token]).item()
+        for position, logprob in enumerate((*prompt_found, *generated)):
+            best = plain[position].topk(3 if position >= len(request.prompt) - 1 else 2)
+            assert logprob.logprob == pytest.approx(plain[position, logprob.token].item(), abs=1e-4)
+            assert [value for _, value in logprob.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+            assert logprob.rank == 1 + sum(plain[position] > plain[position, logprob.token]).item()
 
 
 def test_the_users_own_rule_ends_the_answer_within_a_draft(expected: list[list[int]]) -> None:
@@ -249,7 +237,7 @@ def test_an_answer_that_takes_too_long_ends_where_it_is() -> None:
 
 
 def random_params(rng: random.Random, seed: int) -> SamplingParams:
-    """Any combination of settings, and now and then one more."""
+    """Return a random combination of settings."""
     while True:
         setting: dict[str, Any] = {}
         for part in rng.sample(SETTINGS, rng.randint(1, 4)):
@@ -265,10 +253,10 @@ def random_params(rng: random.Random, seed: int) -> SamplingParams:
 def test_any_combination_is_the_same_with_drafts_and_without(seed: int) -> None:
     rng = random.Random(seed)
     settings = [random_params(rng, i) for i in range(len(PROMPTS))]
-    found = []
+    texts = []
     for drafter, ngram in ((None, None), ("drafter", NgramOptions())):
         where = endpoint(drafter=drafter, ngram=ngram)
         with running() as engine:
-            asked = [Request(where, prompt, one) for prompt, one in zip(PROMPTS, settings, strict=True)]
-            found.append(tokens(engine.generate(asked)))
-    assert found[0] == found[1]
+            asked = [Request(where, prompt, setting) for prompt, setting in zip(PROMPTS, settings, strict=True)]
+            texts.append(tokens(engine.generate(asked)))
+    assert texts[0] == texts[1]

@@ -1,4 +1,4 @@
-"""Models with weights of few bits, as targets and as drafters: the text is that of `generate` on the same model."""
+"""Quantised targets and drafters: the text is that of `generate` on the same model."""
 
 import json
 from pathlib import Path
@@ -24,11 +24,11 @@ from training.acceptance import measure
 
 KINDS: tuple[Quantization, ...] = ("nf4", "int8")
 NEW_TOKENS = 16
-CLOSE = 0.1  # of logits whose standard deviation is 3.7: rounding to few bits makes much of little
+CLOSE = 0.1  # between logits whose standard deviation is 3.7; quantisation amplifies rounding
 
 
 def spec(path: Path | str, **options: Any) -> ModelSpec:
-    """Of a model in float32, so that nothing but the few bits is rounded."""
+    """Return the spec of a float32 model, so that only quantisation rounds."""
     return ModelSpec(
         **{"name": "m", "path": str(path), "dtype": "float32", "device": "cpu", "max_length": 128, **options}
     )
@@ -60,14 +60,14 @@ def tokens(deltas: list[Delta]) -> list[int]:
 
 @torch.no_grad()
 def gap(model: PreTrainedModel, text: list[int]) -> float:
-    """Between the two best candidates after the text."""
+    """Return the difference between the two best logits after the text."""
     best, second = model(torch.tensor([text])).logits[0, -1].topk(2).values.tolist()
     return best - second
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quantised_target_writes_what_generate_writes(kind: Quantization, prompts: list[list[int]]) -> None:
-    """A text may leave the reference only where two tokens are close."""
+    """A text may differ from the reference only where two logits are close."""
     target = spec(ROOT / "models/target", quantization=kind)
     answers = serve(target, spec(ROOT / "models/drafter"), prompts)
     alone = load_model(target)
@@ -75,15 +75,15 @@ def test_a_quantised_target_writes_what_generate_writes(kind: Quantization, prom
     differing = 0
     for prompt, answer, reference in zip(prompts, map(tokens, answers), expected, strict=True):
         if answer != reference:
-            at = next(i for i, (one, other) in enumerate(zip(answer, reference, strict=True)) if one != other)
-            assert gap(alone, [*prompt, *reference[:at]]) < CLOSE
+            position = next(i for i, pair in enumerate(zip(answer, reference, strict=True)) if pair[0] != pair[1])
+            assert gap(alone, [*prompt, *reference[:position]]) < CLOSE
             differing += 1
     assert differing <= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quantised_copy_drafts_for_its_target(kind: Quantization, prompts: list[list[int]]) -> None:
-    """Whether its drafts are used is for the target to decide, by the clock; whether they are good is not."""
+    """How many drafts are verified depends on timing; whether they are right does not."""
     target, copy = spec(ROOT / "models/target"), spec(ROOT / "models/target", quantization=kind)
     alone = load_model(target)
     answers = serve(target, copy, prompts)
@@ -95,15 +95,15 @@ def test_a_quantised_copy_drafts_for_its_target(kind: Quantization, prompts: lis
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_what_was_foretold(kind: Quantization) -> None:
     folder = ROOT / "models/target"
-    whole, small = load_model(spec(folder)), load_model(spec(folder, quantization=kind))
+    full, small = load_model(spec(folder)), load_model(spec(folder, quantization=kind))
     used = sum(weights_on_devices(small).values())
-    assert used < 0.45 * sum(weights_on_devices(whole).values())
-    foretold = weight_bytes(whole, torch.float32, kind, torch.device("cpu"))
-    assert used == pytest.approx(foretold, rel=0.05)
+    assert used < 0.45 * sum(weights_on_devices(full).values())
+    predicted = weight_bytes(full, torch.float32, kind, torch.device("cpu"))
+    assert used == pytest.approx(predicted, rel=0.05)
 
 
 def test_layers_that_cpu_kernels_cannot_take_stay_as_they_are(tmp_path: Path) -> None:
-    """Of 64 and of 96 dimensions: those with whole blocks of 64 are quantised."""
+    """Layers whose dimensions, 64 or 96, are multiples of 64 are quantised."""
     tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=96).save_pretrained(tmp_path)
     runner = load_runner(spec(tmp_path, quantization="nf4"))
     layer = runner.model.get_submodule("model.layers.0")

@@ -1,4 +1,4 @@
-"""Prompts that begin alike are computed once, and nobody can tell from the texts."""
+"""Shared prefixes of prompts are computed once, and the texts stay the same."""
 
 import random
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from actors.coordinator.request import Endpoint, Request
+from actors.loops.options import LoopOptions
 from actors.loops.row_table import Row
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
@@ -25,12 +26,12 @@ def running(chunk: int) -> Iterator[Engine]:
     replicas = {
         name: (role, Runner(MODELS[name], slots=SLOTS, max_length=192, max_query=64)) for name, role in roles.items()
     }
-    with Engine(replicas, prefill_chunk=chunk) as engine:
+    with Engine(replicas, LoopOptions(prefill_chunk=chunk)) as engine:
         yield engine
 
 
 def prompts_of_a_tree(seed: int, count: int) -> list[list[int]]:
-    """Each continues a part of an earlier one."""
+    """Return prompts that each continue a part of an earlier one."""
     rng = random.Random(seed)
     prompts: list[list[int]] = [[]]
     for _ in range(count):
@@ -65,7 +66,7 @@ def test_texts_are_the_same_as_without_sharing(seed: int, drafter: str | None) -
     with running(32) as engine:
         target = engine.loops["target"]
         assert tokens(engine, asked) == expected
-        assert tokens(engine, asked) == expected  # what the slots hold now is from the first time
+        assert tokens(engine, asked) == expected  # the slots still hold the first run's tokens
         assert target.load().active == 0
 
 
@@ -73,7 +74,7 @@ def test_a_prompt_that_was_seen_is_not_computed_again() -> None:
     prompt = [i % VOCAB for i in range(120)]
     request = Request(Endpoint("e", "target", None, 0, decode=str), prompt, SamplingParams(max_tokens=2, temperature=0))
     runner = Runner(MODELS["target"], slots=2, max_length=192, max_query=64)
-    engine = Engine({"target": ("target", runner)}, prefill_chunk=16)
+    engine = Engine({"target": ("target", runner)}, LoopOptions(prefill_chunk=16))
     with engine, mock.patch.object(runner, "logits", wraps=runner.logits) as logits:
         list(engine.stream(request))
         first = sum(len(row.tokens) for call in logits.call_args_list for row in call.args[0])
@@ -88,7 +89,7 @@ def test_choices_of_one_prompt_compute_it_once() -> None:
     endpoint = Endpoint("e", "target", None, 0, decode=str)
     asked = [Request(endpoint, prompt, SamplingParams(max_tokens=3, seed=i), request_id=i) for i in range(4)]
     runner = Runner(MODELS["target"], slots=4, max_length=192, max_query=64)
-    with Engine({"target": ("target", runner)}, prefill_chunk=16) as engine:
+    with Engine({"target": ("target", runner)}, LoopOptions(prefill_chunk=16)) as engine:
         with mock.patch.object(runner, "logits", wraps=runner.logits) as logits:
             together = tokens(engine, asked)
             computed = sum(len(row.tokens) for call in logits.call_args_list for row in call.args[0])

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -17,10 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, L
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loading.grammar_tokenizer import structure_tokenizer
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import Role
-from actors.target.loop import Target
 from actors.wire.link import Link
 from decoding.errors import ConsortError, InvalidRequestError
 from decoding.grammars.grammar import Grammar
@@ -30,7 +29,7 @@ from tests.support import reference
 from tests.support.adversary import AdversarialDrafter
 from tests.support.structures import unpacked
 
-pytestmark = pytest.mark.timeout(180)  # a loop that has died leaves its requests waiting
+pytestmark = pytest.mark.timeout(180)  # requests to a dead loop never end
 MODELS = Path("models")
 EOS = 2
 TOKENIZER = AutoTokenizer.from_pretrained(MODELS / "target")
@@ -95,7 +94,7 @@ def target() -> PreTrainedModel:
 
 @contextmanager
 def running(target: PreTrainedModel, drafter: PreTrainedModel) -> Iterator[Engine]:
-    """An engine that verifies drafts whether they pay or not."""
+    """An engine that always verifies drafts, even if they don't pay."""
 
     def runner(model: PreTrainedModel) -> Runner:
         return Runner(model, slots=16, max_length=512, max_query=256)
@@ -104,9 +103,8 @@ def running(target: PreTrainedModel, drafter: PreTrainedModel) -> Iterator[Engin
         "target": ("target", runner(target)),
         "drafter": ("drafter", runner(drafter)),
     }
-    with mock.patch("actors.replica.replica.Target", partial(Target, adaptive=False)):
-        engine = Engine(replicas, load_tokenizer=lambda: structure_tokenizer(TOKENIZER))
-    with engine:
+    options = LoopOptions(adaptive=False, load_tokenizer=lambda: structure_tokenizer(TOKENIZER))
+    with Engine(replicas, options) as engine:
         yield engine
 
 
@@ -131,7 +129,7 @@ def prompts(count: int) -> list[list[int]]:
 def requests(wanted: Sequence[SamplingParams], *, speculate: bool = True) -> list[Request]:
     endpoint = Endpoint("test", "target", "drafter", 4, lambda ids: str(TOKENIZER.decode(ids)))
     pairs = zip(prompts(len(wanted)), wanted, strict=True)
-    return [Request(endpoint, prompt, each, speculate=speculate) for prompt, each in pairs]
+    return [Request(endpoint, prompt, setting, speculate=speculate) for prompt, setting in pairs]
 
 
 def answers(engine: Engine, wanted: Sequence[SamplingParams], *, speculate: bool = True) -> list[list[Delta]]:
@@ -143,7 +141,7 @@ def tokens(answer: list[Delta]) -> list[int]:
 
 
 def is_complete(structure: Structure, answer: list[Delta]) -> bool:
-    """Whether the answer has come to its end; then it is right, else it may still become so."""
+    """Check the answer. Returns whether it is complete; an incomplete one may still become valid."""
     written = tokens(answer)
     if answer[-1].finish == "stop":
         assert written[-1] == EOS
@@ -182,15 +180,15 @@ def test_drafts_change_nothing(engine: Engine, mix: str) -> None:
     assert sum(answer[-1].statistics.accepted for answer in plain) == 0
     assert sum(answer[-1].statistics.accepted for answer in drafted) > 2 * len(wanted)
     complete = [
-        is_complete(each.structure, answer)
-        for each, answer in zip(wanted, drafted, strict=True)
-        if each.structure is not None
+        is_complete(setting.structure, answer)
+        for setting, answer in zip(wanted, drafted, strict=True)
+        if setting.structure is not None
     ]
     assert sum(complete) >= len(complete) / 2
 
 
 class Mask(LogitsProcessor):
-    """Allows what a matcher of its own allows after the answer so far."""
+    """Allows what a fresh matcher allows after the answer so far."""
 
     def __init__(self, structure: Structure, prompt_length: int) -> None:
         self._grammar = Grammar(structure, structure_tokenizer(TOKENIZER))
@@ -207,28 +205,30 @@ def test_wrong_drafts_change_nothing(engine: Engine, target: PreTrainedModel) ->
     wanted = [params(case, case % 2) for case in range(10)]
     asked = requests(wanted)
     plain = answers(engine, wanted, speculate=False)
-    texts = {each.request_id: [*each.prompt, *tokens(answer)] for each, answer in zip(asked, plain, strict=True)}
+    texts = {
+        request.request_id: [*request.prompt, *tokens(answer)] for request, answer in zip(asked, plain, strict=True)
+    }
 
-    def adversary(runner: Runner, link: Link, **_: object) -> AdversarialDrafter:
+    def adversary(runner: Runner, link: Link, options: LoopOptions) -> AdversarialDrafter:
         return AdversarialDrafter(link, texts, vocab_size=runner.vocab_size, seed=1)
 
     with mock.patch("actors.replica.replica.Drafter", adversary), running(target, target) as adversarial:
-        found = adversarial.generate(asked)
-    assert [tokens(answer) for answer in found] == [tokens(answer) for answer in plain]
-    assert sum(answer[-1].statistics.drafted for answer in found) > len(found)
+        drafted = adversarial.generate(asked)
+    assert [tokens(answer) for answer in drafted] == [tokens(answer) for answer in plain]
+    assert sum(answer[-1].statistics.drafted for answer in drafted) > len(drafted)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_are_those_of_masked_generate(engine: Engine, target: PreTrainedModel, temperature: float) -> None:
     wanted = [params(case, temperature) for case in range(len(CASES))]
-    found = answers(engine, wanted)
-    for prompt, each, answer in zip(prompts(len(wanted)), wanted, found, strict=True):
-        assert each.structure is not None
-        processors = [Mask(each.structure, len(prompt)), reference.ProcessRows([each], [0])]
+    results = answers(engine, wanted)
+    for prompt, setting, answer in zip(prompts(len(wanted)), wanted, results, strict=True):
+        assert setting.structure is not None
+        processors = [Mask(setting.structure, len(prompt)), reference.ProcessRows([setting], [0])]
         output = target.generate(  # type: ignore[operator]
             torch.tensor([prompt]),
             do_sample=False,
-            max_new_tokens=each.max_tokens,
+            max_new_tokens=setting.max_tokens,
             eos_token_id=EOS,
             logits_processor=LogitsProcessorList(processors),
         )
@@ -237,16 +237,18 @@ def test_answers_are_those_of_masked_generate(engine: Engine, target: PreTrained
 
 def test_rejection_sampling_keeps_to_the_structure(engine: Engine) -> None:
     wanted = [params(case, 0.8, verification="rejection") for case in range(10)]
-    found = answers(engine, wanted)
-    assert sum(answer[-1].statistics.accepted for answer in found) > len(found)
+    results = answers(engine, wanted)
+    assert sum(answer[-1].statistics.accepted for answer in results) > len(results)
     complete = [
-        is_complete(each.structure, answer) for each, answer in zip(wanted, found, strict=True) if each.structure
+        is_complete(setting.structure, answer)
+        for setting, answer in zip(wanted, results, strict=True)
+        if setting.structure
     ]
     assert sum(complete) >= len(complete) / 2
 
 
 def test_a_structure_that_asks_for_too_much_fails_alone(engine: Engine) -> None:
-    """Its lexer comes to its limits on the way; the other requests of the batch are served."""
+    """Its lexer hits a limit during generation; the other requests of the batch are served."""
     heavy = Structure(kind="regex", definition="(foo|bar|[a-z]{3,900}){5000}")
     wanted = [params(0), replace(params(1, 1.0), structure=heavy, max_tokens=300), params(2)]
     streams = [engine.stream(request) for request in requests(wanted)]
@@ -254,7 +256,7 @@ def test_a_structure_that_asks_for_too_much_fails_alone(engine: Engine) -> None:
     with pytest.raises(ConsortError, match=r"structured_outputs\.regex: too complex"):
         list(streams[1])
     others = answers(engine, [wanted[0], replace(wanted[1], structure=None), wanted[2]])
-    assert [tokens([*begun[at], *streams[at]]) for at in (0, 2)] == [tokens(others[at]) for at in (0, 2)]
+    assert [tokens([*begun[index], *streams[index]]) for index in (0, 2)] == [tokens(others[index]) for index in (0, 2)]
 
 
 @pytest.mark.parametrize("method", ["masks", "prune"])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
+from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
@@ -55,7 +56,7 @@ class Fleet:
                 tiny_model("llama-gqa"), slots=4, max_length=250, max_query=64
             )
             replica = cast(Any, Replica.__new__(Replica))  # without a checkpoint to load
-            replica._link, replica._loop = link, make_loop(role, runner, link, prefill_chunk=64)
+            replica._link, replica._loop = link, make_loop(role, runner, link, LoopOptions(prefill_chunk=64))
             replica._thread = LoopThread(name, replica._loop.turn, link.wake)
             replica._thread.start()
             self.replicas[name], self.addresses[name] = replica, link.address

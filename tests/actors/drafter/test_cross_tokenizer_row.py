@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from actors.drafter.cross_tokenizer_row import CrossTokenizerRow
 from actors.drafter.loop import Drafter
 from actors.loading.tokenizer_pairs import speller_of
+from actors.loops.options import LoopOptions
 from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
@@ -40,7 +41,7 @@ class Stage:
         self.speller = tokenizers.speller_of(tokenizer)
         self.runner = KnowingRunner(self.speller, [text.encode() for text in texts], slots=2, max_length=max_length)
         draft_mappings = {"target": DraftMapping.build(TARGET, self.speller)}
-        self.drafter = Drafter(self.runner, exchange.join("d"), draft_mappings=draft_mappings)
+        self.drafter = Drafter(self.runner, exchange.join("d"), LoopOptions(draft_mappings=draft_mappings))
         self.trie = DraftTrie([])
 
     def admit(self, tokens: list[int], params: SamplingParams = GREEDY, draft_length: int = 4) -> list[Message]:

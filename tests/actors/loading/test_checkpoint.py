@@ -1,4 +1,4 @@
-"""Checkpoints are loaded as asked; those that can't be loaded right are refused with the field and the fix."""
+"""Checkpoints are loaded as configured, or refused with an error that names the field and the fix."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ peft_asks_for_a_deprecated_name = pytest.mark.filterwarnings("ignore:`is_gradien
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model with 64 positions, of which it attends to the last 32."""
+    """A model with 64 positions and a sliding window of 32."""
     config = MistralConfig(
         vocab_size=16,
         hidden_size=8,
@@ -43,7 +43,7 @@ def spec(folder: Path, **options: Any) -> ModelSpec:
 
 @torch.no_grad()
 def logits(model: torch.nn.Module) -> torch.Tensor:
-    """[T, V] after each token of some text."""
+    """Return the logits [T, V] of some text."""
     return model(input_ids=torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])).logits[0]
 
 
@@ -64,7 +64,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(folder: Path) -> None:
-    """transformers would make them up."""
+    """transformers would initialise them randomly."""
     file = folder / "model.safetensors"
     weights = load_file(file)
     del weights["model.norm.weight"]
@@ -103,21 +103,21 @@ def test_an_adapter_is_merged(tmp_path: Path) -> None:
 
 
 @peft_asks_for_a_deprecated_name
-@pytest.mark.filterwarnings("ignore:Merge lora module to:UserWarning")  # that it rounds; so does docs/models.md
+@pytest.mark.filterwarnings("ignore:Merge lora module to:UserWarning")  # a warning about rounding, as in docs/models.md
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_an_adapter_is_merged_into_few_bits(quantization: Quantization, tmp_path: Path) -> None:
-    """What it changes is there, up to rounding: the model with it is nearer to that of full weights than without."""
+    """With the adapter, the quantised model is nearer to the unquantised one with it than without."""
     folder, adapter = tmp_path / "model", tmp_path / "adapter"
     tiny_model("llama", hidden_size=64, head_dim=16, intermediate_size=128).save_pretrained(folder)
     base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder)
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # peft draws from there
+        torch.manual_seed(0)  # peft initialises from it
         adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
     adapted.save_pretrained(str(adapter))
     few_bits = spec(folder, dtype="float32", quantization=quantization)
     expected, without = logits(adapted), logits(load_model(few_bits))
-    found = logits(load_model(replace(few_bits, adapter=str(adapter))))
-    assert (found - expected).norm() < 0.5 * (without - expected).norm()
+    actual = logits(load_model(replace(few_bits, adapter=str(adapter))))
+    assert (actual - expected).norm() < 0.5 * (without - expected).norm()
 
 
 @peft_asks_for_a_deprecated_name
@@ -137,15 +137,15 @@ def test_layers_can_be_spread_over_gpus_only_where_there_are_some(folder: Path) 
 
 
 def test_a_runner_works_through_the_hooks_that_move_tensors_between_devices() -> None:
-    """With several GPUs, accelerate moves every layer's inputs, the place of the rows among them, to its device."""
+    """With several GPUs, accelerate moves each layer's inputs, row indices included, to its device."""
     model = tiny_model("llama-gqa")
     expected = logits(model)
-    places = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cpu")
-    places |= {f"model.layers.{index}": "cpu" for index in range(3)}
-    dispatch_model(model, device_map=places, main_device="cpu", force_hooks=True)
+    devices = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cpu")
+    devices |= {f"model.layers.{index}": "cpu" for index in range(3)}
+    dispatch_model(model, device_map=devices, main_device="cpu", force_hooks=True)
     runner = Runner(model, slots=2, max_length=16, max_query=8)
-    found = [runner.logits([RowInput(1, start, tokens)]) for start, tokens in ((0, [3, 1, 4]), (3, [1, 5, 9, 2, 6]))]
-    torch.testing.assert_close(torch.cat(found), expected, atol=5e-6, rtol=5e-6)
+    actual = [runner.logits([RowInput(1, start, tokens)]) for start, tokens in ((0, [3, 1, 4]), (3, [1, 5, 9, 2, 6]))]
+    torch.testing.assert_close(torch.cat(actual), expected, atol=5e-6, rtol=5e-6)
 
 
 @pytest.mark.parametrize(

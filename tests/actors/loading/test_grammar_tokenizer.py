@@ -1,4 +1,4 @@
-"""Tokenizers of several kinds: what grammars take each token to write is what it writes."""
+"""Grammars get the right bytes of each token, for tokenizers of several kinds."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ KINDS = {
 
 
 def allowed_texts(tokenizer: LLTokenizer, pattern: str) -> set[bytes]:
-    """What the first token of an answer may write."""
+    """Return what the first token of an answer may write."""
     matcher = Grammar(Structure(kind="regex", definition=pattern), tokenizer).matcher()
     mask = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.int32)
     ends = {*tokenizer.eos_tokens}

@@ -1,4 +1,4 @@
-"""Slots are as many as memory has room for; what has none is refused with the size that would."""
+"""As many slots as fit are allocated; what doesn't fit is refused with the size that would."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def spec(folder: Path, **options: Any) -> ModelSpec:
 @pytest.mark.parametrize(
     ("family", "values"),
     [
-        ("llama-gqa", 3 * 2 * 2 * 8),  # layers, keys and values, their heads, of which each has so many dimensions
+        ("llama-gqa", 3 * 2 * 2 * 8),  # layers, keys and values, heads, dimensions per head
         ("gemma3", 3 * 2 * 1 * 8),
         ("gpt2", 3 * 2 * 4 * 8),
     ],
@@ -58,7 +58,7 @@ def test_weights_are_counted_where_they_are() -> None:
 
 
 def test_slots_of_a_layer_are_on_its_device() -> None:
-    """Of a model that is spread over devices: here the CPU, and one that only says how much it would hold."""
+    """A model over two devices: the CPU and the meta device."""
     cache = SlotCache(slots=2, capacity=8)
     for device, heads in (("cpu", 2), ("meta", 3), ("meta", 3)):
         states = torch.zeros(1, heads, 1, 4, device=device)
@@ -70,7 +70,7 @@ def test_slots_of_a_layer_are_on_its_device() -> None:
         fit_slots("m", "auto", slot_bytes={device: 8 * size for device, size in column.items()}, room=room, capacity=8)
     room[torch.device("meta")] = 8 * 4 * column[torch.device("meta")]
     slots = fit_slots("m", "auto", slot_bytes={d: 8 * size for d, size in column.items()}, room=room, capacity=8)
-    assert slots == 3  # the fuller device decides
+    assert slots == 3  # the fuller device limits both
 
 
 def test_auto_takes_what_fits_but_not_more_than_a_batch_needs() -> None:
@@ -128,7 +128,7 @@ def test_a_container_has_less_than_its_machine(tmp_path: Path, monkeypatch: pyte
 
 def test_slots_of_a_loaded_model(folder: Path) -> None:
     weights = sum(weights_on_devices(load_model(spec(folder))).values())
-    slot = 4 * 3 * 2 * 2 * 8 * (64 + 64)  # of max_length and the most tokens that one call brings
+    slot = 4 * 3 * 2 * 2 * 8 * (64 + 64)  # columns: max_length, and the most tokens of a call
     options: dict[str, Any] = {"slots": "auto", "prefill_chunk": 64}
     assert load_runner(spec(folder, memory_bytes=weights + 10 * slot, **options)).cache.slots == 9
     assert load_runner(spec(folder, **options)).cache.slots == AUTO_SLOTS

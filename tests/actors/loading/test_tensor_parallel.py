@@ -1,4 +1,4 @@
-"""Two processes that share a model write what one writes, drafts, trees and shared prefixes included."""
+"""A tensor-parallel group writes what one process writes, with drafts, trees and shared prefixes."""
 
 import multiprocessing
 import socket
@@ -32,20 +32,20 @@ def requests() -> list[Request]:
 def answers(target: Runner) -> list[list[int]]:
     drafter = AutoModelForCausalLM.from_pretrained(DRAFTER, dtype=torch.float32)
     with Engine({"target": ("target", target), "drafter": ("drafter", Runner(drafter, **SIZE))}) as engine:
-        found = engine.generate(requests())
-    return [[token for delta in answer for token in delta.tokens] for answer in found]
+        answers = engine.generate(requests())
+    return [[token for delta in answer for token in delta.tokens] for answer in answers]
 
 
 def take_part(rank: int, port: int, result: Connection | None) -> None:
-    """One process of the group; rank 0 answers requests and sends the answers."""
+    """Run a rank of the group; rank 0 serves requests and sends the answers."""
     spec = ModelSpec(
         name="m", path=TARGET, dtype="float32", device="cpu", threads=1, slots=3, max_length=96, prefill_chunk=64
     )
-    place = Rank(rank, 2, "127.0.0.1", port)
+    member = Rank(rank, 2, "127.0.0.1", port)
     if result is None:
-        follow_in_group(spec, place)
+        follow_in_group(spec, member)
     else:
-        group = TensorParallelGroup(place)
+        group = TensorParallelGroup(member)
         runner = load_sharded_runner(spec, group)
         result.send((answers(runner), next(tuple(keys.shape) for keys, _ in runner.cache.layers.values())))
         group.close()
@@ -61,9 +61,9 @@ def test_two_processes_write_what_one_writes() -> None:
     for process in processes:
         process.start()
     expected = answers(Runner(AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32), **SIZE))
-    found, shape = receiver.recv()
+    actual, shape = receiver.recv()
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    assert found == expected
+    assert actual == expected
     assert shape[1] == 1  # of two key-value heads

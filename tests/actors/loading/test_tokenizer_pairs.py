@@ -1,4 +1,4 @@
-"""Hugging Face tokenizers as vocabularies, and draft_mappings between them."""
+"""Hugging Face tokenizers as vocabularies, and draft mappings between them."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def wrapped(tokenizer: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
 
 
 def other(bundled: PreTrainedTokenizerBase) -> DraftMapping:
-    """For a drafter with SentencePiece's tokens."""
+    """Return the mapping for a drafter with SentencePiece's tokens."""
     return DraftMapping.build(speller_of(bundled, V), tokenizers.speller_of(sentencepiece_tokenizer()))
 
 
@@ -90,7 +90,10 @@ def test_tokens_that_the_target_lacks_draw_noise_of_their_own(bundled: PreTraine
 
 def test_parameters_that_name_tokens_are_translated_or_left_out(bundled: PreTrainedTokenizerBase) -> None:
     draft_mapping = other(bundled)
-    shared, lacking = next(iter(draft_mapping.ids)), next(at for at in range(6, V) if at not in draft_mapping.ids)
+    shared, lacking = (
+        next(iter(draft_mapping.ids)),
+        next(token for token in range(6, V) if token not in draft_mapping.ids),
+    )
     here = draft_mapping.ids[shared]
     named = (shared, lacking)
     given = SamplingParams(

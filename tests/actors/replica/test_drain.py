@@ -1,4 +1,4 @@
-"""A replica that is asked to stop: it works on while anything is left, but not for ever."""
+"""A draining replica finishes its requests, within the time-out."""
 
 import time
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from actors.wire.messages import Report
 
 
 class Draining:
-    """A replica without a model, whose requests end when the test says so."""
+    """A replica without a model, whose requests end after a few polls."""
 
     def __init__(self) -> None:
         self.left = 1
@@ -40,12 +40,12 @@ def draining(monkeypatch: pytest.MonkeyPatch) -> Draining:
     return Draining()
 
 
-def test_what_is_left_ends_first(draining: Draining) -> None:
+def test_running_requests_end_first(draining: Draining) -> None:
     draining.replica.drain(timeout_s=10)
     assert (draining.left, draining.stopped) == (0, 1)
 
 
-def test_there_is_an_end_to_patience(draining: Draining) -> None:
+def test_draining_ends_at_the_time_out(draining: Draining) -> None:
     draining.polls = -(10**9)
     began_s = time.monotonic()
     draining.replica.drain(timeout_s=0.1)
@@ -53,8 +53,8 @@ def test_there_is_an_end_to_patience(draining: Draining) -> None:
     assert (draining.left, draining.stopped) == (1, 1)
 
 
-def test_an_idle_replica_waits_until_all_know(draining: Draining, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that have not heard of it yet would lose what they send."""
+def test_an_idle_replica_waits_for_its_coordinators(draining: Draining, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coordinators that don't know yet would lose what they send."""
     monkeypatch.setattr(module, "_NOTICE_S", 0.1)
     draining.left = 0
     began_s = time.monotonic()

@@ -5,6 +5,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from actors.coordinator.request import Endpoint, Request
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica import shared_weights
 from actors.replica.in_process import Engine
@@ -38,34 +39,36 @@ def test_one_model_answers_alone_leads_is_a_member_and_drafts() -> None:
     members = [("second",), ("first",), ("first", "second"), ("second", "first"), ("second",)]
     some = [(i, PROMPTS[i + 1], params(i)) for i in range(len(endpoints))]
     with running(slots=3, both="second") as engine:
-        answers = engine.generate([Request(endpoints[at], prompt, one) for at, prompt, one in some])
+        answers = engine.generate([Request(endpoints[index], prompt, setting) for index, prompt, setting in some])
         wait_until(partial(_is_idle, engine), "free slots")
         assert engine.loops["second"].load().slots == 2 * engine.loops["first"].load().slots
-    assert [tokens(one) for one in answers] == [reference(members[at], mixture, p, one) for at, p, one in some]
+    assert [tokens(answer) for answer in answers] == [
+        reference(members[index], mixture, p, setting) for index, p, setting in some
+    ]
 
 
-def test_what_is_told_to_drafters_is_in_the_report_of_both() -> None:
+def test_attached_drafters_are_in_the_report_of_both() -> None:
     target = Report(2, 1, 4, [5, 6, 7], drafting=False, attached_drafters={5: "d"})
-    both = shared_weights._together(target, Report(1, 0, 4, [8]))
+    both = shared_weights._combine(target, Report(1, 0, 4, [8]))
     assert both == Report(3, 1, 8, [8, 5, 6, 7], drafting=False, attached_drafters={5: "d"})
 
 
 def test_peers_see_one_replica() -> None:
-    """A request to be answered and one to be drafted for, with what follows of each."""
+    """A request to be answered and one to be drafted for, with later messages for each."""
     exchange = LocalExchange()
     runner = Runner(tiny_model("llama-gqa"), slots=2, max_length=64, max_query=16)
-    loop = make_loop("both", runner, exchange.join("both"), prefill_chunk=16)
+    loop = make_loop("both", runner, exchange.join("both"), LoopOptions(prefill_chunk=16))
     peer = exchange.join("peer")
-    heard: list[Message] = []
+    received: list[Message] = []
 
     def turn_until(kind: type[Message], request_id: int | None = None) -> None:
-        def found() -> bool:
+        def has_arrived() -> bool:
             loop.turn()
-            heard.extend(message for _, message in peer.receive(0.0))
-            wanted = [one for one in heard if isinstance(one, kind)]
-            return any(request_id in (None, getattr(one, "request_id", None)) for one in wanted)
+            received.extend(message for _, message in peer.receive(0.0))
+            wanted = [message for message in received if isinstance(message, kind)]
+            return any(request_id in (None, getattr(message, "request_id", None)) for message in wanted)
 
-        wait_until(found, kind.__name__)
+        wait_until(has_arrived, kind.__name__)
 
     large = ReplicaAddress(peer.name, "large")
     own = Admit(1, PROMPTS[2], len(PROMPTS[2]), GREEDY, 0, drafter=False)
@@ -73,15 +76,15 @@ def test_peers_see_one_replica() -> None:
     peer.send("both", [Heartbeat(), own, others])
     turn_until(Offer, 2)
     turn_until(Commit, 1)
-    assert not [one for one in heard if isinstance(one, Offer) and one.request_id != 2]
-    assert not [one for one in heard if isinstance(one, Commit) and one.request_id != 1]
+    assert not [message for message in received if isinstance(message, Offer) and message.request_id != 2]
+    assert not [message for message in received if isinstance(message, Commit) and message.request_id != 1]
     peer.send("both", [Cancel(1), Cancel(2)])
-    heard.clear()
+    received.clear()
     turn_until(Report)
     peer.send("both", [replace(others, request_id=3)])
-    heard.clear()
+    received.clear()
     turn_until(Report)
-    reports = [one for one in heard if isinstance(one, Report)]
+    reports = [message for message in received if isinstance(message, Report)]
     assert len(reports) == 1
     assert reports[0].slots == 4
     assert reports[0].request_ids == [3]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.wire.addresses import ReplicaAddress
@@ -39,7 +40,7 @@ class Stage:
         exchange = LocalExchange()
         self.coordinator, self.member = exchange.join("coordinator"), exchange.join("m")
         runner = Runner(tiny_model("llama-gqa"), slots=2, max_length=64, max_query=64)
-        self.leader = Target(runner, exchange.join("t"), prefill_chunk=16, adaptive=False)
+        self.leader = Target(runner, exchange.join("t"), LoopOptions(prefill_chunk=16, adaptive=False))
         self.committed: list[int] = []
         self.failed: list[Failed] = []
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from actors.ensemble.member import MemberRow
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.target.row import TargetRow
@@ -42,7 +43,7 @@ class Stage:
         self.drafter: LocalLink = exchange.join("d")
         self.model = tiny_model("llama-gqa")
         runner = Runner(self.model, slots=2, max_length=64, max_query=64)
-        self.target = Target(runner, exchange.join("t"), prefill_chunk=16, adaptive=False)
+        self.target = Target(runner, exchange.join("t"), LoopOptions(prefill_chunk=16, adaptive=False))
         self.advances: list[Advance] = []  # what the drafter was told with the last answers
 
     def say(self, *messages: Message, turns: int = 30) -> list[Message]:

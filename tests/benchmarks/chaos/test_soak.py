@@ -1,6 +1,7 @@
 """The soak test, seconds long and on tiny models: all slots in use, clients that hang up, nothing left behind."""
 
 from actors.coordinator.request import Endpoint, Request
+from actors.loops.options import LoopOptions
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
@@ -63,7 +64,7 @@ def test_a_process_that_grows_late_is_named() -> None:
 def test_nothing_is_left_behind_and_every_answer_is_right() -> None:
     runners = {name: packed_runner(family) for name, (_, family) in MODELS.items()}
     replicas = {name: (role, runners[name]) for name, (role, _) in MODELS.items()}
-    with Engine(replicas, prefill_chunk=32) as engine:
+    with Engine(replicas, LoopOptions(prefill_chunk=32)) as engine:
         soak = Soak(in_this_process(engine, runners), cases(), seed=1)
         rounds = [soak.round(1.0) for _ in range(4)]
     assert [one.wrong for one in rounds] == [[]] * 4

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from actors.loading.checkpoint import load_tokenizer
 from actors.loading.tokenizer_pairs import load_logits_mappings
+from actors.loops.options import LoopOptions
 from decoding.errors import ConfigError
 from deployments.admission.admission import Limits
 from deployments.configuration.config import ServerConfig, load_config, parse_config
@@ -250,8 +251,8 @@ def test_members_with_other_tokens_join_through_text(foreign: Path) -> None:
     leader = tiny_runner(0)
     other = Runner(permuted_model(tiny_runner(0).model, permutation(2048)), slots=4, max_length=1024, max_query=256)
     specs = [config.models[name].spec(name) for name in ("other", "target")]
-    logits_mappings = {"other": load_logits_mappings(specs[0], specs[1:])}
-    with Engine({"target": ("target", leader), "other": ("target", other)}, logits_mappings=logits_mappings) as engine:
+    own_options = {"other": LoopOptions(logits_mappings=load_logits_mappings(specs[0], specs[1:]))}
+    with Engine({"target": ("target", leader), "other": ("target", other)}, own_options=own_options) as engine:
         wait_until(lambda: len(engine.coordinator.models()) == 2, "replicas")
         with TestClient(make_api(Service(load_endpoints(config), engine.coordinator))) as api:
             told = post(api, "e")["choices"][0]

@@ -1,0 +1,21 @@
+"""What a replica's loop is made with, beside its model and its link. Knows nothing of the loops themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from actors.loops.grammar_jobs import LoadTokenizer
+from actors.model.runner import Runner
+from actors.tokenizers.draft_mapping import DraftMapping
+from actors.tokenizers.logits_mapping import LogitsMapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoopOptions:
+    """Options of one loop; each kind of loop reads those that concern it."""
+
+    prefill_chunk: int = 256  # prompt tokens processed between two steps of the running rows
+    load_tokenizer: LoadTokenizer | None = None  # for structured answers; None: they are refused
+    adaptive: bool = True  # a target verifies as many draft tokens as pay; else as many as the request allows
+    colocated: Runner | None = None  # of a drafter in a target's thread: at least as many slots as the target's
+    draft_mappings: Mapping[str, DraftMapping] = field(default_factory=dict)  # by target with another tokenizer
+    logits_mappings: Mapping[str, LogitsMapping] = field(default_factory=dict)  # by leader with another tokenizer
