@@ -89,7 +89,7 @@ def make_loop(
     draft_mapping = next(iter((draft_mappings or {}).values()), None)
     drafter_inside = None if inside is None else ColocatedDrafter(inside, draft_mapping=draft_mapping, **options)
     make_target: Callable[[ConnectingLink], Target] = partial(
-        Target, runner, inside=drafter_inside, logits_mappings=logits_mappings, **options
+        Target, runner, colocated_drafter=drafter_inside, logits_mappings=logits_mappings, **options
     )
     if role == "target":
         return make_target(link)

@@ -104,8 +104,9 @@ class MeasuredReplica:
             make_drafter = partial(Drafter, self._runner.shared_copy())
             self._loop = SharedWeightsLoop(self.link, partial(Target, self._runner), make_drafter)
         else:
-            inside = None if self._make_inside is None else ColocatedDrafter(self._make_inside())
-            self._loop = Target(self._runner, self.link, adaptive=self._role == "adaptive-target", inside=inside)
+            drafter = None if self._make_inside is None else ColocatedDrafter(self._make_inside())
+            adaptive = self._role == "adaptive-target"
+            self._loop = Target(self._runner, self.link, adaptive=adaptive, colocated_drafter=drafter)
 
     def _turn(self) -> None:
         self._loop.turn()

@@ -105,7 +105,7 @@ def test_nothing_of_a_request_is_left_inside() -> None:
         run(drafted, requests([{"temperature": 0.0}] * 4, inside=True))
         target = drafted.loops["target"]
         assert isinstance(target, Target)
-        inside = target._inside
+        inside = target._colocated_drafter
         assert isinstance(inside, ColocatedDrafter)
         assert not inside._told
         inside.draft([])  # takes in what was cancelled
