@@ -41,7 +41,7 @@ class MemberRow(Row):
     def take_request(self, request: LogitsRequest) -> str | None:
         """Append the new text, and keep the draft for the next step. Returns an error text if that is impossible."""
         if request.base > self.length:
-            return "a question was lost on the way to a member"
+            return "a request was lost on the way to a member"
         parents_come_first = all(-1 <= parent < index for index, parent in enumerate(request.parents))
         if len(request.parents) != len(request.tokens) or not parents_come_first:
             return "a member was asked about a draft that is no tree"

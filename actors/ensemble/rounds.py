@@ -150,16 +150,13 @@ class EnsembleRounds:
 
     def _views(self, round_: Round, rows: list[int], tokens: list[int]) -> list[list[MemberView]]:
         """Return for each token what the members that replied made of it."""
-        present = {
-            member: logits[rows].float()
-            for member, logits in enumerate(round_.logits)
-            if logits is not None and self.present[member]
-        }
-        own = present[0]
-        members = [replace_empty(_fit_vocabulary(logits, own.shape[-1]), own) for logits in present.values()]
+        members = [member for member, present in enumerate(self.present) if present]
+        replies = [logits[rows].float() for member in members if (logits := round_.logits[member]) is not None]
+        own = replies[0]
+        logits = torch.stack([replace_empty(_fit_vocabulary(reply, own.shape[-1]), own) for reply in replies])
         weights = self.options.blend.member_weights(self.present)
-        attributions = attribute_tokens(torch.stack(members), tokens, [weights[member] for member in present])
-        names = [self.models[member] for member in present]
+        attributions = attribute_tokens(logits, tokens, [weights[member] for member in members])
+        names = [self.models[member] for member in members]
         return [[MemberView(name, *view) for name, view in zip(names, views, strict=True)] for views in attributions]
 
     def shares(self) -> list[MemberShare]:
@@ -229,9 +226,8 @@ def _member_logits(ensemble: EnsembleRounds, candidates: Tensor | None) -> list[
 
 
 def _fit_or_zeros(logits: Tensor | None, own: Tensor) -> Tensor:
-    if logits is None:
-        return torch.zeros_like(own, dtype=torch.float32)
-    return _fit_vocabulary(logits.float(), own.shape[-1])
+    own_size = own.shape[-1]
+    return torch.zeros_like(own, dtype=torch.float32) if logits is None else _fit_vocabulary(logits.float(), own_size)
 
 
 def _fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:

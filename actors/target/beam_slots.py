@@ -14,8 +14,7 @@ class BeamSlots:
     def __init__(self, cache: SlotCache, slots: Sequence[int], prompt: Sequence[int], *, beams: int = 1) -> None:
         """beams: their number at the start, all with an empty answer."""
         self._cache, self._prompt = cache, prompt
-        # By slot, the answer tokens that it holds behind the prompt; None: not even the prompt.
-        self._held: dict[int, Sequence[int] | None] = dict.fromkeys(slots)
+        self._held: dict[int, Sequence[int] | None] = dict.fromkeys(slots)  # answers; None: without even the prompt
         self._held[slots[0]] = ()
         self.by_beam = [slots[0]] * beams  # [B] the slot of each beam
 

@@ -33,7 +33,7 @@ class Committer:
         """Commit each row's accepted draft tokens and the target's own token. Returns the number of all."""
         committed = 0
         for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
-            if self._can_commit(row, verdict):
+            if self._check(row, verdict):
                 path = verdict.path
                 self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
                 self._runner.keep(row.slot, row.cached + 1, [row.cached + 1 + index for index in path])
@@ -45,7 +45,7 @@ class Committer:
         """Commit the first token of rows whose prompt is in the cache."""
         for row, verdict in zip(rows, verdicts, strict=True):
             row.cached -= 1  # as in a step, where the cache lacks the last token: `_commit` counts it
-            if self._can_commit(row, verdict):
+            if self._check(row, verdict):
                 self._commit(row, Draft([], []), verdict)
 
     def fork_beams(self, row: BeamRow, logits: Tensor) -> None:
@@ -59,8 +59,8 @@ class Committer:
             self._mailbox.put(row.key[0], result)
             self._rows.remove(row.key)
 
-    def _can_commit(self, row: TargetRow, verdict: Verdict) -> bool:
-        """Whether the row is still served. Fails a row whose structure allows nothing after its text."""
+    def _check(self, row: TargetRow, verdict: Verdict) -> bool:
+        """Return whether the row can commit. Fails a row whose structure allows nothing after its text."""
         if self._rows.get(row.key) is not row:
             return False
         error = row.structure and row.structure.error_after(verdict.path[-1] if verdict.path else -1)

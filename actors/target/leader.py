@@ -28,6 +28,7 @@ from actors.wire.messages import (
 from decoding.errors import ConsortError, UnavailableError
 
 Send = Callable[[str, Message], None]
+MemberMessage = Joined | LogitsReply | MemberLost | Failed
 _MemberKey = tuple[int, str]  # request_id, the member's replica
 
 _RESEND_AFTER = 3  # reports without a reply: one may be on its way already, one be from the turn before
@@ -112,9 +113,7 @@ class EnsembleLeader:
                 if reports + 1 == _RESEND_AFTER:
                     self._put(member_key, message)
 
-    def receive(
-        self, replica: str, message: Joined | LogitsReply | MemberLost | Failed, now_s: float
-    ) -> tuple[TargetRow, ConsortError] | None:
+    def receive(self, replica: str, message: MemberMessage, now_s: float) -> tuple[TargetRow, ConsortError] | None:
         """Handle a message from a member, or about one. Returns the row that must fail because of it, and why."""
         row = self._rows.get(message.request_id)
         if row is None or row.ensemble is None:
@@ -131,12 +130,7 @@ class EnsembleLeader:
         return None
 
     def _handle(
-        self,
-        row: TargetRow,
-        ensemble: EnsembleRounds,
-        replica: str,
-        message: Joined | LogitsReply | Failed,
-        now_s: float,
+        self, row: TargetRow, ensemble: EnsembleRounds, replica: str, message: MemberMessage, now_s: float
     ) -> None:
         member_key = row.key[1], replica
         match message:

@@ -133,9 +133,9 @@ class Target:
         self._planner.note_step(sum(lengths), seconds)
         self.times.steps += 1
         self.times.step_s += seconds
-        for row, mask, part in zip(rows, masks, logits_per_input, strict=False):
+        for row, mask, own_logits in zip(rows, masks, logits_per_input, strict=False):
             if row.ensemble is not None:
-                row.ensemble.add_own_logits(part, mask)
+                row.ensemble.add_own_logits(own_logits, mask)
         self._reply(member_rows, logits_per_input[len(rows) : len(rows) + len(member_rows)])
         self._fork_beams(beam_rows, logits_per_input[len(rows) + len(member_rows) :])
         self._inbox.receive(0.0)  # before the commit, so that its drafts count

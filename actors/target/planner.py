@@ -34,7 +34,7 @@ class DraftPlanner:
         # Since the last step: actual and expected seconds of prefill, and whether a draft was offered.
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
         self._mean_step_s = self._step_cost_s(1)
-        self._trial = SpeculationTrial()
+        self.trial = SpeculationTrial()
         self.active_rows = 1  # includes rows in prefill, which will run soon
         self._draft_token_s: float | None = None  # latency of a draft token
 
@@ -59,12 +59,7 @@ class DraftPlanner:
 
     def speculates(self) -> bool:
         """Whether the rows are to use drafts now."""
-        return not self._adaptive or self._trial.speculates(self.active_rows)
-
-    @property
-    def trial(self) -> SpeculationTrial:
-        """The comparison of speculative with plain decoding."""
-        return self._trial
+        return not self._adaptive or self.trial.speculates(self.active_rows)
 
     def plan(self, rows: Sequence[TargetRow], committed: Collection[RowKey], now_s: float) -> None:
         """Decide which draft each row of the next step should have.
@@ -100,20 +95,18 @@ class DraftPlanner:
         """Learn from the time of a prefill chunk, which drafters on the same hardware slow down, too."""
         self._prefilled_s += seconds
         self._prefill_work_s += self._prefill_cost_s(tokens)
-        if self._trial.is_resting:
+        if self.trial.is_resting:
             self._prefill_cost_s.note(tokens, seconds)
 
     def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float, *, drafted: bool) -> None:
-        """Learn from a step and the wait before it.
+        """Learn from a step and the wait before it, which took `seconds` together.
 
-        committed: tokens, of all rows.
-        seconds: of both together.
-        drafted: whether the step verified drafts.
+        committed: tokens of all rows. drafted: whether the step verified drafts.
         """
         plain_cost_s = self._plain_cost_s[any(row.ensemble is not None for row in rows)]
         is_typical = 2 * len(rows) > self.active_rows  # few rows say little about the cost of many
         if self._adaptive and is_typical and any(row.speculates for row in rows):
-            self._trial.note(
+            self.trial.note(
                 self.active_rows,
                 committed,
                 self._prefilled_s + seconds,
@@ -121,7 +114,7 @@ class DraftPlanner:
                 drafted=drafted,
                 offered=self._offered,
             )
-            if self._trial.is_resting:
+            if self.trial.is_resting:
                 plain_cost_s.note(len(rows), seconds)
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
 

@@ -17,10 +17,7 @@ class TargetRow(Row):
     """`tokens` are all committed. While the row is running, all but the last are in the cache."""
 
     def __init__(self, peer: str, admit: Admit, *, acceptance: float, proposer: Proposer | None = None) -> None:
-        """
-        acceptance: the expected acceptance rate of its drafts.
-        proposer: makes drafts in this loop, beside the drafter's.
-        """
+        """acceptance: the expected acceptance rate of its drafts. proposer: drafts in this loop, beside the drafter."""
         super().__init__(peer, admit)
         self.trie = DraftTrie(self.tokens, rejects=self.params.rejects)
         self.acceptance = AcceptanceEstimate(expected=acceptance)

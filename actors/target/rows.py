@@ -33,7 +33,7 @@ class TargetRows(RowTable[ServedRow]):
 
     @property
     def joining(self) -> list[MemberRow]:
-        """Members' rows that are ready, which their leaders don't know yet."""
+        """Members' rows that are ready, but whose leaders have not been sent a Joined yet."""
         return [row for row in self._member_rows if not row.joined and row.ready and not row.prefilling]
 
     @property

@@ -40,7 +40,7 @@ def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "problem"),
+    ("wrong_request", "problem"),
     [
         (logits_request(11, [1], []), "lost on the way"),
         (logits_request(10, [], [1, 2], [-1]), "no tree"),
@@ -51,8 +51,8 @@ def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
         (logits_request(10, [1] * 22, []), "no room"),
     ],
 )
-def test_a_wrong_request_is_refused(request_: LogitsRequest, problem: str) -> None:
-    error = member().take_request(request_)
+def test_a_wrong_request_is_refused(wrong_request: LogitsRequest, problem: str) -> None:
+    error = member().take_request(wrong_request)
     assert error is not None
     assert problem in error
 

@@ -1,4 +1,4 @@
-"""A drafter inside its target: the text stays the target's own, and drafts are really made."""
+"""A drafter colocated with its target: the text stays the target's own, and drafts are really made."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def runner(seed: int, *, slots: int = 4, max_length: int = 96) -> Runner:
 
 @contextmanager
 def engine(*, drafter: Runner | None, adaptive: bool = False) -> Iterator[Engine]:
-    """The drafter, if any, is inside."""
+    """Run a target, with a colocated drafter if one is given."""
     made = Engine({"target": ("target", runner(0))}, inside={"target": drafter} if drafter else {})
     made.loops["target"]._planner._adaptive = adaptive  # type: ignore[union-attr]
     with made:
@@ -51,13 +51,13 @@ def requests(settings: Sequence[dict[str, Any]], *, inside: bool, draft_length: 
         "e", "target", "drafter" if inside else None, draft_length if inside else 0, lambda tokens: "", inside=inside
     )
     return [
-        Request(endpoint, prompt, SamplingParams(max_tokens=40, seed=7 + at, **one), request_id=at)
-        for at, (prompt, one) in enumerate(zip(PROMPTS, settings, strict=True))
+        Request(endpoint, prompt, SamplingParams(max_tokens=40, seed=7 + index, **setting), request_id=index)
+        for index, (prompt, setting) in enumerate(zip(PROMPTS, settings, strict=True))
     ]
 
 
-def run(made: Engine, asked: Sequence[Request]) -> tuple[list[list[int]], Statistics]:
-    answers = made.generate(asked)
+def run(made: Engine, batch: Sequence[Request]) -> tuple[list[list[int]], Statistics]:
+    answers = made.generate(batch)
     texts = [[token for delta in answer for token in delta.tokens] for answer in answers]
     return texts, sum((answer[-1].statistics for answer in answers), Statistics())
 
@@ -65,7 +65,7 @@ def run(made: Engine, asked: Sequence[Request]) -> tuple[list[list[int]], Statis
 @pytest.mark.parametrize("seed", [0, 1], ids=["its own copy", "a stranger"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_the_text_is_that_of_plain_decoding(seed: int, adaptive: bool) -> None:
-    settings = [one for one in SETTINGS if one.get("verification") != "rejection"]
+    settings = [setting for setting in SETTINGS if setting.get("verification") != "rejection"]
     settings.append({"temperature": 0.0, "min_tokens": 10})
     with engine(drafter=None) as plain:
         expected, _ = run(plain, requests(settings, inside=False))
@@ -77,53 +77,53 @@ def test_the_text_is_that_of_plain_decoding(seed: int, adaptive: bool) -> None:
 
 def test_a_copy_of_the_target_is_always_right() -> None:
     with engine(drafter=runner(0)) as drafted:
-        _, told = run(drafted, requests([{"temperature": 0.0}] * 4, inside=True))
-    assert told.missed == 0
-    assert told.acceptance_length > 4
+        _, statistics = run(drafted, requests([{"temperature": 0.0}] * 4, inside=True))
+    assert statistics.missed == 0
+    assert statistics.acceptance_length > 4
 
 
-def test_rejection_sampling_takes_what_is_drawn_inside() -> None:
+def test_rejection_sampling_accepts_colocated_drafts() -> None:
     with engine(drafter=runner(0)) as drafted:
-        texts, told = run(drafted, requests(SETTINGS[3:] * 4, inside=True))
+        texts, statistics = run(drafted, requests(SETTINGS[3:] * 4, inside=True))
     assert all(len(text) == 40 for text in texts)
-    assert told.missed == 0  # the distributions are equal
-    assert told.acceptance_length > 4
+    assert statistics.missed == 0  # the distributions are equal
+    assert statistics.acceptance_length > 4
 
 
 def test_it_does_without_drafts_where_the_drafter_has_no_room() -> None:
     with engine(drafter=None) as plain:
         expected, _ = run(plain, requests([{"temperature": 0.0}] * 4, inside=False))
     with engine(drafter=runner(0, max_length=3)) as drafted:
-        texts, told = run(drafted, requests([{"temperature": 0.0}] * 4, inside=True))
+        texts, statistics = run(drafted, requests([{"temperature": 0.0}] * 4, inside=True))
     assert texts == expected
-    assert told.drafted < 20
+    assert statistics.drafted < 20
 
 
-def test_nothing_of_a_request_is_left_inside() -> None:
+def test_the_drafter_keeps_nothing_of_ended_requests() -> None:
     drafter = runner(0)
     with engine(drafter=drafter) as drafted:
         run(drafted, requests([{"temperature": 0.0}] * 4, inside=True))
         target = drafted.loops["target"]
         assert isinstance(target, Target)
-        inside = target._colocated_drafter
-        assert isinstance(inside, ColocatedDrafter)
-        assert not inside._told
-        inside.draft([])  # takes in what was cancelled
+        colocated = target._colocated_drafter
+        assert isinstance(colocated, ColocatedDrafter)
+        assert not colocated._told
+        colocated.draft([])  # takes in what was cancelled
         assert drafter.cache.free == drafter.cache.slots
 
 
 def test_a_request_that_is_given_back_too_late_changes_nothing() -> None:
-    inside = ColocatedDrafter(runner(0))
-    inside._drafter._mailbox.put("target", Failed(99, "late"))
-    inside.draft([])
-    assert inside.draft([]) is None
+    colocated = ColocatedDrafter(runner(0))
+    colocated._drafter._mailbox.put("target", Failed(99, "late"))
+    colocated.draft([])
+    assert colocated.draft([]) is None
 
 
 def test_other_endpoints_of_the_target_are_not_drafted_for() -> None:
     endpoint = Endpoint("e", "target", None, 4, lambda tokens: "", ngram=NgramOptions())
     with engine(drafter=runner(0)) as drafted:
-        _, told = run(drafted, [Request(endpoint, [1, 2, 3], SamplingParams(max_tokens=20, temperature=0.0))])
+        _, statistics = run(drafted, [Request(endpoint, [1, 2, 3], SamplingParams(max_tokens=20, temperature=0.0))])
         target = drafted.loops["target"]
         assert isinstance(target, Target)
         assert target.times.drafted_s < 0.05
-    assert told.committed == 20
+    assert statistics.committed == 20
