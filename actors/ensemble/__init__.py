@@ -1,1 +1,1 @@
-"""Ensembles: a request's rounds with its members, and a member's side of them."""
+"""Ensembles: the rounds of a request at its leader, and its rows at the members."""

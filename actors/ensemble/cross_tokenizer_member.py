@@ -1,7 +1,7 @@
-"""A request of an ensemble on a member whose leader has another tokenizer: both go by the same text.
+"""A member's row whose tokenizer differs from the leader's.
 
-The member reads the text, and every draft, in tokens of its own, and answers in the leader's. Its tokens of a text are
-a function of the text alone, so what it says is, too, whatever was drafted before.
+It reads the text and every draft in its own tokens, and replies in the leader's. Its tokens depend on the text alone,
+so its logits do, too, whatever was drafted before.
 """
 
 from msgspec.structs import replace
@@ -18,35 +18,35 @@ from decoding.drafts.trie import Draft
 from decoding.tokenizers.copied_text import CopiedText
 from decoding.tokenizers.text_aligner import TextAligner
 
-_RUN_WITH_DRAFT = 32  # tokens of the text that a step computes, too; more are prefilled before it
+_RUN_WITH_DRAFT = 32  # the most pending tokens of the text that a step computes, too; more are prefilled
 
 
 class CrossTokenizerMember(MemberRow):
-    """`tokens` are the member's own, of the text; the texts with the drafts are a tree in the columns behind them.
+    """`tokens` are the text in the member's own tokens. Drafts form a tree in the cache columns behind them.
 
-    What doesn't fit into one step, because the member's tokens are so much shorter than the leader's, takes several.
+    A request takes several steps if its tree is too large for one: the member's tokens can be much shorter.
     """
 
     def __init__(
         self, peer: str, join: Join, runner: Runner, logits_mapping: LogitsMapping, text: TextAligner | CopiedText
     ) -> None:
-        """text: the one of `join`."""
+        """text: the text of `join`, read by both tokenizers."""
         self._logits_mapping = logits_mapping
         self._text = text
         super().__init__(peer, replace(join, tokens=logits_mapping.read(text).tokens), runner)
         self._length = len(join.tokens)
-        self._readings: list[Reading] = []  # [K + 1] of the text, and of it with each draft token
-        self._said: list[Tensor] = []  # [n, V] of the first of them, in the steps so far
-        self._best: list[list[int]] = []  # of the same
-        self._trunk = 0  # the tokens of the text that the last step did not compute
-        self._tree = TokenTree()  # those that it did
-        self._places: list[int] = []  # of the readings that it was about, in this tree
+        self._readings: list[Reading] = []  # [K + 1] the text, and the text with each draft token
+        self._logits: list[Tensor] = []  # [n, V] per step so far, of the first readings
+        self._best: list[list[int]] = []  # most probable tokens, for the same readings
+        self._tree_start = 0  # the cache column where the last step's tree begins
+        self._tree = TokenTree()  # computed by the last step
+        self._last_nodes: list[int] = []  # of the last step's readings: the tree node of the last token
 
     @classmethod
     def make(
         cls, peer: str, join: Join, runner: Runner, logits_mapping: LogitsMapping
     ) -> "CrossTokenizerMember | None":
-        """None: the leader has no such tokens, or the member can't write them, or has no room for the text."""
+        """Make a row, or return None: the leader has no such tokens, or the member can't run the text."""
         if not join.tokens or not logits_mapping.knows(join.tokens):
             return None
         text = logits_mapping.begin(join.tokens, join.prompt_length)
@@ -60,67 +60,68 @@ class CrossTokenizerMember(MemberRow):
     def prefilling(self) -> bool:
         return self.pending > (_RUN_WITH_DRAFT if self.joined else 1)
 
-    def _hear(self, new: list[int], draft: Draft) -> bool:
-        if not self._logits_mapping.knows([*new, *draft.tokens]):
+    def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
+        if not self._logits_mapping.knows([*new_tokens, *draft.tokens]):
             return False
-        for token in new:
+        for token in new_tokens:
             self._text.commit([token])
-        self._length += len(new)
+        self._length += len(new_tokens)
         self._readings = self._read(draft)
-        self._said, self._best = [], []
+        self._logits, self._best = [], []
         tokens = self._readings[0].tokens
         if not self._runner.knows(tokens):
             return False
-        self._go_on(tokens)
+        self._set_tokens(tokens)
         return True
 
     def _read(self, draft: Draft) -> list[Reading]:
-        """What to run for the text, and for the text with each draft token. There is nothing to say without room."""
+        """Return what to run for the text, and for the text with each draft token. What has no room is silent."""
         texts = [self._text]
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             texts.append(texts[parent + 1].fork())
             texts[-1].commit([token])
         readings = map(self._logits_mapping.read, texts)
-        return [one if self._runner.knows(one.tokens) else one.silenced() for one in readings]
+        return [reading if self._runner.knows(reading.tokens) else reading.silenced() for reading in readings]
 
-    def _go_on(self, tokens: list[int]) -> None:
-        """The text is in these tokens now: keep what of them has been computed."""
+    def _set_tokens(self, tokens: list[int]) -> None:
+        """Replace the text's tokens, and keep the cache columns that still hold."""
         computed = min(self.cached, common_prefix(self.tokens, tokens))
-        if self._tree and computed >= self._trunk:
-            path = [self._trunk + place for place in self._tree.find(tokens[self._trunk :])]
-            self._runner.keep(self.slot, self._trunk, path)
-            computed = max(computed, self._trunk + len(path))
+        if self._tree and computed >= self._tree_start:
+            columns = [self._tree_start + node for node in self._tree.find(tokens[self._tree_start :])]
+            self._runner.keep(self.slot, self._tree_start, columns)
+            computed = max(computed, self._tree_start + len(columns))
         self._tree = TokenTree()
         self.cached = min(computed, len(tokens) - 1)
         self.tokens = tokens
 
     def step_input(self) -> RowInput:
-        """The text and as many of the readings as there is room for; in later steps, of those that are left."""
-        left = self._readings[self._done :]
-        sequences = [self.tokens, *(reading.tokens for reading in left if not reading.silent)]
+        """Return the text and as many readings as there is room for; in later steps, the next readings."""
+        readings = self._readings[self._computed_readings :]
+        sequences = [self.tokens, *(reading.tokens for reading in readings if not reading.silent)]
         shared = min(common_prefix(self.tokens, tokens) for tokens in sequences)
-        self._trunk = min(self.cached, shared, min(map(len, sequences)) - 1)
-        self._tree, self._places = TokenTree(), []
-        if not self._done:
-            self._tree.add(self.tokens[self._trunk :])
-        for reading in left:
-            rest = reading.tokens[self._trunk :]
-            if not reading.silent and self._tree and self._tree.size_with(rest) > self._runner.max_query:
+        self._tree_start = min(self.cached, shared, min(map(len, sequences)) - 1)
+        self._tree, self._last_nodes = TokenTree(), []
+        if not self._computed_readings:
+            self._tree.add(self.tokens[self._tree_start :])
+        for reading in readings:
+            path = reading.tokens[self._tree_start :]
+            if not reading.silent and self._tree and self._tree.size_with(path) > self._runner.max_query:
                 break
-            self._places.append(0 if reading.silent else self._tree.add(rest))
-        return tree_input(self.slot, self._trunk, self._tree.draft)
+            self._last_nodes.append(0 if reading.silent else self._tree.add(path))
+        return tree_input(self.slot, self._tree_start, self._tree.draft)
 
-    def answer(self, logits: Tensor) -> LogitsReply | None:
-        self.cached = min(self.cached, self._trunk) if self._done else len(self.tokens)
-        readings = self._readings[self._done :][: len(self._places)]
-        said, best = self._logits_mapping.say(readings, logits[self._places], self._best_count)
-        self._said.append(said)
+    def reply(self, logits: Tensor) -> LogitsReply | None:
+        first = self._computed_readings
+        self.cached = min(self.cached, self._tree_start) if first else len(self.tokens)
+        readings = self._readings[first : first + len(self._last_nodes)]
+        mapped, best = self._logits_mapping.say(readings, logits[self._last_nodes], self._best_count)
+        self._logits.append(mapped)
         self._best += best
-        if self._done < len(self._readings):
+        if self._computed_readings < len(self._readings):
             return None
-        return self._answer(cat(self._said), self._best)
+        return self._make_reply(cat(self._logits), self._best)
 
     @property
-    def _done(self) -> int:
-        """How many readings were there room for in the steps so far."""
-        return sum(map(len, self._said))
+    def _computed_readings(self) -> int:
+        """The number of readings computed in the steps so far."""
+        return sum(map(len, self._logits))

@@ -1,4 +1,4 @@
-"""A request of an ensemble on one of its members, which tells what it thinks of the text and of drafts."""
+"""A member's row: computes logits for the text and drafts that the leader of an ensemble sends. Samples nothing."""
 
 from torch import Tensor
 
@@ -13,86 +13,87 @@ from decoding.sampling.params import SamplingParams
 
 
 class MemberRow(Row):
-    """`tokens` are the text as the leader last told it; the draft that was asked about is in the columns behind it."""
+    """`tokens` are the text as last received from the leader; the draft lies in the cache columns behind it."""
 
     def __init__(self, peer: str, join: Join, runner: Runner) -> None:
-        params = SamplingParams(max_tokens=1)  # a member samples nothing
+        params = SamplingParams(max_tokens=1)  # unused: a member samples nothing
         admit = Admit(
             join.request_id, join.tokens, len(join.tokens), params, 0, drafter=False, admission=join.admission
         )
         super().__init__(peer, admit)
         self.join = join
-        self.memory = None if join.shared is None else accept(join.shared)  # for its answers
+        self.memory = None if join.shared is None else accept(join.shared)  # for the logits of its replies
         self._runner = runner
-        self._draft = Draft([], [])  # in the cache
+        self._draft = Draft([], [])  # of the last request
         self._best_count = join.best_count
         self.joined = False
-        self.ask: LogitsRequest | None = None  # yet to be answered
+        self.request: LogitsRequest | None = None  # without a reply yet
 
     @property
     def length(self) -> int:
-        """Of the text, in the leader's tokens."""
+        """Length of the text, in the leader's tokens."""
         return len(self.tokens)
 
     @property
     def prefilling(self) -> bool:
         return self.pending > 1
 
-    def follow(self, ask: LogitsRequest) -> str | None:
-        """Take in the question and what is new of the text. Returns what is wrong with it, if it is."""
-        if ask.base > self.length:
-            return "a question was lost on the way to a member"
-        if len(ask.parents) != len(ask.tokens) or not all(-1 <= at < place for place, at in enumerate(ask.parents)):
+    def take_request(self, request: LogitsRequest) -> str | None:
+        """Append the new text, and keep the draft for the next step. Returns an error text if that is impossible."""
+        if request.base > self.length:
+            return "a request was lost on the way to a member"
+        parents_come_first = all(-1 <= parent < index for index, parent in enumerate(request.parents))
+        if len(request.parents) != len(request.tokens) or not parents_come_first:
             return "a member was asked about a draft that is no tree"
-        if not self._hear(ask.text[self.length - ask.base :], Draft(ask.tokens, ask.parents)):
+        if not self._extend(request.text[self.length - request.base :], Draft(request.tokens, request.parents)):
             return "a member has no room for the text, or not its tokens"
-        self.ask = ask
+        self.request = request
         return None
 
-    def _hear(self, new: list[int], draft: Draft) -> bool:
-        """Go on with the text, and be ready to run it with a draft. False: no room, or no such tokens."""
-        known = self._runner.knows([*new, *draft.tokens, self.tokens[0]])
-        if not known or len(self.tokens) + len(new) >= self._runner.max_length:
+    def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
+        """Append tokens to the text, and prepare to run a draft. Returns False without room or for unknown tokens."""
+        known = self._runner.knows([*new_tokens, *draft.tokens, self.tokens[0]])
+        if not known or len(self.tokens) + len(new_tokens) >= self._runner.max_length:
             return False
-        self._keep(new)
-        self.tokens += new
+        self._keep_accepted(new_tokens)
+        self.tokens += new_tokens
         self._draft = draft
         return True
 
     def step_input(self) -> RowInput:
-        """The text's last token and the draft."""
+        """Return the text's last token and the draft."""
         return draft_input(self.slot, self.cached, self.tokens[-1], self._draft)
 
-    def answer(self, logits: Tensor) -> LogitsReply | None:
-        """The step was taken, so that the cache holds all of the text. None: more steps are needed.
+    def reply(self, logits: Tensor) -> LogitsReply | None:
+        """Return the reply after a step, or None if more steps are needed.
 
         logits: [n, V] of the step's tokens.
         """
         self.cached += 1
         best = logits.topk(max(0, min(self._best_count, logits.shape[-1])), dim=-1).indices.tolist()
-        return self._answer(logits, best)
+        return self._make_reply(logits, best)
 
-    def _answer(self, logits: Tensor, best: list[list[int]]) -> LogitsReply:
-        """What was asked is answered. logits: [K + 1, V of the leader]; best: [K + 1] its most probable tokens."""
-        assert self.ask is not None
-        ask, self.ask = self.ask, None
-        return LogitsReply(self.key[1], ask.step, pack(logits, ask.transport, self.memory), best, self.admission)
+    def _make_reply(self, logits: Tensor, best: list[list[int]]) -> LogitsReply:
+        """Close the request. logits: [K + 1, V of the leader]; best: [K + 1] most probable tokens."""
+        assert self.request is not None
+        request, self.request = self.request, None
+        packed = pack(logits, request.transport, self.memory)
+        return LogitsReply(self.key[1], request.step, packed, best, self.admission)
 
     def next_input(self, limit: int) -> RowInput:
-        """The last token is run with the draft."""
+        """Return a prefill chunk without the last token, which runs together with the draft."""
         return super().next_input(min(limit, self.pending - 1))
 
-    def _keep(self, new: list[int]) -> None:
-        """What of the draft has become text need not be computed again, but for its last token."""
-        path: list[int] = []
-        for token in new:
-            at = path[-1] if path else -1
-            children = zip(self._draft.tokens, self._draft.parents, strict=True)
-            place = next((place for place, child in enumerate(children) if child == (token, at)), None)
-            if place is None:
+    def _keep_accepted(self, new_tokens: list[int]) -> None:
+        """Keep the cache columns of accepted draft tokens. The text's last token is computed again in any case."""
+        path: list[int] = []  # draft indices
+        nodes = list(zip(self._draft.tokens, self._draft.parents, strict=True))
+        for token in new_tokens:
+            node = token, path[-1] if path else -1
+            if node not in nodes:
                 break
-            path.append(place)
-        if self.cached == len(self.tokens):  # else the draft was of an earlier text
-            self._runner.keep(self.slot, self.cached, [self.cached + place for place in path])
+            path.append(nodes.index(node))
+        if self.cached == len(self.tokens):  # else the draft continued an earlier text
+            self._runner.keep(self.slot, self.cached, [self.cached + index for index in path])
             self.cached += len(path)
-        self.cached = min(self.cached, len(self.tokens) + len(new) - 1)
+        self.cached = min(self.cached, len(self.tokens) + len(new_tokens) - 1)

@@ -1,4 +1,4 @@
-"""One request's ensemble, seen from its leader: who is in it, what was asked, and what came back.
+"""One request's ensemble, seen from its leader: its members, and the logits that came back in each round.
 
 Knows nothing of messages, links or how a blend is sampled.
 """
@@ -17,74 +17,74 @@ from decoding.blending.union import keep_candidates, rank_others_below, replace_
 from decoding.drafts.trie import Draft
 from decoding.errors import UnavailableError
 
-_JOIN_TIMEOUT_S = 120.0  # to find a slot and read the prompt
+_JOIN_TIMEOUT_S = 120.0  # for a member to find a slot and read the prompt
 
 
 @dataclass(slots=True, eq=False)
 class Round:
-    """One step of the ensemble. Members are counted from the leader on, which is 0."""
+    """One step of the ensemble. Members are in the order of `EnsembleRounds.models`; index 0 is the leader."""
 
     step: int
     draft: Draft
-    began_s: float  # the wait for drafts before it included
-    asked_at_s: float
+    began_s: float  # includes the wait for drafts before the round
+    requested_at_s: float
     logits: list[Tensor | None]  # [M] of [K + 1, V] each
-    best: list[list[list[int]]]  # [M] of [K + 1] each: the other members' most probable tokens, if these are wanted
+    best: list[list[list[int]]]  # [M] of [K + 1] each: the other members' most probable tokens, if wanted
     mask: Tensor | None = None  # [K + 1, ⌈V / 32⌉]
 
 
 class EnsembleRounds:
-    """M members, of which some may be gone."""
+    """The rounds of one request with M members, of which some may be lost."""
 
     def __init__(self, ensemble: Ensemble, now_s: float) -> None:
         self.options = ensemble.options
         self.models = [ensemble.leader, *(member.model for member in ensemble.members)]
-        self.replicas = ["", *(one.address.name if one.address else "" for one in ensemble.members)]
-        self.present = [True, *(one.address is not None for one in ensemble.members)]
-        self.told = 0  # how many tokens of the text the others know
+        self.replicas = ["", *(member.address.name if member.address else "" for member in ensemble.members)]
+        self.present = [True, *(member.address is not None for member in ensemble.members)]
+        self.sent_length = 0  # length of the text that the other members have been sent
         self.round: Round | None = None
-        self.views: list[list[MemberView]] | None = None  # of each token of the round before, if they are wanted
+        self.views: list[list[MemberView]] | None = None  # of each token of the last round, if wanted
         self._steps = 0
         self._joined = [True, *(False for _ in ensemble.members)]
         self._began_s = now_s
         self._tokens = [0] * len(self.models)
         self._agreed = [0] * len(self.models)
-        self._answers = [0] * len(self.models)
-        self._answering_s = [0.0] * len(self.models)
+        self._replies = [0] * len(self.models)
+        self._reply_s = [0.0] * len(self.models)
 
     @property
-    def joined(self) -> bool:
-        """Whether all that are left are ready to be asked."""
-        return all(joined for joined, there in zip(self._joined, self.present, strict=True) if there)
+    def is_joined(self) -> bool:
+        """Whether all present members have joined."""
+        return all(joined for joined, present in zip(self._joined, self.present, strict=True) if present)
 
     @property
     def others(self) -> list[str]:
-        """The replicas of the other members that are left."""
+        """The replicas of the present members, without the leader."""
         pairs = zip(self.replicas, self.present, strict=True)
-        return [replica for replica, there in pairs if there and replica]
+        return [replica for replica, present in pairs if present and replica]
 
-    def join(self, replica: str) -> None:
-        """A member is ready."""
+    def mark_joined(self, replica: str) -> None:
+        """Note that a member has read the text."""
         if replica in self.others:
             self._joined[self.replicas.index(replica)] = True
 
-    def begin(self, draft: Draft, now_s: float, began_s: float) -> None:
-        """Ask all about a draft. began_s: when the wait for it began."""
+    def begin_round(self, draft: Draft, now_s: float, began_s: float) -> None:
+        """Begin a round over a draft. began_s: when the wait for the draft began."""
         self._steps += 1
-        nobody: list[Tensor | None] = [None] * len(self.models)
-        self.round = Round(self._steps, draft, began_s, now_s, nobody, [[]] * len(self.models))
+        no_logits: list[Tensor | None] = [None] * len(self.models)
+        self.round = Round(self._steps, draft, began_s, now_s, no_logits, [[]] * len(self.models))
 
-    def take_own(self, logits: Tensor, mask: Tensor | None) -> None:
-        """The leader's own answer, [K + 1, V]. mask: [K + 1, ⌈V / 32⌉] what its structure allows."""
+    def add_own_logits(self, logits: Tensor, mask: Tensor | None) -> None:
+        """Add the leader's logits, [K + 1, V]. mask: [K + 1, ⌈V / 32⌉] what its structure allows."""
         if self.round is not None:
             self.round.mask = mask
             self.round.logits[0] = logits
 
-    def take(self, replica: str, step: int, logits: Tensor, best: list[list[int]], now_s: float) -> None:
-        """Another member's answer, [K + 1, V or so]; one to an earlier step, or a second one, is ignored.
+    def add_reply(self, replica: str, step: int, logits: Tensor, best: list[list[int]], now_s: float) -> None:
+        """Add another member's logits, [K + 1, V or padded]. A reply to an earlier step, or a second one, is ignored.
 
         Raises:
-            ValueError: it has another number of positions, or tokens that are none.
+            ValueError: the reply has a wrong number of positions, or unknown tokens.
         """
         if self.round is None or self.round.step != step or replica not in self.others:
             return
@@ -92,24 +92,25 @@ class EnsembleRounds:
             raise ValueError(f"logits of {len(logits)} positions, not {len(self.round.draft.tokens) + 1}")
         if len(best) != len(logits) or any(not 0 <= token < logits.shape[-1] for tokens in best for token in tokens):
             raise ValueError("best tokens that are not those of the logits")
-        at = self.replicas.index(replica)
-        if self.round.logits[at] is not None:
+        member = self.replicas.index(replica)
+        if self.round.logits[member] is not None:
             return
-        self.round.logits[at], self.round.best[at] = logits, best
-        self._answers[at] += 1
-        self._answering_s[at] += now_s - self.round.asked_at_s
+        self.round.logits[member], self.round.best[member] = logits, best
+        self._replies[member] += 1
+        self._reply_s[member] += now_s - self.round.requested_at_s
 
     @property
-    def complete(self) -> bool:
-        """Whether everybody who is left has answered."""
+    def is_complete(self) -> bool:
+        """Whether all present members' logits are there."""
         if self.round is None:
             return False
-        return all(logits is not None for logits, there in zip(self.round.logits, self.present, strict=True) if there)
+        pairs = zip(self.round.logits, self.present, strict=True)
+        return all(logits is not None for logits, present in pairs if present)
 
-    def overdue(self, now_s: float) -> list[str]:
-        """The replicas of members that took too long."""
+    def overdue_replicas(self, now_s: float) -> list[str]:
+        """Return the replicas of members that took too long to join or reply."""
         if self.round is not None:
-            late = now_s - self.round.asked_at_s > self.options.member_timeout_s
+            late = now_s - self.round.requested_at_s > self.options.member_timeout_s
             missing = [logits is None for logits in self.round.logits]
         else:
             late = now_s - self._began_s > _JOIN_TIMEOUT_S
@@ -118,117 +119,119 @@ class EnsembleRounds:
             return []
         return [replica for replica in self.others if missing[self.replicas.index(replica)]]
 
-    def lose(self, replica: str, reason: str) -> None:
-        """A member is gone.
+    def drop(self, replica: str, reason: str) -> None:
+        """Go on without a member.
 
         Raises:
             UnavailableError: the ensemble can't go on without it.
         """
         if replica not in self.others:
             return
-        at = self.replicas.index(replica)
-        self.present[at] = False
+        member = self.replicas.index(replica)
+        self.present[member] = False
         if not self.options.has_quorum(self.present):
             raise UnavailableError(
-                f"member {self.models[at]!r} of the ensemble {reason}; on_member_failure is "
+                f"member {self.models[member]!r} of the ensemble {reason}; on_member_failure is "
                 f"{self.options.on_member_failure!r} and min_members {self.options.min_members}"
             )
         self.options.blend.member_weights(self.present)  # raises, too
 
-    def close(self, places: Sequence[int], tokens: Sequence[int]) -> None:
-        """End the round. tokens: what was committed after the positions `places`, of which 0 is the text's end."""
+    def end_round(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """End the round. tokens: the committed ones; rows: the row of the round's logits from which each was chosen."""
         assert self.round is not None
         if self.options.report_contributions:
-            self.views = self._views(self.round, list(places), list(tokens))
-        for at, logits in enumerate(self.round.logits):
-            if logits is not None and self.present[at]:
-                chosen = logits[list(places)].argmax(dim=-1).tolist()
-                self._tokens[at] += len(tokens)
-                self._agreed[at] += sum(a == b for a, b in zip(chosen, tokens, strict=True))
+            self.views = self._views(self.round, list(rows), list(tokens))
+        for member, logits in enumerate(self.round.logits):
+            if logits is not None and self.present[member]:
+                preferred = logits[list(rows)].argmax(dim=-1).tolist()
+                self._tokens[member] += len(tokens)
+                self._agreed[member] += sum(a == b for a, b in zip(preferred, tokens, strict=True))
         self.round = None
 
-    def _views(self, round_: Round, places: list[int], tokens: list[int]) -> list[list[MemberView]]:
-        """What those who answered thought of each token."""
-        there = [(at, logits) for at, logits in enumerate(round_.logits) if logits is not None and self.present[at]]
-        own = there[0][1][places].float()
-        logits = torch.stack([replace_empty(_fitted(one[places].float(), own.shape[-1]), own) for _, one in there])
+    def _views(self, round_: Round, rows: list[int], tokens: list[int]) -> list[list[MemberView]]:
+        """Return for each token what the members that replied made of it."""
+        members = [member for member, present in enumerate(self.present) if present]
+        replies = [logits[rows].float() for member in members if (logits := round_.logits[member]) is not None]
+        own = replies[0]
+        logits = torch.stack([replace_empty(_fit_vocabulary(reply, own.shape[-1]), own) for reply in replies])
         weights = self.options.blend.member_weights(self.present)
-        found = attribute_tokens(logits, tokens, [weights[at] for at, _ in there])
-        names = [self.models[at] for at, _ in there]
-        return [[MemberView(name, *one) for name, one in zip(names, views, strict=True)] for views in found]
+        attributions = attribute_tokens(logits, tokens, [weights[member] for member in members])
+        names = [self.models[member] for member in members]
+        return [[MemberView(name, *view) for name, view in zip(names, views, strict=True)] for views in attributions]
 
     def shares(self) -> list[MemberShare]:
-        """What each member contributed so far."""
+        """Return what each member contributed so far."""
         weights = self.options.blend.member_weights(self.present)
         return [
             MemberShare(
                 model=model,
-                weight=weights[at],
-                tokens=self._tokens[at],
-                agreement=self._agreed[at] / max(self._tokens[at], 1),
-                latency_s=self._answering_s[at] / max(self._answers[at], 1),
+                weight=weights[member],
+                tokens=self._tokens[member],
+                agreement=self._agreed[member] / max(self._tokens[member], 1),
+                latency_s=self._reply_s[member] / max(self._replies[member], 1),
             )
-            for at, model in enumerate(self.models)
+            for member, model in enumerate(self.models)
         ]
 
 
-def blended(ensembles: Sequence[EnsembleRounds]) -> Tensor:
-    """[N, V] the target distributions' logits of all complete rounds, K + 1 of each, one after the other."""
-    parts: dict[int, Tensor] = {}
+def blend_rounds(ensembles: Sequence[EnsembleRounds]) -> Tensor:
+    """Return the blended logits of complete rounds, [N, V]: K + 1 rows for each, one round after the other."""
+    blended: dict[int, Tensor] = {}  # by index in `ensembles`
     for count in {len(ensemble.models) for ensemble in ensembles}:
-        alike = [at for at, ensemble in enumerate(ensembles) if len(ensemble.models) == count]
-        parts.update(zip(alike, _blend([ensembles[at] for at in alike]), strict=True))
-    return torch.cat([parts[at] for at in range(len(ensembles))])
+        indices = [index for index, ensemble in enumerate(ensembles) if len(ensemble.models) == count]
+        blended.update(zip(indices, _blend([ensembles[index] for index in indices]), strict=True))
+    return torch.cat([blended[index] for index in range(len(ensembles))])
 
 
 def _blend(ensembles: Sequence[EnsembleRounds]) -> list[Tensor]:
-    """[K + 1, V] of each; all have M members."""
+    """Return [K + 1, V] for each ensemble; all have M members."""
     rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]
-    owns = [own for one in rounds if (own := one.logits[0]) is not None]
+    owns = [own for round_ in rounds if (own := round_.logits[0]) is not None]
     candidates = [_candidates(ensemble, own) for ensemble, own in zip(ensembles, owns, strict=True)]
-    members = [torch.cat(logits) for logits in zip(*map(_members, ensembles, candidates), strict=True)]
+    members = [torch.cat(logits) for logits in zip(*map(_member_logits, ensembles, candidates), strict=True)]
     lengths = [len(own) for own in owns]
     positions = [
         (ensemble.options.blend, ensemble.present)
         for ensemble, length in zip(ensembles, lengths, strict=True)
         for _ in range(length)
     ]
-    logits = blend(torch.stack(members), BlendBatch.build(positions, owns[0].device)).split(lengths)
+    blended = blend(torch.stack(members), BlendBatch.build(positions, owns[0].device)).split(lengths)
     return [
-        one if chosen is None else rank_others_below(one, own, chosen)
-        for one, own, chosen in zip(logits, owns, candidates, strict=True)
+        logits if chosen is None else rank_others_below(logits, own, chosen)
+        for logits, own, chosen in zip(blended, owns, candidates, strict=True)
     ]
 
 
 def _candidates(ensemble: EnsembleRounds, own: Tensor) -> Tensor | None:
-    """[K + 1, V] bool: the tokens that the members are blended on; None: all."""
+    """Return the tokens on which the members are blended, [K + 1, V] bool; None for all."""
     assert ensemble.round is not None
     count = ensemble.options.best_count
-    others = [best for best, there in zip(ensemble.round.best, ensemble.present, strict=True) if there]
+    others = [best for best, present in zip(ensemble.round.best, ensemble.present, strict=True) if present]
     return top_k_union(own, count, others) if count else None
 
 
-def _members(ensemble: EnsembleRounds, candidates: Tensor | None) -> list[Tensor]:
-    """[M] of [K + 1, V] each, float32; what is said of those that are gone has no meaning."""
+def _member_logits(ensemble: EnsembleRounds, candidates: Tensor | None) -> list[Tensor]:
+    """Return [M] of [K + 1, V] each, float32. Those of lost members have no meaning."""
     assert ensemble.round is not None
     own, *others = ensemble.round.logits
     assert own is not None
-    found = [own.float(), *(_or_zeros(logits, own) for logits in others)]
+    members = [own.float(), *(_fit_or_zeros(logits, own) for logits in others)]
     if ensemble.options.vocabulary == "shared":
-        return found
+        return members
     if candidates is not None:
-        found = [keep_candidates(logits, candidates) for logits in found]
-    contrasted = ensemble.options.blend.kind == "contrastive"  # with an amateur that finds all alike
-    instead = torch.zeros_like(found[0]) if contrasted else found[0]
-    return [found[0], *(replace_empty(logits, instead) for logits in found[1:])]
+        members = [keep_candidates(logits, candidates) for logits in members]
+    contrastive = ensemble.options.blend.kind == "contrastive"  # there a silent amateur finds all tokens equal
+    replacement = torch.zeros_like(members[0]) if contrastive else members[0]
+    return [members[0], *(replace_empty(logits, replacement) for logits in members[1:])]
 
 
-def _or_zeros(logits: Tensor | None, own: Tensor) -> Tensor:
-    return torch.zeros_like(own, dtype=torch.float32) if logits is None else _fitted(logits.float(), own.shape[-1])
+def _fit_or_zeros(logits: Tensor | None, own: Tensor) -> Tensor:
+    own_size = own.shape[-1]
+    return torch.zeros_like(own, dtype=torch.float32) if logits is None else _fit_vocabulary(logits.float(), own_size)
 
 
-def _fitted(logits: Tensor, vocab_size: int) -> Tensor:
-    """[N, V]: vocabularies that are the same may be padded to other sizes."""
+def _fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
+    """Cut or pad to [N, V]: models with one vocabulary may pad it to different sizes."""
     missing = vocab_size - logits.shape[-1]
     if missing <= 0:
         return logits[:, :vocab_size]

@@ -1,1 +1,1 @@
-"""The target: drafts, verifies, commits; plans draft lengths; leads ensembles; searches with beams."""
+"""The target loop: verifies drafts and commits tokens, leads ensembles, runs beam searches."""

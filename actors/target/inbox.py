@@ -1,4 +1,4 @@
-"""What messages do to a target's rows. It trusts none of them: whatever a peer says, the other requests go on."""
+"""Applies messages to a target's rows. It trusts none: whatever a peer sends, the other requests go on."""
 
 import logging
 import time
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class TargetInbox:
-    """One target's."""
+    """The inbox of one target."""
 
     def __init__(
         self,
@@ -46,29 +46,29 @@ class TargetInbox:
         runner: Runner,
         planner: DraftPlanner,
         structures: GrammarJobs,
-        ensembles: EnsembleLeader,
+        leader: EnsembleLeader,
         logits_mappings: Mapping[str, LogitsMapping],
     ) -> None:
-        """logits_mappings: by the names of the leaders that have another tokenizer."""
+        """logits_mappings: for each leader with another tokenizer, by its name."""
         self._rows, self._mailbox, self._runner = rows, mailbox, runner
-        self._planner, self._structures, self._ensembles = planner, structures, ensembles
+        self._planner, self._structures, self._leader = planner, structures, leader
         self._logits_mappings = logits_mappings
         self._ngrams = NgramProposers()
 
     def receive(self, timeout_s: float) -> None:
-        """Act on what has arrived; waits up to `timeout_s` for it."""
+        """Handle the messages that have arrived; waits up to `timeout_s` for the first."""
         for peer, message in self._mailbox.receive(timeout_s):
             self._handle(peer, message)
 
     def update_drafter(self, row: TargetRow) -> None:
-        """Let the drafter that follows the row, if there is one, know how the text goes on."""
-        # What pays is known as of the step before, which is soon enough for the drafter.
-        news = row.news(row.useful_draft_length if self._rows.drafting else 0)
-        if row.attached_drafter is not None and news is not None:
-            self._mailbox.put(row.attached_drafter, news)
+        """Send the row's new text to its attached drafter, if it has one."""
+        # The useful draft length is that of the step before, which is recent enough for the drafter.
+        advance = row.next_advance(row.useful_draft_length if self._rows.drafting else 0)
+        if row.attached_drafter is not None and advance is not None:
+            self._mailbox.put(row.attached_drafter, advance)
 
     def fail(self, row: ServedRow, error: BaseException) -> None:
-        """Give the request back."""
+        """Give the request back to its peer, unless the row has been removed or replaced."""
         if self._rows.get(row.key) is row:
             self._mailbox.fail(row.key, row.admission, error)
 
@@ -77,31 +77,31 @@ class TargetInbox:
             case Offer(request_id, _, tokens):
                 row = self._rows.get((message.coordinator, request_id))
                 if isinstance(row, TargetRow) and self._runner.knows([*tokens, *message.drawn_from()]):
-                    # What is drawn at random never fits when it is late.
+                    # A late draft never fits if it was drawn at random, so there a misfit tells nothing.
                     fits = row.offer(message) or row.params.rejects
                     self._planner.note_offer(row, time.perf_counter(), fits=fits)
             case Admit() | Join() | LogitsRequest():
-                self._take_up(peer, message)
-            case ResendRequest(request_id, coordinator, known):
+                self._handle_request(peer, message)
+            case ResendRequest(request_id, coordinator, length):
                 row = self._rows.get((coordinator, request_id))
                 if isinstance(row, TargetRow) and row.attached_drafter == peer:
-                    row.tell_from(min(max(0, known), len(row.tokens)))
+                    row.acknowledge(min(max(0, length), len(row.tokens)))
                     self.update_drafter(row)
             case AttachDrafter(request_id, drafter):
                 row = self._rows.get((peer, request_id))
                 if isinstance(row, TargetRow):
-                    row.draft_with(drafter)
+                    row.attach_drafter(drafter)
             case Joined() | LogitsReply() | MemberLost() | Failed():
-                failed = self._ensembles.take(peer, message, time.perf_counter())
+                failed = self._leader.receive(peer, message, time.perf_counter())
                 if failed is not None:
                     self.fail(*failed)
             case Report():
-                self._ensembles.reconcile(peer, message)  # if it is a member
+                self._leader.reconcile(peer, message)
             case _:
                 _log.warning("%s sent a %s, which is not for targets", peer, type(message).__name__)
 
-    def _take_up(self, peer: str, message: Admit | Join | LogitsRequest) -> None:
-        """Begin a request, or go on with it; give it back where that is impossible."""
+    def _handle_request(self, peer: str, message: Admit | Join | LogitsRequest) -> None:
+        """Begin or continue a request; give it back where that is impossible."""
         try:
             match message:
                 case Admit():
@@ -109,12 +109,12 @@ class TargetInbox:
                 case Join():
                     self._join(peer, message)
                 case LogitsRequest():
-                    self._follow(peer, message)
-        except Exception as error:  # a fault of a tokenizer, among others, must not end the other requests
+                    self._request_logits(peer, message)
+        except Exception as error:  # a fault, such as one of a tokenizer, must not end the other requests
             self._mailbox.fail((peer, message.request_id), message.admission, error)
 
     def _admit(self, peer: str, message: Admit) -> None:
-        """Raises UnavailableError or InvalidRequestError if it can't be served here."""
+        """Raises UnavailableError or InvalidRequestError if the request can't be served here."""
         needed = message.prompt_length + message.params.max_tokens
         if needed > self._runner.max_length:
             limit = self._runner.max_length
@@ -123,21 +123,18 @@ class TargetInbox:
             size = self._runner.vocab_size
             raise UnavailableError(f"the prompt is empty, or has tokens outside the target's vocabulary of {size}")
         if message.beams is not None:
-            self._search(peer, message, message.beams)
+            self._admit_beams(peer, message, message.beams)
             return
-        options = message.ngram
-        proposer = (
-            None
-            if options is None
-            else self._ngrams.make(options, message.draft_length, rejects=message.params.rejects)
-        )
+        proposer = None
+        if message.ngram is not None:
+            proposer = self._ngrams.make(message.ngram, message.draft_length, rejects=message.params.rejects)
         row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
         self._structures.begin(row)
-        self._rows.add(row)  # first: a row of the same request goes, and its members with it
+        self._rows.add(row)  # first: this removes an earlier row of the request, and its members' rows
         if message.ensemble is not None:
-            self._ensembles.begin(row, message.ensemble, time.perf_counter())
+            self._leader.invite(row, message.ensemble, time.perf_counter())
 
-    def _search(self, peer: str, message: Admit, options: BeamOptions) -> None:
+    def _admit_beams(self, peer: str, message: Admit, options: BeamOptions) -> None:
         slots = self._runner.cache.slots
         if options.num_beams > slots:
             reason = f"num_beams is {options.num_beams}, but the target has {slots} slots"
@@ -147,22 +144,22 @@ class TargetInbox:
         self._rows.add(row)
 
     def _join(self, peer: str, message: Join) -> None:
-        known = self._rows.get((peer, message.request_id))
-        if isinstance(known, MemberRow) and known.join == message:  # asked again; what was said may be lost
-            known.joined = False
+        row = self._rows.get((peer, message.request_id))
+        if isinstance(row, MemberRow) and row.join == message:  # sent again: Joined may have been lost
+            row.joined = False
             return
         logits_mapping = self._logits_mappings.get(message.leader)
-        row: MemberRow | None = None
+        member_row: MemberRow | None = None
         if logits_mapping is not None:
-            row = CrossTokenizerMember.make(peer, message, self._runner, logits_mapping)
+            member_row = CrossTokenizerMember.make(peer, message, self._runner, logits_mapping)
         elif self._runner.knows(message.tokens):
-            row = MemberRow(peer, message, self._runner)
-        if row is None:
+            member_row = MemberRow(peer, message, self._runner)
+        if member_row is None:
             raise UnavailableError("a member has no room for the text, or not its tokens")
-        self._rows.add(row)
+        self._rows.add(member_row)
 
-    def _follow(self, peer: str, message: LogitsRequest) -> None:
+    def _request_logits(self, peer: str, message: LogitsRequest) -> None:
         row = self._rows.get((peer, message.request_id))
-        error = row.follow(message) if isinstance(row, MemberRow) else "the request is not here"
+        error = row.take_request(message) if isinstance(row, MemberRow) else "the request is not here"
         if error is not None:
             raise UnavailableError(error)

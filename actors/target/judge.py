@@ -1,4 +1,4 @@
-"""From a step's logits to what each row commits: the sampler, the rules of verification, log-probabilities.
+"""From a step's logits to the tokens that each row commits, by sampling and verification.
 
 Knows nothing of messages, caches or where the logits come from.
 """
@@ -23,49 +23,50 @@ from decoding.sampling.transfer import tensor_on
 class Verdict(NamedTuple):
     """What a row commits: accepted draft tokens, and one of the target's own."""
 
-    path: list[int]  # places of the accepted tokens in the draft, top down
+    path: list[int]  # indices of the accepted tokens in the draft, top down
     own: int
-    rejected: bool  # whether the own token is not what was drafted in its place
-    logprobs: list[TokenLogprobs] | None = None  # of all these tokens, if asked for
+    rejected: bool  # whether the own token replaces a rejected draft token
+    logprobs: list[TokenLogprobs] | None = None  # of all these tokens, if wanted
 
-    def places(self) -> list[int]:
-        """After which of the K + 1 positions each committed token stands: 0 is the text's end."""
-        return [0, *(place + 1 for place in self.path)]
+    def logits_rows(self) -> list[int]:
+        """Return the row of the step's K + 1 logits that each committed token was chosen from."""
+        return [0, *(index + 1 for index in self.path)]
 
     def tokens(self, draft: Draft) -> list[int]:
-        """What is committed."""
-        return [*(draft.tokens[place] for place in self.path), self.own]
+        """Return the committed tokens."""
+        return [*(draft.tokens[index] for index in self.path), self.own]
 
 
 def judge(
     rows: Sequence[TargetRow], drafts: Sequence[Draft], logits: Tensor, masks: Sequence[Tensor | None]
 ) -> list[Verdict]:
-    """The verdicts on the rows' drafts.
+    """Return the verdicts on the rows' drafts.
 
     Args:
         logits: [N, V], after each row's text and after each of its K draft tokens, row after row.
-        masks: for each row, [K + 1, ⌈V / 32⌉] int32 what its structure allows there, or None.
+        masks: per row [K + 1, ⌈V / 32⌉] int32, the tokens that its structure allows; None for all.
     """
     verdicts: dict[int, Verdict] = {}
     starts = [0, *accumulate(len(draft.tokens) + 1 for draft in drafts)]
     for rule in (_coupled, _by_rejection):
-        chosen = [at for at, row in enumerate(rows) if row.params.rejects == (rule is _by_rejection)]
+        chosen = [index for index, row in enumerate(rows) if row.params.rejects == (rule is _by_rejection)]
         if not chosen:
             continue
-        part = logits
+        chosen_logits = logits
         if len(chosen) < len(rows):
-            flat = [place for at in chosen for place in range(starts[at], starts[at + 1])]
-            part = logits[tensor_on(logits.device, flat, torch.int64)]
-        found = rule([rows[at] for at in chosen], [drafts[at] for at in chosen], part, [masks[at] for at in chosen])
-        verdicts.update(zip(chosen, found, strict=True))
-    ordered = [verdicts[at] for at in range(len(rows))]
+            logits_rows = [logits_row for index in chosen for logits_row in range(starts[index], starts[index + 1])]
+            chosen_logits = logits[tensor_on(logits.device, logits_rows, torch.int64)]
+        chosen_rows, chosen_drafts = [rows[index] for index in chosen], [drafts[index] for index in chosen]
+        chosen_verdicts = rule(chosen_rows, chosen_drafts, chosen_logits, [masks[index] for index in chosen])
+        verdicts.update(zip(chosen, chosen_verdicts, strict=True))
+    ordered = [verdicts[index] for index in range(len(rows))]
     return _with_logprobs(rows, drafts, ordered, logits, starts)
 
 
 def _coupled(
     rows: Sequence[TargetRow], drafts: Sequence[Draft], logits: Tensor, masks: Sequence[Tensor | None]
 ) -> list[Verdict]:
-    """Siblings in a tree stand at the same position, so they see the same noise."""
+    """Verify by sampling with shared noise. Siblings in a tree have the same position, so the same noise."""
     batch = SamplingBatch.build(_positions(rows, drafts, masks), logits.shape[-1], logits.device)
     sampled = sample(logits, batch).tolist()
     verdicts = []
@@ -87,11 +88,11 @@ def _by_rejection(
 
 
 def _positions(rows: Sequence[TargetRow], drafts: Sequence[Draft], masks: Sequence[Tensor | None]) -> list[Position]:
-    """After each row's text, and after each of its draft tokens."""
+    """Return the positions after each row's text and after each of its draft tokens."""
     return [
-        Position(row.history, path, None if mask is None else mask[at])
+        Position(row.history, path, None if mask is None else mask[index])
         for row, draft, mask in zip(rows, drafts, masks, strict=True)
-        for at, path in enumerate([[], *draft.paths()])
+        for index, path in enumerate([[], *draft.paths()])
     ]
 
 
@@ -102,21 +103,22 @@ def _with_logprobs(
     logits: Tensor,
     starts: Sequence[int],
 ) -> list[Verdict]:
-    """The log-probabilities of what is committed, for the rows that want them. starts: [B + 1] as in `logits`."""
-    places: list[int] = []
+    """Add log-probabilities to the verdicts on rows that want them. starts: [B + 1] each row's first of `logits`."""
+    logits_rows: list[int] = []
     tokens: list[int] = []
     counts: list[int] = []
     for row, draft, verdict, start in zip(rows, drafts, verdicts, starts[:-1], strict=True):
         if row.params.logprobs is not None:
-            places += [start + place for place in verdict.places()]
+            logits_rows += [start + logits_row for logits_row in verdict.logits_rows()]
             tokens += verdict.tokens(draft)
             counts += [row.params.logprobs] * (len(verdict.path) + 1)
-    if not places:
+    if not logits_rows:
         return verdicts
-    found = iter(token_logprobs(logits[tensor_on(logits.device, places, torch.int64)], tokens, counts))
+    chosen_logits = logits[tensor_on(logits.device, logits_rows, torch.int64)]
+    logprobs = iter(token_logprobs(chosen_logits, tokens, counts))
     return [
         verdict
         if row.params.logprobs is None
-        else verdict._replace(logprobs=[next(found) for _ in range(len(verdict.path) + 1)])
+        else verdict._replace(logprobs=[next(logprobs) for _ in range(len(verdict.path) + 1)])
         for row, verdict in zip(rows, verdicts, strict=True)
     ]

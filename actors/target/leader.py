@@ -1,6 +1,6 @@
-"""A target as the leader of ensembles: invites members, asks them about drafts, gathers what they answer.
+"""A target as the leader of ensembles: invites members, requests their logits, collects the replies.
 
-Nobody waits: while members think, the leader serves other requests, ensembles that it is a member of among them.
+Nothing blocks: while members compute, the leader serves other requests, and requests of other leaders.
 """
 
 from collections.abc import Callable
@@ -28,101 +28,93 @@ from actors.wire.messages import (
 from decoding.errors import ConsortError, UnavailableError
 
 Send = Callable[[str, Message], None]
-FromMember = Joined | LogitsReply | MemberLost | Failed  # or about one
-_Place = tuple[int, str]  # a request, and a member's replica
+MemberMessage = Joined | LogitsReply | MemberLost | Failed
+_MemberKey = tuple[int, str]  # request_id, the member's replica
 
-_LOST = 3  # reports of a member that has not answered: one may be on its way already, one be from the turn before
+_RESEND_AFTER = 3  # reports without a reply: one may be on its way already, one be from the turn before
 _IDLE_S = 60.0
-_PADDING = 1024  # vocabularies that are the same may be padded to other sizes
+_PADDING = 1024  # models with one vocabulary may pad it to different sizes
 
 
 class EnsembleLeader:
-    """Those that one target leads. Requests are known by their ids, which are unique among all coordinators."""
+    """The ensembles that one target leads. Request ids are unique among all coordinators, so they suffice as keys."""
 
     def __init__(self, link: ConnectingLink, send: Send, runner: Runner) -> None:
-        """runner: the leader's."""
         self._link, self._send, self._runner = link, send, runner
-        self._rows: dict[int, TargetRow] = {}
+        self._rows: dict[int, TargetRow] = {}  # by request_id
         self._used_at_s: dict[str, float] = {}  # by connected replica
-        self._unanswered: dict[
-            _Place, tuple[Join | LogitsRequest, int]
-        ] = {}  # and how often the member has reported since
-        self._shared: dict[_Place, SharedLogits] = {}
+        # The message that a member owes a reply, and how many times it has reported since.
+        self._unanswered: dict[_MemberKey, tuple[Join | LogitsRequest, int]] = {}
+        self._memory: dict[_MemberKey, SharedLogits] = {}
 
-    def begin(self, row: TargetRow, ensemble: Ensemble, now_s: float) -> None:
+    def invite(self, row: TargetRow, ensemble: Ensemble, now_s: float) -> None:
         """Invite the members of a new row's ensemble."""
+        request_id = row.key[1]
         row.ensemble = EnsembleRounds(ensemble, now_s)
-        row.ensemble.told = len(row.tokens)
-        self._rows[row.key[1]] = row
+        row.ensemble.sent_length = len(row.tokens)
+        self._rows[request_id] = row
         for member in ensemble.members:
             if member.address is not None:
                 replica = member.address.name
                 if replica not in self._used_at_s:
                     self._link.connect(member.address)
                 self._used_at_s[replica] = now_s
-                shared = self._share(row, replica) if member.address.uri else None
                 join = Join(
-                    row.key[1],
+                    request_id,
                     list(row.tokens),
                     ensemble.leader,
                     row.prompt_length,
                     best_count=ensemble.options.best_count,
-                    shared=shared,
+                    shared=self._share_memory(row, replica) if member.address.uri else None,
                     admission=row.admission,
                 )
-                self._put((row.key[1], replica), join)
+                self._put((request_id, replica), join)
 
-    def _share(self, row: TargetRow, replica: str) -> SharedOffer | None:
-        """Memory for the answers of a member that may be on the same node."""
-        room = (row.draft_length + 1) * (self._runner.vocab_size + _PADDING) * torch.float32.itemsize
-        offered = offer(room)
+    def _share_memory(self, row: TargetRow, replica: str) -> SharedOffer | None:
+        """Offer memory for the logits of a member that may be on the same node."""
+        size_bytes = (row.draft_length + 1) * (self._runner.vocab_size + _PADDING) * torch.float32.itemsize
+        offered = offer(size_bytes)
         if offered is None:
             return None
-        self._shared[row.key[1], replica] = offered[0]
+        self._memory[row.key[1], replica] = offered[0]
         return offered[1]
 
-    def _put(self, place: _Place, message: Join | LogitsRequest) -> None:
-        self._unanswered[place] = message, 0
-        self._send(place[1], message)
+    def _put(self, member_key: _MemberKey, message: Join | LogitsRequest) -> None:
+        self._unanswered[member_key] = message, 0
+        self._send(member_key[1], message)
 
-    def ask(self, row: TargetRow, ensemble: EnsembleRounds) -> None:
+    def request_logits(self, row: TargetRow, ensemble: EnsembleRounds) -> None:
         """Send the round that has begun to the other members."""
         assert ensemble.round is not None
         draft = ensemble.round.draft
-        ask = LogitsRequest(
+        request = LogitsRequest(
             request_id=row.key[1],
             step=ensemble.round.step,
-            base=ensemble.told,
-            text=row.tokens[ensemble.told :],
+            base=ensemble.sent_length,
+            text=row.tokens[ensemble.sent_length :],
             tokens=draft.tokens,
             parents=draft.parents,
             transport=LogitsTransport(ensemble.options.member_dtype, ensemble.options.member_top_k),
             admission=row.admission,
         )
-        ensemble.told = len(row.tokens)
+        ensemble.sent_length = len(row.tokens)
         for replica in ensemble.others:
-            self._put((row.key[1], replica), ask)
+            self._put((row.key[1], replica), request)
 
     def reconcile(self, replica: str, report: Report) -> None:
-        """Make what a member works on for this leader what it should: whatever was lost on the way comes right here."""
+        """Cancel requests that a member should not have, and send again what it seems not to have received."""
         for request_id in report.request_ids:
             row = self._rows.get(request_id)
             if row is None or row.ensemble is None or replica not in row.ensemble.others:
                 self._send(replica, Cancel(request_id))
-        self._ask_again(replica)
+        for member_key, (message, reports) in list(self._unanswered.items()):
+            if member_key[1] == replica:
+                self._unanswered[member_key] = message, reports + 1
+                if reports + 1 == _RESEND_AFTER:
+                    self._put(member_key, message)
 
-    def _ask_again(self, replica: str) -> None:
-        """A member reports after it has answered. What it has not answered by then was lost on the way."""
-        for place, (message, reports) in list(self._unanswered.items()):
-            if place[1] == replica:
-                self._unanswered[place] = message, reports + 1
-                if reports + 1 == _LOST:
-                    self._put(place, message)
-
-    def take(
-        self, replica: str, message: Joined | LogitsReply | MemberLost | Failed, now_s: float
-    ) -> tuple[TargetRow, ConsortError] | None:
-        """Take what is said by a member, or about one. Returns the row that must fail because of it, and why."""
+    def receive(self, replica: str, message: MemberMessage, now_s: float) -> tuple[TargetRow, ConsortError] | None:
+        """Handle a message from a member, or about one. Returns the row that must fail because of it, and why."""
         row = self._rows.get(message.request_id)
         if row is None or row.ensemble is None:
             return None
@@ -130,85 +122,81 @@ class EnsembleLeader:
             if isinstance(message, MemberLost):
                 self._drop(row, row.ensemble, message.replica, "is gone")
             elif message.admission == row.admission and replica in row.ensemble.others:
-                self._take(row, row.ensemble, replica, message, now_s)
+                self._handle(row, row.ensemble, replica, message, now_s)
         except ConsortError as error:
             return row, error
         except ValueError as error:
             return row, UnavailableError(f"a member's answer makes no sense: {error}")
         return None
 
-    def _take(
-        self,
-        row: TargetRow,
-        ensemble: EnsembleRounds,
-        replica: str,
-        message: Joined | LogitsReply | Failed,
-        now_s: float,
+    def _handle(
+        self, row: TargetRow, ensemble: EnsembleRounds, replica: str, message: MemberMessage, now_s: float
     ) -> None:
-        place = row.key[1], replica
+        member_key = row.key[1], replica
         match message:
             case Joined():
-                ensemble.join(replica)
-                self._answered(place, step=0)
-            case LogitsReply(_, step, logits, best):
-                unpacked = unpack(logits, self._runner.device, self._shared.get(place))
-                ensemble.take(replica, step, unpacked, best, now_s)
-                self._answered(place, step)
+                ensemble.mark_joined(replica)
+                self._mark_answered(member_key, step=0)
+            case LogitsReply(_, step, packed, best):
+                logits = unpack(packed, self._runner.device, self._memory.get(member_key))
+                ensemble.add_reply(replica, step, logits, best, now_s)
+                self._mark_answered(member_key, step)
             case Failed(_, error):
                 self._drop(row, ensemble, replica, f"failed: {error}")
 
     def _drop(self, row: TargetRow, ensemble: EnsembleRounds, replica: str, reason: str) -> None:
-        """Go on without a member, which may forget the request.
+        """Go on without a member.
 
         Raises:
             UnavailableError: the ensemble can't go on without it.
         """
         if replica in ensemble.others:
-            self._release(row.key[1], replica)
-            ensemble.lose(replica, reason)
+            self._release((row.key[1], replica))
+            ensemble.drop(replica, reason)
 
-    def _release(self, request_id: int, replica: str) -> None:
-        """Let a member forget a request, and forget what was asked of it."""
+    def _release(self, member_key: _MemberKey) -> None:
+        """Cancel the request at a member, and withdraw what it was sent."""
+        request_id, replica = member_key
         self._send(replica, Cancel(request_id))
-        self._unanswered.pop((request_id, replica), None)
-        shared = self._shared.pop((request_id, replica), None)
-        if shared is not None:
-            shared.withdraw()
+        self._unanswered.pop(member_key, None)
+        memory = self._memory.pop(member_key, None)
+        if memory is not None:
+            memory.withdraw()
 
-    def give_up_late(self, now_s: float) -> list[tuple[TargetRow, ConsortError]]:
+    def drop_late_members(self, now_s: float) -> list[tuple[TargetRow, ConsortError]]:
         """Go on without members that took too long. Returns the rows that can't, and why."""
         failed: list[tuple[TargetRow, ConsortError]] = []
         for row in self._rows.values():
             assert row.ensemble is not None
-            for replica in row.ensemble.overdue(now_s):
+            for replica in row.ensemble.overdue_replicas(now_s):
                 try:
                     self._drop(row, row.ensemble, replica, "took too long")
                 except UnavailableError as error:
                     failed.append((row, error))
-        self._hang_up(now_s)
+        self._disconnect_idle(now_s)
         return failed
 
-    def _hang_up(self, now_s: float) -> None:
-        """Close the connections that have been idle for long: to dead members, among others."""
+    def _disconnect_idle(self, now_s: float) -> None:
+        """Close connections that have long been idle, such as those to dead members."""
         ensembles = [row.ensemble for row in self._rows.values() if row.ensemble is not None]
         used = {replica for ensemble in ensembles for replica in ensemble.others}
         for replica, used_at_s in list(self._used_at_s.items()):
             if replica in used:
                 self._used_at_s[replica] = now_s
-            elif now_s - used_at_s > _IDLE_S:  # so what was sent when it was last used has long been heard
+            elif now_s - used_at_s > _IDLE_S:  # long enough for the last Cancel to arrive
                 self._link.disconnect(replica)
                 del self._used_at_s[replica]
 
-    def leave(self, row: TargetRow) -> None:
-        """The row is gone; so are its members' rows, those of members that were dropped included."""
+    def remove(self, row: TargetRow) -> None:
+        """Forget a row, and cancel it at all members, those that were dropped included."""
         if self._rows.get(row.key[1]) is row:
             del self._rows[row.key[1]]
         if row.ensemble is not None:
             for replica in filter(None, row.ensemble.replicas):
-                self._release(row.key[1], replica)
+                self._release((row.key[1], replica))
 
-    def _answered(self, place: _Place, step: int) -> None:
-        """The member need not be asked again. step: of the round; 0: it has joined."""
-        asked = self._unanswered.get(place)
-        if asked is not None and (asked[0].step if isinstance(asked[0], LogitsRequest) else 0) == step:
-            del self._unanswered[place]
+    def _mark_answered(self, member_key: _MemberKey, step: int) -> None:
+        """Stop resending what a member has answered. step: of the round; 0 for a Join."""
+        message, _ = self._unanswered.get(member_key, (None, 0))
+        if message is not None and (message.step if isinstance(message, LogitsRequest) else 0) == step:
+            del self._unanswered[member_key]

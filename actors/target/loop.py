@@ -1,20 +1,19 @@
-"""The target loop: draft, verify, commit. It never waits for a draft longer than the draft is worth.
+"""The target loop: draft, verify, commit. It waits for a draft only as long as the draft is worth.
 
-It trusts no message: drafts are hints that its own samples confirm or not, and a request is just tokens to continue.
-It knows nothing of text, HTTP or which drafter made a draft. As the leader of an ensemble it samples from the members'
-blend in place of its own distribution; as a member it answers what a leader asks, in the same batches.
+It trusts no message: its own samples confirm or reject drafts, and a request is only tokens to continue. It knows
+nothing of text, HTTP or which drafter made a draft. As the leader of an ensemble it samples from the blend of all
+members; as a member it computes logits for leaders, in the same batches.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from actors.ensemble.member import MemberRow
-from actors.ensemble.rounds import blended
+from actors.ensemble.rounds import blend_rounds
 from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import REPORT_PERIOD_S, Mailbox
 from actors.loops.oom_backoff import OomBackoff
@@ -25,6 +24,7 @@ from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.target.beams import BeamRow
 from actors.target.colocated_drafter import ColocatedDrafter
+from actors.target.committer import Committer
 from actors.target.inbox import TargetInbox
 from actors.target.judge import Verdict, judge
 from actors.target.leader import EnsembleLeader
@@ -32,299 +32,242 @@ from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
 from actors.target.rows import ServedRow, TargetRows
 from actors.wire.link import ConnectingLink
-from actors.wire.messages import Commit, Joined, Report
+from actors.wire.messages import Joined, Report
 from decoding.drafts.trie import Draft
 from decoding.grammars.mask_threads import MaskThreads
-from decoding.sampling.stopping import cut_at_stop
 from decoding.sampling.transfer import tensor_on
 
 _MEMBERS_S = 0.1  # how often to look for members that take too long
 
 
 class Target:
-    """One replica of a target model."""
+    """The loop of one target replica."""
 
     def __init__(self, runner: Runner, link: ConnectingLink, options: LoopOptions = LoopOptions()) -> None:
         self.times = LoopTimes()
         self._runner = runner
-        self._rows = TargetRows(runner.cache, removed=self._leave)
+        self._rows = TargetRows(runner.cache, removed=self._release)
         self._mailbox = Mailbox(link, self._rows, self.times)
-        self._colocated = None if options.colocated is None else ColocatedDrafter(options.colocated, options)
-        self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=self._colocated is not None)
-        self._ensembles = EnsembleLeader(link, self._mailbox.put, runner)
+        drafter = None if options.colocated is None else ColocatedDrafter(options.colocated, options)
+        self._colocated_drafter = drafter
+        self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=drafter is not None)
+        self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._inbox = TargetInbox(
-            self._rows, self._mailbox, runner, self._planner, structures, self._ensembles, options.logits_mappings
+            self._rows, self._mailbox, runner, self._planner, structures, self._leader, options.logits_mappings
         )
+        self._committer = Committer(self._rows, runner, self._planner, self._inbox, self._mailbox)
         chunk = min(options.prefill_chunk, runner.max_query)
         self._backoff = OomBackoff(runner.cache.slots, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
-        self._waited_before_s = 0.0  # for drafts, up to the step before
+        self._waited_before_s = 0.0  # `times.waited_s` at the end of the last step
 
     def load(self) -> Report:
-        """The load at this moment; any thread may ask."""
+        """Return the current load; any thread may ask."""
         return self._rows.report()
 
     def turn(self) -> None:
-        """Receive; prefill one chunk of the new rows; take one step with the running ones, once they are ready."""
+        """Receive; prefill one chunk of the new rows; take one step with the running rows, once they are ready."""
         self._inbox.receive(self._timeout_s())
-        if len(self._rows):
-            self._planner.rows_in_hand = len(self._rows)
-            self._rows.drafting = self._planner.speculates() and self._backoff.speculates
-            trial = self._planner.trial
-            self._rows.in_trial, self._rows.speculation_gain = trial.is_trying, trial.gain
-            self.times.trial_loss_s = trial.lost_s
-        self._look_after_rows()
+        self._choose_mode()
+        self._update_rows()
         prefilling = self._rows.prefilling
         if prefilling:
             chosen = choose_prefill(prefilling, self._backoff.prefill_chunk)
             self._backoff.prefill(partial(self._prefill, chosen), chosen)
-        complete = self._backoff.choose(self._rows.complete)
-        if complete:
-            self._backoff.step(partial(self._judge_rounds, complete), complete)
+        blendable = self._backoff.choose(self._rows.blendable)
+        if blendable:
+            self._backoff.step(partial(self._finish_rounds, blendable), blendable)
         running = self._rows.running
         ready = [] if _wait_s(running) > 0 else running
-        candidates: list[ServedRow] = [*ready, *self._rows.asked, *self._rows.searching]
-        rows = self._backoff.choose(candidates)
-        if rows:
-            self._backoff.step(partial(self._step, rows), rows)
+        candidates: list[ServedRow] = [*ready, *self._rows.requested, *self._rows.searching]
+        batch = self._backoff.choose(candidates)
+        if batch:
+            self._backoff.step(partial(self._step, batch), batch)
         self._mailbox.close_turn()
 
     def _step(self, batch: list[ServedRow]) -> None:
-        """One batched forward over every row's last token and its draft; each row commits one token or more.
-
-        But those that lead an ensemble commit when its members have answered, those asked by a leader answer, and beams
-        fork.
-        """
-        turn_began_s = time.perf_counter() - (self.times.waited_s - self._waited_before_s)  # the wait for drafts, too
+        """Verify all drafts in one forward pass. Rows commit, members' rows reply to their leaders, beams fork."""
+        round_began_s = time.perf_counter() - (self.times.waited_s - self._waited_before_s)  # with the wait for drafts
         rows = [row for row in batch if isinstance(row, TargetRow)]
-        asked = [row for row in batch if isinstance(row, MemberRow)]
-        searching = [row for row in batch if isinstance(row, BeamRow)]
-        if self._colocated is not None and rows and self._rows.drafting:
-            self._draft(self._colocated, rows)
+        member_rows = [row for row in batch if isinstance(row, MemberRow)]
+        beam_rows = [row for row in batch if isinstance(row, BeamRow)]
+        self._draft(rows)
         began_s = time.perf_counter()
-        drafts = self._planner.choose(rows, began_s)
+        drafts = self._planner.choose_drafts(rows, began_s)
         if not self._backoff.speculates:
             drafts = [draft.first(0) for draft in drafts]
-        masks = self._masks.start([row.structure for row in rows], drafts)
-        self._ask(rows, drafts, turn_began_s)
-        runs = [row.step_input(draft) for row, draft in zip(rows, drafts, strict=True)]
-        runs += [row.step_input() for row in asked]
-        runs += [run for row in searching for run in row.inputs()]
+        wait_for_masks = self._masks.start([row.structure for row in rows], drafts)
+        self._request_logits(rows, drafts, round_began_s)
+        inputs = [row.step_input(draft) for row, draft in zip(rows, drafts, strict=True)]
+        inputs += [row.step_input() for row in member_rows]
+        inputs += [beam_input for row in beam_rows for beam_input in row.inputs()]
+        lengths = [len(row_input.tokens) for row_input in inputs]
         try:
-            logits = self._runner.logits(runs)  # [N, V]
+            logits = self._runner.logits(inputs)  # [N, V]
         finally:
-            allowed = masks()
-        parts = logits.split([len(run.tokens) for run in runs])
-        alone = [at for at, row in enumerate(rows) if row.ensemble is None]
-        if len(alone) < len(runs):
-            logits = torch.cat([parts[at] for at in alone]) if alone else logits[:0]
-        chosen = [rows[at] for at in alone], [drafts[at] for at in alone]
-        verdicts = judge(*chosen, logits, [allowed[at] for at in alone])
-        now_s = time.perf_counter()
-        self._planner.note_step(sum(len(run.tokens) for run in runs), now_s - began_s)
+            masks = wait_for_masks()
+        logits_per_input = logits.split(lengths)
+        own = [index for index, row in enumerate(rows) if row.ensemble is None]  # others: `_finish_rounds`
+        own_rows, own_drafts = [rows[index] for index in own], [drafts[index] for index in own]
+        if len(own) < len(inputs):
+            logits = torch.cat([logits_per_input[index] for index in own]) if own else logits[:0]
+        verdicts = judge(own_rows, own_drafts, logits, [masks[index] for index in own])
+        seconds = time.perf_counter() - began_s
+        self._planner.note_step(sum(lengths), seconds)
         self.times.steps += 1
-        self.times.step_s += now_s - began_s
-        self._answer(asked, parts[len(rows) : len(rows) + len(asked)])
-        self._search(searching, parts[len(rows) + len(asked) :])
-        for row, mask, part in zip(rows, allowed, parts, strict=False):
+        self.times.step_s += seconds
+        for row, mask, own_logits in zip(rows, masks, logits_per_input, strict=False):
             if row.ensemble is not None:
-                row.ensemble.take_own(part, mask)
-        self._inbox.receive(0.0)  # what was offered meanwhile is there for the verdict
-        self._follow(*chosen, verdicts, turn_began_s)
+                row.ensemble.add_own_logits(own_logits, mask)
+        self._reply(member_rows, logits_per_input[len(rows) : len(rows) + len(member_rows)])
+        self._fork_beams(beam_rows, logits_per_input[len(rows) + len(member_rows) :])
+        self._inbox.receive(0.0)  # before the commit, so that its drafts count
+        self._commit(own_rows, own_drafts, verdicts, round_began_s)
 
-    def _draft(self, colocated: ColocatedDrafter, rows: list[TargetRow]) -> None:
-        """The drafter's turn."""
+    def _draft(self, rows: list[TargetRow]) -> None:
+        """Let the colocated drafter draft, if there is one."""
+        if self._colocated_drafter is None or not rows or not self._rows.drafting:
+            return
         began_s = time.perf_counter()
-        token_s = colocated.draft(rows)
+        token_s = self._colocated_drafter.draft(rows)
         if token_s is not None:
             self._planner.note_drafting(token_s)
         self.times.drafted_s += time.perf_counter() - began_s
 
-    def _judge_rounds(self, rows: list[TargetRow]) -> None:
-        """Follow the blends of ensembles whose members have all answered."""
+    def _request_logits(self, rows: list[TargetRow], drafts: list[Draft], began_s: float) -> None:
+        """Begin the rounds of ensembles, so that members compute their logits while the leader does."""
+        for row, draft in zip(rows, drafts, strict=True):
+            if row.ensemble is not None:
+                row.ensemble.begin_round(draft, time.perf_counter(), began_s)
+                self._leader.request_logits(row, row.ensemble)
+        if any(row.ensemble is not None for row in rows):
+            self._mailbox.flush()
+
+    def _reply(self, rows: list[MemberRow], logits_per_row: Sequence[Tensor]) -> None:
+        """Send leaders the logits that they requested. logits_per_row: [n, V] each."""
+        for row, logits in zip(rows, logits_per_row, strict=True):
+            reply = row.reply(logits)
+            if reply is not None:
+                self._mailbox.put(row.key[0], reply)
+
+    def _fork_beams(self, rows: list[BeamRow], logits_per_beam: Sequence[Tensor]) -> None:
+        """Advance the beam searches. logits_per_beam: [1, V] each, row after row."""
+        start = 0
+        for row in rows:
+            end = start + len(row.search.live)
+            self._committer.fork_beams(row, torch.cat(list(logits_per_beam[start:end])))
+            start = end
+
+    def _finish_rounds(self, rows: list[TargetRow]) -> None:
+        """Judge drafts by the blend, for ensembles that have the logits of all members."""
         ensembles = [row.ensemble for row in rows if row.ensemble is not None]
         rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]
-        drafts = [one.draft for one in rounds]
-        verdicts = judge(rows, drafts, blended(ensembles), [one.mask for one in rounds])
+        drafts = [round_.draft for round_ in rounds]
+        verdicts = judge(rows, drafts, blend_rounds(ensembles), [round_.mask for round_ in rounds])
         for ensemble, draft, verdict in zip(ensembles, drafts, verdicts, strict=True):
-            ensemble.close(verdict.places(), verdict.tokens(draft))
+            ensemble.end_round(verdict.logits_rows(), verdict.tokens(draft))
         tokens = sum(len(draft.tokens) + 1 for draft in drafts)
-        self._planner.note_answers(tokens, time.perf_counter() - min(one.asked_at_s for one in rounds))
-        self._follow(rows, drafts, verdicts, min(one.began_s for one in rounds))
+        requested_at_s = min(round_.requested_at_s for round_ in rounds)
+        self._planner.note_ensemble_round(tokens, time.perf_counter() - requested_at_s)
+        self._commit(rows, drafts, verdicts, min(round_.began_s for round_ in rounds))
         self._mailbox.flush()
 
-    def _follow(self, rows: list[TargetRow], drafts: list[Draft], verdicts: list[Verdict], began_s: float) -> None:
-        """Commit what the target chose: of each row's draft, then the first token of its own.
-
-        began_s: when the step began, or the wait for drafts before it.
-        """
+    def _commit(self, rows: list[TargetRow], drafts: list[Draft], verdicts: list[Verdict], began_s: float) -> None:
+        """Commit a step, and plan the next. began_s: when the step began, or the wait for drafts before it."""
         if not rows:
             return
-        committed = 0
-        for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
-            if self._rows.get(row.key) is row and not self._breaks_structure(row, verdict):
-                path = verdict.path
-                self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
-                self._runner.keep(row.slot, row.cached + 1, [row.cached + 1 + place for place in path])
-                self._commit(row, draft, verdict)
-                committed += len(path) + 1
+        committed = self._committer.commit_step(rows, drafts, verdicts)
         drafted = any(draft.tokens for draft in drafts)
         self._planner.note_round(rows, committed, time.perf_counter() - began_s, drafted=drafted)
         self._waited_before_s = self.times.waited_s
         self._plan(rows)
 
-    def _breaks_structure(self, row: TargetRow, verdict: Verdict) -> bool:
-        """Whether the row had to fail, because nothing could follow its text."""
-        error = row.structure and row.structure.error_after(verdict.path[-1] if verdict.path else -1)
-        if error:
-            self._inbox.fail(row, error)
-        return bool(error)
-
     def _prefill(self, rows: list[ServedRow]) -> None:
-        """One chunk of each row's pending tokens; a row whose last chunk this was commits its first token, or forks."""
+        """Compute one chunk of each row's pending tokens. At the end of its prompt a row commits a token, or forks."""
         began_s = time.perf_counter()
         chunks = [row.next_input(self._backoff.prefill_chunk) for row in rows]
         logits = self._last_logits(rows, chunks)  # [B, V]
-        last = [at for at, row in enumerate(rows) if chunks[at].end == len(row.tokens)]
-        done = [(at, row) for at in last if isinstance(row := rows[at], TargetRow)]
-        verdicts: list[Verdict] = []
-        none = [Draft([], []) for _ in done]
-        if done:
-            masks = self._masks.start([row.structure for _, row in done], none)
-            verdicts = judge(
-                [row for _, row in done],
-                none,
-                logits[tensor_on(logits.device, [at for at, _ in done], torch.int64)],
-                masks(),
-            )
-        for at in last:
-            if isinstance(row := rows[at], BeamRow):
-                self._fork(row, logits[at : at + 1])
+        read = [index for index, row in enumerate(rows) if chunks[index].end == len(row.tokens)]
+        new_rows = {index: row for index in read if isinstance(row := rows[index], TargetRow)}
+        verdicts = self._judge_first(new_rows, logits)
+        for index in read:
+            if isinstance(row := rows[index], BeamRow):
+                self._committer.fork_beams(row, logits[index : index + 1])
         for row, chunk in zip(rows, chunks, strict=True):
             row.cached = chunk.end
-        spent_s = time.perf_counter() - began_s
-        self.times.prefill_s += spent_s
-        self._planner.note_prefill(sum(len(chunk.tokens) for chunk in chunks), spent_s)
+        seconds = time.perf_counter() - began_s
+        self.times.prefill_s += seconds
+        self._planner.note_prefill(sum(len(chunk.tokens) for chunk in chunks), seconds)
         self._inbox.receive(0.0)
-        for (_, row), draft, verdict in zip(done, none, verdicts, strict=True):
-            row.cached -= 1  # as in a step, where the cache lacks the last token: _commit counts it
-            if self._rows.get(row.key) is row and not self._breaks_structure(row, verdict):
-                self._commit(row, draft, verdict)
-        if last:
-            self._mailbox.flush()  # the first token is not to wait for the step that follows
+        self._committer.commit_first(list(new_rows.values()), verdicts)
+        if read:
+            self._mailbox.flush()  # first tokens do not wait for the step that follows
         self._plan([row for row in rows if isinstance(row, TargetRow) and not row.prefilling])
 
+    def _judge_first(self, rows: Mapping[int, TargetRow], logits: Tensor) -> list[Verdict]:
+        """Choose the rows' first tokens. rows: by index in logits, [B, V]."""
+        if not rows:
+            return []
+        no_drafts = [Draft([], []) for _ in rows]
+        wait_for_masks = self._masks.start([row.structure for row in rows.values()], no_drafts)
+        chosen_logits = logits[tensor_on(logits.device, list(rows), torch.int64)]
+        return judge(list(rows.values()), no_drafts, chosen_logits, wait_for_masks())
+
     def _last_logits(self, rows: list[ServedRow], chunks: list[RowInput]) -> Tensor:
-        """The logits after each chunk, [B, V]; of rows that want the prompt's log-probabilities, those on the way."""
+        """Return the logits after each chunk, [B, V]. Rows that want the prompt's log-probabilities note them."""
         if not any(row.wants_prompt_logprobs for row in rows):
             return self._runner.logits(chunks, last_only=True)
-        parts = self._runner.logits(chunks).split([len(chunk.tokens) for chunk in chunks])
-        for row, chunk, logits in zip(rows, chunks, parts, strict=True):
+        logits_per_row = self._runner.logits(chunks).split([len(chunk.tokens) for chunk in chunks])
+        for row, chunk, logits in zip(rows, chunks, logits_per_row, strict=True):
             if isinstance(row, TargetRow) and row.wants_prompt_logprobs:
                 row.note_prompt(chunk, logits)
-        return torch.stack([logits[-1] for logits in parts])
+        return torch.stack([logits[-1] for logits in logits_per_row])
 
-    def _commit(self, row: TargetRow, draft: Draft, verdict: Verdict) -> None:
-        """Append a step's accepted tokens and the target's own last one, and tell the coordinator."""
-        peer, request_id = row.key
-        tokens = verdict.tokens(draft)
-        ends, most = row.history.end_token_ids, row.params.max_tokens
-        kept, finish = cut_at_stop(tokens, row.generated, end_token_ids=ends, max_tokens=most)
-        commit = Commit(
-            request_id=request_id,
-            base=len(row.tokens),
-            tokens=kept,
-            drafted=len(draft.tokens),
-            accepted=min(len(verdict.path), len(kept)),
-            finish=finish,
-            logprobs=verdict.logprobs and verdict.logprobs[: len(kept)],
-            prompt_logprobs=row.prompt_logprobs if row.generated == 0 and row.wants_prompt_logprobs else None,
-            members=row.ensemble.shares() if row.ensemble else None,
-            admission=row.admission,
-            views=row.ensemble.views and row.ensemble.views[: len(kept)] if row.ensemble else None,
-        )
-        row.cached += len(tokens)
-        row.commit(kept, rejected=verdict.rejected)
-        if finish is None and verdict.rejected:
-            commit = replace(commit, rejected=True, hit=bool(row.trie))
-        if finish is None:
-            self._inbox.update_drafter(row)  # first: it is waited for
-        self._mailbox.put(peer, commit)
-        if finish is not None:
-            self._rows.remove(row.key)
-        elif self._rows.drafting:
-            row.propose()
-
-    def _ask(self, rows: list[TargetRow], drafts: list[Draft], began_s: float) -> None:
-        """Let the members of ensembles begin with what the leader begins with."""
-        leading = [(row, row.ensemble, draft) for row, draft in zip(rows, drafts, strict=True) if row.ensemble]
-        for row, ensemble, draft in leading:
-            ensemble.begin(draft, time.perf_counter(), began_s)
-            self._ensembles.ask(row, ensemble)
-        if leading:
-            self._mailbox.flush()
-
-    def _answer(self, asked: list[MemberRow], parts: tuple[Tensor, ...]) -> None:
-        """Tell leaders what they asked. parts: [n, V] of each row's tokens."""
-        for row, logits in zip(asked, parts, strict=True):
-            answer = row.answer(logits)
-            if answer is not None:
-                self._mailbox.put(row.key[0], answer)
-
-    def _search(self, rows: list[BeamRow], parts: Sequence[Tensor]) -> None:
-        """Follow the beams of all rows. parts: [1, V] of each beam."""
-        start = 0
-        for row in rows:
-            end = start + len(row.search.live)
-            self._fork(row, torch.cat(list(parts[start:end])))
-            start = end
-
-    def _fork(self, row: BeamRow, logits: Tensor) -> None:
-        """Let a row's beams fork, and tell what they found once none goes on. logits: as `BeamRow.take` has it."""
-        if not row.take(logits):
+    def _choose_mode(self) -> None:
+        """Choose between speculative and plain decoding for the rows that are here."""
+        if not len(self._rows):
             return
-        found = row.found()
-        if row.error is not None and not found.answers:
-            self._inbox.fail(row, row.error)
-        else:
-            self._mailbox.put(row.key[0], found)
-            self._rows.remove(row.key)
+        self._planner.active_rows = len(self._rows)
+        self._rows.drafting = self._planner.speculates() and self._backoff.speculates
+        trial = self._planner.trial
+        self._rows.in_trial, self._rows.speculation_gain = trial.is_trying, trial.gain
+        self.times.trial_loss_s = trial.lost_s
 
-    def _look_after_rows(self) -> None:
-        """Begin what can begin, end what can't go on."""
+    def _update_rows(self) -> None:
+        """Begin what is ready, fail what can't go on, and tell leaders which members' rows are ready."""
         for row, error in self._rows.make_ready():
             self._inbox.fail(row, error)
-        for leading, reason in self._ensembles.give_up_late(time.perf_counter()):
-            self._inbox.fail(leading, reason)
-        for member in self._rows.joining:
-            member.joined = True
-            self._mailbox.put(member.key[0], Joined(member.key[1], member.admission))
+        for row, reason in self._leader.drop_late_members(time.perf_counter()):
+            self._inbox.fail(row, reason)
+        for member_row in self._rows.joining:
+            member_row.joined = True
+            self._mailbox.put(member_row.key[0], Joined(member_row.key[1], member_row.admission))
 
     def _plan(self, committed: list[TargetRow]) -> None:
-        """Decide what the rows that just committed wait for."""
+        """Decide which drafts the rows that just committed wait for."""
         self._planner.plan(self._rows.running, {row.key for row in committed}, time.perf_counter())
 
     def _timeout_s(self) -> float:
-        """How long to wait for messages: not at all while there is something to compute."""
+        """Return how long to wait for messages; 0 while there is something to compute."""
         if not len(self._rows):
             return REPORT_PERIOD_S
-        if self._rows.prefilling or self._rows.asked or self._rows.searching or self._rows.complete:
+        if self._rows.prefilling or self._rows.requested or self._rows.searching or self._rows.blendable:
             return 0.0
         running = self._rows.running
         if running:
             return _wait_s(running)
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
-    def _leave(self, row: ServedRow) -> None:
-        """What else goes with a row that is removed."""
+    def _release(self, row: ServedRow) -> None:
+        """Let members and the colocated drafter forget a row that is removed."""
         if isinstance(row, TargetRow) and row.ensemble is not None:
-            self._ensembles.leave(row)
-        if isinstance(row, TargetRow) and self._colocated is not None:
-            self._colocated.remove(row)
+            self._leader.remove(row)
+        if isinstance(row, TargetRow) and self._colocated_drafter is not None:
+            self._colocated_drafter.remove(row)
 
 
 def _wait_s(rows: list[TargetRow]) -> float:
-    """How much longer the rows are worth waiting for, in seconds; 0: take the step."""
+    """Return how much longer the rows wait for drafts, in seconds; 0 to take the step."""
     now_s = time.perf_counter()
     return max((row.wait_s(now_s) for row in rows), default=0.0)

@@ -1,4 +1,4 @@
-"""Decides how many draft tokens a target's rows verify, and how long they wait for them, from measured times."""
+"""Decides from measured times how many draft tokens a target's rows verify, and how long they wait for them."""
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
@@ -11,45 +11,45 @@ from actors.target.step_cost import StepCost, measure_step_cost
 from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
 from decoding.drafts.trie import Draft
 
-_PATIENCE = 1.5  # how many usual draft latencies to wait for a draft
+_PATIENCE = 1.5  # draft latencies that a row waits for a draft
 _SMOOTHING = 0.1  # weight of the newest value in running means
-_DRIFT = 0.99  # of the latency estimate per step without news, so that waiting is tried again
+_DRIFT = 0.99  # factor on the latency estimate per step, so that waiting is tried again
 
 
 class DraftPlanner:
-    """One target's planner. No estimate is final: without news, each drifts back to where drafts are tried again."""
+    """The planner of one target. Without new samples, each estimate drifts back to where drafts are tried again."""
 
     def __init__(self, runner: Runner, *, adaptive: bool, alternating: bool = False) -> None:
         """
-        adaptive: as many draft tokens as pay; otherwise always as many as the request allows.
-        alternating: drafts are made between two steps, and cost the time that they take.
+        adaptive: verify as many draft tokens as pay; otherwise always as many as the request allows.
+        alternating: drafts are made between two steps, so their time adds to the step's.
         """
-        self._adaptive, self._in_turn = adaptive, alternating
-        self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: what to expect of a new one
+        self._adaptive, self._alternating = adaptive, alternating
+        self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: expected of a new one
         self._step_cost_s = measure_step_cost(runner)
-        self._round_cost_s = deepcopy(self._step_cost_s)  # of leaders of ensembles: until the last member has answered
-        # While drafters rest: of steps, by whether they are rounds of ensembles, and of chunks of prompts.
+        self._round_cost_s = deepcopy(self._step_cost_s)  # of ensembles: until the last reply
+        # Measured while drafters rest: steps, by whether they are rounds of ensembles, and prefill chunks.
         self._plain_cost_s = {leading: deepcopy(self._step_cost_s) for leading in (False, True)}
         self._prefill_cost_s = deepcopy(self._step_cost_s)
-        self._prefilled_s, self._prefill_work_s = 0.0, 0.0  # since the step before: as it was, and as it should be
-        self._offered = False  # since the step before
+        # Since the last step: actual and expected seconds of prefill, and whether a draft was offered.
+        self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
         self._mean_step_s = self._step_cost_s(1)
-        self._trial = SpeculationTrial()
-        self.rows_in_hand = 1  # those whose prompts are still being processed included: they will run soon
-        self._draft_token_s: float | None = None  # how long a missing draft token takes to come
+        self.trial = SpeculationTrial()
+        self.active_rows = 1  # includes rows in prefill, which will run soon
+        self._draft_token_s: float | None = None  # latency of a draft token
 
     @property
     def acceptance(self) -> float:
-        """What to expect of a new row's drafts."""
+        """The expected acceptance rate of a new row's drafts."""
         return self._acceptance.value
 
-    def choose(self, rows: Sequence[TargetRow], now_s: float) -> list[Draft]:
-        """Of the drafts that are there, as much as pays in this step."""
+    def choose_drafts(self, rows: Sequence[TargetRow], now_s: float) -> list[Draft]:
+        """Return as much of each row's draft as pays in this step."""
         drafts = [row.best_draft() for row in rows]
         for row, draft in zip(rows, drafts, strict=True):
             if row.incomplete_since_s is not None:  # the wanted draft did not come in time
                 self._note_latency(row, now_s)
-            row.expects_drafts &= bool(draft.tokens)  # a drafter that is late is waited for once it offers
+            row.expects_drafts &= bool(draft.tokens)  # a late drafter is not waited for until its next offer
         if not self._adaptive:
             return drafts
         if not self.speculates():
@@ -58,79 +58,74 @@ class DraftPlanner:
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
-        """Whether drafts are wanted now."""
-        return not self._adaptive or self._trial.speculates(self.rows_in_hand)
-
-    @property
-    def trial(self) -> SpeculationTrial:
-        """Which of speculative and plain decoding is faster."""
-        return self._trial
+        """Whether the rows are to use drafts now."""
+        return not self._adaptive or self.trial.speculates(self.active_rows)
 
     def plan(self, rows: Sequence[TargetRow], committed: Collection[RowKey], now_s: float) -> None:
-        """Decide what draft each row should have; those that just committed wait for it, but never longer than a step.
+        """Decide which draft each row of the next step should have.
 
-        rows: all that will be in the next step.
+        Rows that just committed begin to wait for it, for at most the time of a step.
         """
         limits = [row.usable_draft_length if row.speculates else 0 for row in rows]
         wanted = self._lengths(rows, limits, latency_s=self._draft_token_s or 0.0)
-        useful = wanted if self._in_turn else self._lengths(rows, limits, latency_s=0.0)
+        useful = wanted if self._alternating else self._lengths(rows, limits, latency_s=0.0)
         if self._draft_token_s is not None:
             self._draft_token_s *= _DRIFT
         for row, wanted_length, useful_length in zip(rows, wanted, useful, strict=True):
             row.wanted_draft_length, row.useful_draft_length = wanted_length, useful_length
-            if row.key in committed and not self._in_turn:
+            if row.key in committed and not self._alternating:
                 row.await_draft(now_s, self._patience_s(wanted_length))
 
     def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
-        """Learn from what became of a row's draft."""
+        """Learn from the verdict on a row's draft."""
         row.acceptance.note(drafted=drafted, accepted=accepted)
         row.trie.default_probability = row.acceptance.value
         self._acceptance.note(drafted=drafted, accepted=accepted)
 
     def note_step(self, tokens: int, seconds: float) -> None:
-        """Learn from a step over so many tokens."""
+        """Learn from the time of a step over so many tokens."""
         self._step_cost_s.note(tokens, seconds)
         self._mean_step_s += _SMOOTHING * (seconds - self._mean_step_s)
 
-    def note_answers(self, tokens: int, seconds: float) -> None:
-        """Learn from a round of ensembles over so many tokens, from the question to the last answer."""
+    def note_ensemble_round(self, tokens: int, seconds: float) -> None:
+        """Learn from the time between the requests for logits and the last reply."""
         self._round_cost_s.note(tokens, seconds)
 
     def note_prefill(self, tokens: int, seconds: float) -> None:
-        """Learn from a chunk of prompts: what drafters take from the target makes this slower, too."""
+        """Learn from the time of a prefill chunk, which drafters on the same hardware slow down, too."""
         self._prefilled_s += seconds
         self._prefill_work_s += self._prefill_cost_s(tokens)
-        if self._trial.rests:
+        if self.trial.is_resting:
             self._prefill_cost_s.note(tokens, seconds)
 
     def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float, *, drafted: bool) -> None:
-        """Learn from a step and the wait before it, together so many seconds, in which the rows committed tokens.
+        """Learn from a step and the wait before it, which took `seconds` together.
 
-        drafted: whether there were drafts in it.
+        committed: tokens of all rows. drafted: whether the step verified drafts.
         """
         plain_cost_s = self._plain_cost_s[any(row.ensemble is not None for row in rows)]
-        several = 2 * len(rows) > self.rows_in_hand  # few rows say little about what many take
-        if self._adaptive and several and any(row.speculates for row in rows):
-            self._trial.note(
-                self.rows_in_hand,
+        is_typical = 2 * len(rows) > self.active_rows  # few rows say little about the cost of many
+        if self._adaptive and is_typical and any(row.speculates for row in rows):
+            self.trial.note(
+                self.active_rows,
                 committed,
                 self._prefilled_s + seconds,
                 work_s=self._prefill_work_s + committed * plain_cost_s(len(rows)) / len(rows),
                 drafted=drafted,
                 offered=self._offered,
             )
-            if self._trial.rests:
+            if self.trial.is_resting:
                 plain_cost_s.note(len(rows), seconds)
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
 
     def note_drafting(self, token_s: float) -> None:
-        """Learn how long a draft token took to come, of all rows together where drafts are made in turn."""
+        """Learn the latency of a draft token, for all rows together if drafting and verification alternate."""
         if self._draft_token_s is None:
             self._draft_token_s = token_s
         self._draft_token_s += _SMOOTHING * (token_s - self._draft_token_s)
 
     def note_offer(self, row: TargetRow, now_s: float, *, fits: bool = True) -> None:
-        """Learn from an offer: drafters are at work. One that fits may complete what the row was waiting for."""
+        """Learn from an offer. If it fits the text, it may complete the draft that the row waits for."""
         self._offered = True
         if not fits:
             return
@@ -139,10 +134,10 @@ class DraftPlanner:
             self._note_latency(row, now_s)
 
     def _note_latency(self, row: TargetRow, now_s: float) -> None:
-        """One more time per draft token; a row that got none in its whole wait counts as half a token."""
+        """Learn the latency per draft token. A row that got none while it waited counts as half a token."""
         assert row.incomplete_since_s is not None
-        got = max(len(row.draft()) - row.drafted_at_plan, 0.5)
-        self.note_drafting((now_s - row.incomplete_since_s) / got)
+        tokens = max(len(row.draft()) - row.drafted_at_plan, 0.5)
+        self.note_drafting((now_s - row.incomplete_since_s) / tokens)
         row.incomplete_since_s = None
 
     def _lengths(self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float) -> list[int]:
@@ -151,10 +146,10 @@ class DraftPlanner:
         if not self.speculates():
             return [0] * len(rows)
         rates = [row.acceptance.value for row in rows]
-        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=self._in_turn)
+        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=self._alternating)
 
     def _cost_s(self, rows: Sequence[TargetRow]) -> StepCost:
-        """Of the steps of such rows: those of an ensemble last until the slowest member has answered."""
+        """Return the cost of such rows' steps. With an ensemble it lasts until the slowest member's reply."""
         return self._round_cost_s if any(row.ensemble is not None for row in rows) else self._step_cost_s
 
     def _patience_s(self, draft_length: int) -> float:

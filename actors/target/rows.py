@@ -1,4 +1,4 @@
-"""A target's rows, of all kinds, and which of them can do what now."""
+"""The rows of a target, of all kinds, and which of them are ready for what."""
 
 from actors.ensemble.member import MemberRow
 from actors.loops.row_table import RowTable
@@ -9,42 +9,42 @@ ServedRow = TargetRow | MemberRow | BeamRow
 
 
 class TargetRows(RowTable[ServedRow]):
-    """Of one target."""
+    """The row table of one target."""
 
     @property
     def prefilling(self) -> list[ServedRow]:
-        """Those that have more to read than a step does."""
+        """Rows with more pending tokens than a step computes."""
         return [row for row in self if row.prefilling and row.ready]
 
     @property
     def running(self) -> list[TargetRow]:
-        """Those whose next step may begin."""
-        return [row for row in self._own if row.can_step]
+        """Rows whose next step may begin."""
+        return [row for row in self._target_rows if row.can_step]
 
     @property
-    def complete(self) -> list[TargetRow]:
-        """The leaders whose members have all answered."""
-        return [row for row in self._own if row.ensemble is not None and row.ensemble.complete]
+    def blendable(self) -> list[TargetRow]:
+        """Rows of ensemble leaders that have the logits of all members."""
+        return [row for row in self._target_rows if row.ensemble is not None and row.ensemble.is_complete]
 
     @property
-    def asked(self) -> list[MemberRow]:
-        """Those whose leaders wait for an answer that one step gives."""
-        return [row for row in self._members if row.ask is not None and row.ready and not row.prefilling]
+    def requested(self) -> list[MemberRow]:
+        """Members' rows for which a leader waits and that one step can answer."""
+        return [row for row in self._member_rows if row.request is not None and row.ready and not row.prefilling]
 
     @property
     def joining(self) -> list[MemberRow]:
-        """Those whose leaders don't know yet that they are ready."""
-        return [row for row in self._members if not row.joined and row.ready and not row.prefilling]
+        """Members' rows that are ready, but whose leaders have not been sent a Joined yet."""
+        return [row for row in self._member_rows if not row.joined and row.ready and not row.prefilling]
 
     @property
     def searching(self) -> list[BeamRow]:
-        """Those whose beams go on."""
+        """Beam searches whose prompt is in the cache."""
         return [row for row in self if isinstance(row, BeamRow) and row.ready and not row.prefilling]
 
     @property
-    def _own(self) -> list[TargetRow]:
+    def _target_rows(self) -> list[TargetRow]:
         return [row for row in self if isinstance(row, TargetRow)]
 
     @property
-    def _members(self) -> list[MemberRow]:
+    def _member_rows(self) -> list[MemberRow]:
         return [row for row in self if isinstance(row, MemberRow)]

@@ -1,4 +1,4 @@
-"""What a target step costs, as a function of its tokens: measured at start, corrected ever after."""
+"""The cost of a target step by its number of tokens: measured at the start, then corrected by each step."""
 
 import math
 import time
@@ -9,72 +9,72 @@ from itertools import accumulate
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 
-_SMOOTHING = 0.1  # weight of the newest time
-_RELAXING = 0.003  # how fast sizes without steps follow the others, per step
+_SMOOTHING = 0.1  # weight of the newest step
+_RELAXING = 0.003  # weight per step with which the factors of other sizes follow the mean
 _MEASURED_SIZES = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 _ROUNDS = 8
-_MEASURING_S = 3.0  # no further round is begun after that
+_MEASURING_S = 3.0  # no round begins later
 
 
 class StepCost:
-    """A curve through times measured at some sizes, and a factor at each size that follows what steps take.
+    """A curve through times measured at some sizes, with a factor at each size that later steps correct.
 
-    Factors of sizes without steps slowly follow the rest, so that no stale time, too high or too low, stays for ever.
+    Factors of sizes without steps slowly follow the rest, so that no stale time stays for ever.
     """
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-        """sizes: ascending numbers of tokens; seconds: what each took. The curve never falls."""
+        """sizes: ascending numbers of tokens; seconds: of a step of each size. The curve never falls."""
         self._sizes = list(sizes)
         self._seconds = list(accumulate(seconds, max))
         self._factors = [1.0] * len(self._sizes)
         self._current = self._seconds
-        self._factor = 1.0  # of all steps
+        self._factor = 1.0  # running mean over all steps
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Count one step of so many tokens."""
+        """Learn from one step."""
         factor = seconds / self._interpolate(self._seconds, tokens)
         self._factor += _SMOOTHING * (factor - self._factor)
         near = {
             min(bisect_left(self._sizes, tokens), len(self._sizes) - 1),
             max(bisect_right(self._sizes, tokens) - 1, 0),
         }
-        for at in range(len(self._sizes)):
-            if at in near:
-                self._factors[at] += _SMOOTHING * (factor - self._factors[at])
+        for index, size_factor in enumerate(self._factors):
+            if index in near:
+                self._factors[index] += _SMOOTHING * (factor - size_factor)
             else:
-                self._factors[at] += _RELAXING * (self._factor - self._factors[at])
+                self._factors[index] += _RELAXING * (self._factor - size_factor)
         self._current = [factor * base for factor, base in zip(self._factors, self._seconds, strict=True)]
 
     def __call__(self, tokens: int) -> float:
-        """Seconds of a step of so many tokens."""
+        """Return the expected seconds of a step."""
         return self._interpolate(self._current, tokens)
 
     def _interpolate(self, seconds: Sequence[float], tokens: int) -> float:
-        """Straight lines between the measured sizes; beyond the last, in proportion: bound by compute."""
-        at = bisect_left(self._sizes, tokens)
-        if at == 0:
+        """Interpolate linearly. Beyond the last size, time is proportional to tokens, because compute bounds it."""
+        index = bisect_left(self._sizes, tokens)
+        if index == 0:
             return seconds[0]
-        if at == len(self._sizes):
+        if index == len(self._sizes):
             return seconds[-1] * tokens / self._sizes[-1]
-        below, above = self._sizes[at - 1], self._sizes[at]
+        below, above = self._sizes[index - 1], self._sizes[index]
         share = (tokens - below) / (above - below)
-        return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
+        return seconds[index - 1] + share * (seconds[index] - seconds[index - 1])
 
 
 def measure_step_cost(runner: Runner) -> StepCost:
-    """Time steps of a few sizes on an idle runner; doubles as its warm-up. Scribbles over slot 0.
+    """Time steps of a few sizes on an idle runner, which also warms it up. Overwrites slot 0.
 
-    The least of several rounds counts: other replicas are starting on the same machine.
+    The minimum of several rounds counts, because other replicas may be starting on the same machine.
     """
     sizes = [size for size in _MEASURED_SIZES if size <= runner.max_query]
     seconds = [math.inf] * len(sizes)
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
     end_s = time.perf_counter() + _MEASURING_S
     for _ in range(_ROUNDS):
-        for at, tokens in enumerate(sizes):
+        for index, tokens in enumerate(sizes):
             began_s = time.perf_counter()
             runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)]).argmax(dim=-1).tolist()
-            seconds[at] = min(seconds[at], time.perf_counter() - began_s)
+            seconds[index] = min(seconds[index], time.perf_counter() - began_s)
         if time.perf_counter() > end_s:
             break
     return StepCost(sizes, seconds)

@@ -48,7 +48,7 @@ def search(runner: Runner, prompt: Sequence[int], params: SamplingParams, option
     while not row.search.done:
         row.take(runner.logits(row.inputs()))
     end(runner, row)
-    return row.found()
+    return row.result()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_beams_that_nothing_can_follow_are_left(reference: Reference) -> None:
             row.take(reference.runner.logits(row.inputs()))
         end(reference.runner, row)
         assert str(row.error) == "stuck"
-        assert len(row.found().answers) == left
+        assert len(row.result().answers) == left
 
 
 def test_log_probabilities_are_those_of_a_plain_forward(reference: Reference) -> None:

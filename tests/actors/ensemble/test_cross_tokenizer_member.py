@@ -1,4 +1,4 @@
-"""What a member with another tokenizer makes of questions: what it answers depends on the text alone."""
+"""A member with another tokenizer: its replies depend on the text alone."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def logits_mapping(tokenizer: Tokenizer) -> LogitsMapping:
 
 
 class Member:
-    """One row, on a runner that knows how the texts go on, and whose answers depend on what is in its columns."""
+    """A row on a runner that knows how the texts go on, and whose logits depend on its cache columns."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Sequence[int], *, max_query: int = 256) -> None:
         self.runner = KnowingRunner(speller_of(tokenizer), [text.encode() for text in TEXTS])
@@ -50,35 +50,35 @@ class Member:
             self.runner.logits([chunk])
             self.row.cached += len(chunk.tokens)
 
-    def answer(
+    def reply(
         self, base: int, text: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
     ) -> LogitsReply:
         chain = list(range(-1, len(draft) - 1))
-        ask = LogitsRequest(1, 7, base, list(text), list(draft), list(parents) or chain, LogitsTransport())
-        assert self.row.follow(ask) is None
+        request = LogitsRequest(1, 7, base, list(text), list(draft), list(parents) or chain, LogitsTransport())
+        assert self.row.take_request(request) is None
         self._prefill()
         while True:
             self.steps += 1
-            run = self.row.step_input()
-            assert run.end <= self.runner.cache.capacity
-            answer = self.row.answer(self.runner.logits([run]))
-            if answer is not None:
-                return answer
+            row_input = self.row.step_input()
+            assert row_input.end <= self.runner.cache.capacity
+            reply = self.row.reply(self.runner.logits([row_input]))
+            if reply is not None:
+                return reply
 
 
 def alone(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[Tensor, list[list[int]]]:
-    """What a member that has never heard of anything else says after the text."""
-    answer = Member(tokenizer, tokens).answer(len(tokens), [])
-    return unpack(answer.logits), answer.best
+    """Return the reply of a member that has read this text only."""
+    reply = Member(tokenizer, tokens).reply(len(tokens), [])
+    return unpack(reply.logits), reply.best
 
 
 @pytest.mark.parametrize("max_query", [256, 12])
 @pytest.mark.parametrize("tokenizer", [sentencepiece_tokenizer(), byte_level_tokenizer_with_end(), unigram_tokenizer()])
 def test_answers_depend_on_the_text_alone(tokenizer: Tokenizer, max_query: int) -> None:
-    """After drafts that were right, that were wrong, that branched, and that were left in the midst of a character."""
+    """Replies after drafts that were right, that were wrong, that branched, and that ended amid a character."""
     first, second = TOKENS
-    same = next(at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    asked = [
+    same = next(index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    requests = [
         ([], second[PROMPT:9], None),
         (second[PROMPT:5], [first[5], second[5], second[6], second[7]], [-1, -1, 1, 2]),
         (second[5:9], first[same : same + 5], None),
@@ -88,48 +88,50 @@ def test_answers_depend_on_the_text_alone(tokenizer: Tokenizer, max_query: int) 
     ]
     member = Member(tokenizer, second[:PROMPT], max_query=max_query)
     base = PROMPT
-    for text, draft, parents in asked:
-        answer = member.answer(base, text, draft, parents or ())
+    for text, draft, parents in requests:
+        reply = member.reply(base, text, draft, parents or ())
         base += len(text)
-        found = unpack(answer.logits)
+        replied = unpack(reply.logits)
         paths: list[list[int]] = [[]]
         for token, parent in zip(draft, parents or range(-1, len(draft) - 1), strict=True):
             paths.append([*paths[parent + 1], token])
-        for path, row, best in zip(paths, found, answer.best, strict=True):
+        for path, row, best in zip(paths, replied, reply.best, strict=True):
             logits, bests = alone(tokenizer, second[:base] + path)
             assert torch.equal(row, logits[0])
             assert best == bests[0]
-    assert (member.steps > len(asked)) == (max_query < 256)
+    assert (member.steps > len(requests)) == (max_query < 256)
 
 
 def test_what_was_drafted_rightly_is_not_computed_again() -> None:
     tokenizer, text = sentencepiece_tokenizer(), TOKENS[0]
     member = Member(tokenizer, text[:PROMPT])
-    member.answer(PROMPT, [], text[PROMPT:8])
-    member.answer(PROMPT, text[PROMPT:9], [])
+    member.reply(PROMPT, [], text[PROMPT:8])
+    member.reply(PROMPT, text[PROMPT:9], [])
     assert len(member.row.step_input().tokens) <= 4
 
 
-def test_in_the_midst_of_a_character_that_it_has_no_bytes_for_it_is_silent() -> None:
+def test_amid_a_character_that_it_has_no_bytes_for_it_is_silent() -> None:
     tokens = LEADER.encode("漢")
     assert len(tokens) > 1
     for tokenizer, silent in ((unigram_tokenizer(), True), (sentencepiece_tokenizer(), False)):
-        answer = Member(tokenizer, LEADER.encode("def count")).answer(len(LEADER.encode("def count")), [], tokens[:1])
-        found = unpack(answer.logits)
-        assert not (found[0] == -math.inf).all()
-        assert bool((found[1] == -math.inf).all()) == silent
-        assert bool(answer.best[1]) != silent
+        reply = Member(tokenizer, LEADER.encode("def count")).reply(len(LEADER.encode("def count")), [], tokens[:1])
+        logits = unpack(reply.logits)
+        assert not (logits[0] == -math.inf).all()
+        assert bool((logits[1] == -math.inf).all()) == silent
+        assert bool(reply.best[1]) != silent
 
 
-def test_there_is_no_room_for_a_text_and_nothing_to_say_of_a_draft() -> None:
+def test_without_room_a_text_is_refused_and_a_draft_has_no_logits() -> None:
     tokenizer, text = byte_level_tokenizer_with_end(), TOKENS[0]
     member = Member(tokenizer, text[:PROMPT])
     member.runner.max_length = len(member.row.tokens) + 4
-    found = unpack(member.answer(PROMPT, [], text[PROMPT:8]).logits)
-    assert [bool((row == -math.inf).all()) for row in found] == sorted((row == -math.inf).all().item() for row in found)
-    assert (found[-1] == -math.inf).all()
-    ask = LogitsRequest(1, 8, PROMPT, text[PROMPT:8], [], [], LogitsTransport())
-    assert "no room" in str(member.row.follow(ask))
+    logits = unpack(member.reply(PROMPT, [], text[PROMPT:8]).logits)
+    assert [bool((row == -math.inf).all()) for row in logits] == sorted(
+        (row == -math.inf).all().item() for row in logits
+    )
+    assert (logits[-1] == -math.inf).all()
+    request = LogitsRequest(1, 8, PROMPT, text[PROMPT:8], [], [], LogitsTransport())
+    assert "no room" in str(member.row.take_request(request))
     join = Join(1, text, "target", PROMPT)
     assert CrossTokenizerMember.make("leader", join, member.runner, member.logits_mapping) is None
 
@@ -141,7 +143,7 @@ def test_tokens_that_are_not_the_leaders_are_refused(tokens: list[int]) -> None:
     assert CrossTokenizerMember.make("leader", join, member.runner, member.logits_mapping) is None
     if tokens:
         assert "not its tokens" in str(
-            member.row.follow(LogitsRequest(1, 1, PROMPT, tokens, [], [], LogitsTransport()))
+            member.row.take_request(LogitsRequest(1, 1, PROMPT, tokens, [], [], LogitsTransport()))
         )
 
 

@@ -1,4 +1,4 @@
-"""What a member makes of questions, the wrong ones too."""
+"""A member's replies to requests for logits, the wrong ones included."""
 
 import pytest
 
@@ -20,39 +20,39 @@ def member() -> MemberRow:
     return row
 
 
-def ask(base: int, text: list[int], tokens: list[int], parents: list[int] | None = None) -> LogitsRequest:
+def logits_request(base: int, text: list[int], tokens: list[int], parents: list[int] | None = None) -> LogitsRequest:
     chain = list(range(-1, len(tokens) - 1))
     return LogitsRequest(1, 1, base, text, tokens, chain if parents is None else parents, LogitsTransport())
 
 
 def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
     row = member()
-    assert row.follow(ask(10, [], [20, 21, 22, 30], [-1, 0, 1, 0])) is None
+    assert row.take_request(logits_request(10, [], [20, 21, 22, 30], [-1, 0, 1, 0])) is None
     step = row.step_input()
     logits = RUNNER.logits([step])
-    row.answer(logits)
-    assert row.follow(ask(10, [20, 30, 7], [8])) is None
+    row.reply(logits)
+    assert row.take_request(logits_request(10, [20, 30, 7], [8])) is None
     assert (row.cached, row.pending) == (12, 1)
-    found = RUNNER.logits([row.step_input()])
+    computed = RUNNER.logits([row.step_input()])
     plain = RUNNER.logits([type(step)(1, 0, [*TEXT, 20, 30, 7, 8])])
-    assert found.allclose(plain[-2:], atol=1e-5)
+    assert computed.allclose(plain[-2:], atol=1e-5)
     assert logits[4].allclose(plain[11], atol=1e-5)  # after 20, 30, as a branch of the draft
 
 
 @pytest.mark.parametrize(
-    ("question", "problem"),
+    ("wrong_request", "problem"),
     [
-        (ask(11, [1], []), "lost on the way"),
-        (ask(10, [], [1, 2], [-1]), "no tree"),
-        (ask(10, [], [1, 2], [-1, 1]), "no tree"),
-        (ask(10, [], [1, 2], [-1, -2]), "no tree"),
-        (ask(10, [VOCAB], []), "not its tokens"),
-        (ask(10, [], [-1]), "not its tokens"),
-        (ask(10, [1] * 22, []), "no room"),
+        (logits_request(11, [1], []), "lost on the way"),
+        (logits_request(10, [], [1, 2], [-1]), "no tree"),
+        (logits_request(10, [], [1, 2], [-1, 1]), "no tree"),
+        (logits_request(10, [], [1, 2], [-1, -2]), "no tree"),
+        (logits_request(10, [VOCAB], []), "not its tokens"),
+        (logits_request(10, [], [-1]), "not its tokens"),
+        (logits_request(10, [1] * 22, []), "no room"),
     ],
 )
-def test_a_wrong_question_is_refused(question: LogitsRequest, problem: str) -> None:
-    error = member().follow(question)
+def test_a_wrong_request_is_refused(wrong_request: LogitsRequest, problem: str) -> None:
+    error = member().take_request(wrong_request)
     assert error is not None
     assert problem in error
 

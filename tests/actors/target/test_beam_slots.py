@@ -1,4 +1,4 @@
-"""Forked slots hold what their beams say, and no more is copied than differs."""
+"""Forked slots hold the texts of their beams, and only columns that differ are copied."""
 
 import random
 
@@ -11,7 +11,7 @@ PROMPT = [90, 91, 92]
 
 
 class CountingCache(SlotCache):
-    """One layer whose keys are the tokens themselves."""
+    """A cache of one layer whose keys are the tokens themselves."""
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots=slots, capacity=64)
@@ -34,10 +34,10 @@ class CountingCache(SlotCache):
 
 def step(cache: CountingCache, slots: BeamSlots, answers: list[list[int]]) -> None:
     """Write every beam's last token, and read the whole text back."""
-    for slot, answer in zip(slots.of_beams, answers, strict=True):
+    for slot, answer in zip(slots.by_beam, answers, strict=True):
         cache.write(slot, len(PROMPT) + len(answer) - 1, answer[-1])
-    slots.wrote(answers)
-    for slot, answer in zip(slots.of_beams, answers, strict=True):
+    slots.note_written(answers)
+    for slot, answer in zip(slots.by_beam, answers, strict=True):
         assert cache.read(slot, len(PROMPT) + len(answer)) == [*PROMPT, *answer]
 
 
@@ -56,7 +56,7 @@ def test_any_forks() -> None:
         for _ in range(15):
             parents = [rng.randrange(len(answers)) for _ in range(rng.randint(1, 6))]
             slots.fork(parents)
-            assert len(set(slots.of_beams)) == len(parents)
+            assert len(set(slots.by_beam)) == len(parents)
             answers = [[*answers[parent], rng.randrange(50)] for parent in parents]
             step(cache, slots, answers)
         for slot, text in slots.texts():

@@ -1,4 +1,4 @@
-"""Beams over KV slots: those of Hugging Face `generate(num_beams=…)`, alone and beside others."""
+"""Beams over KV slots are those of Hugging Face `generate(num_beams=…)`, alone and beside other rows."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ MODES = list(product(EARLY_STOPPING, [0.0, 1.0, 2.0, -0.7]))  # the other is len
 
 
 class Reference:
-    """The bundled target in float32: over slots, and as transformers has it."""
+    """The bundled target in float32, on KV slots and in transformers."""
 
     def __init__(self) -> None:
         tokenizer = AutoTokenizer.from_pretrained(TARGET)
@@ -38,11 +38,11 @@ class Reference:
         self.runner = Runner(load(), slots=48, max_length=256, max_query=128)
 
     def generate(self, asked: Sequence[Asked], **more: Any) -> list[list[Hypothesis]]:
-        """What `generate` finds for requests that differ in nothing but their prompts."""
+        """Return the answers of `generate` for requests that differ only in their prompts."""
         prompts = [prompt for prompt, _, _ in asked]
         _, params, options = asked[0]
         width = max(map(len, prompts))
-        found = self.model.generate(  # type: ignore[operator]
+        output = self.model.generate(  # type: ignore[operator]
             torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]),
             attention_mask=torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
             num_beams=options.num_beams,
@@ -57,11 +57,11 @@ class Reference:
             return_dict_in_generate=True,
             **more,
         )
-        lengths = (found.beam_indices >= 0).sum(-1).tolist()
-        texts = [row[width : width + length].tolist() for row, length in zip(found.sequences, lengths, strict=True)]
+        lengths = (output.beam_indices >= 0).sum(-1).tolist()
+        texts = [row[width : width + length].tolist() for row, length in zip(output.sequences, lengths, strict=True)]
         answers = iter(
             Hypothesis(text, score, 0.0, "stop" if text[-1] in params.eos_token_ids else "length")
-            for text, score in zip(texts, found.sequences_scores.tolist(), strict=True)
+            for text, score in zip(texts, output.sequences_scores.tolist(), strict=True)
         )
         return [list(islice(answers, options.num_return_sequences)) for _ in asked]
 
@@ -76,9 +76,13 @@ def reference() -> Reference:
     return Reference()
 
 
-def assert_same(found: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
-    assert [(one.tokens, one.finish) for one in found] == [(one.tokens, one.finish) for one in expected]
-    assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-4, rel=1e-6)
+def assert_same(actual: Sequence[Hypothesis], expected: Sequence[Hypothesis]) -> None:
+    assert [(answer.tokens, answer.finish) for answer in actual] == [
+        (answer.tokens, answer.finish) for answer in expected
+    ]
+    assert [answer.score for answer in actual] == pytest.approx(
+        [answer.score for answer in expected], abs=1e-4, rel=1e-6
+    )
 
 
 def greedy(**more: Any) -> SamplingParams:
@@ -87,26 +91,26 @@ def greedy(**more: Any) -> SamplingParams:
 
 def batches(reference: Reference) -> Iterator[list[Asked]]:
     """108 prompts, nine for every mode."""
-    for at, (early_stopping, length_penalty) in enumerate(MODES):
+    for mode, (early_stopping, length_penalty) in enumerate(MODES):
         options = BeamOptions(
-            num_beams=2 + at % 4,
-            num_return_sequences=2 + at % 4,
+            num_beams=2 + mode % 4,
+            num_return_sequences=2 + mode % 4,
             early_stopping=early_stopping,
             length_penalty=length_penalty,
         )
-        yield [(prompt, greedy(), options) for prompt in reference.prompts[9 * at : 9 * (at + 1)]]
+        yield [(prompt, greedy(), options) for prompt in reference.prompts[9 * mode : 9 * (mode + 1)]]
 
 
 def test_beams_and_scores_are_those_of_generate(reference: Reference) -> None:
     """All modes at once in one batch, while requests come and go."""
     asked = list(batches(reference))
-    found = iter(search_all(reference.runner, [each for batch in asked for each in batch]))
+    answers_per_request = iter(search_all(reference.runner, [request for batch in asked for request in batch]))
     finishes = set()
     for batch in asked:
         for expected in reference.generate(batch):
-            answers = next(found)
+            answers = next(answers_per_request)
             assert_same(answers, expected)
-            finishes |= {one.finish for one in answers}
+            finishes |= {answer.finish for answer in answers}
     assert finishes == {"stop", "length"}
     assert reference.runner.cache.free == 48
 
@@ -118,12 +122,12 @@ def test_processors_act_on_beams(reference: Reference) -> None:
     expected = reference.generate(
         asked, repetition_penalty=1.3, no_repeat_ngram_size=3, min_new_tokens=6, suppress_tokens=[13, 17]
     )
-    for found, wanted in zip(search_all(reference.runner, asked), expected, strict=True):
-        assert_same(found, wanted)
+    for answers, wanted in zip(search_all(reference.runner, asked), expected, strict=True):
+        assert_same(answers, wanted)
 
 
 def test_beam_sampling_is_that_of_generate_with_our_noise(reference: Reference) -> None:
-    """transformers' draws without replacement are replaced by ours; all else is its own."""
+    """The reference is transformers, with its draws without replacement replaced by ours."""
     options = BeamOptions(num_beams=3, num_return_sequences=3)
     for seed, prompt in enumerate(reference.prompts[:5]):
         params = SamplingParams(max_tokens=TOKENS, temperature=0.8, top_k=50, seed=seed, eos_token_ids=ENDS)
@@ -133,14 +137,14 @@ def test_beam_sampling_is_that_of_generate_with_our_noise(reference: Reference) 
             noise = beam_noise(seed, next(position), 3, probs.shape[1] // 3).reshape(1, -1)
             return (probs.log() + noise).topk(num_samples).indices
 
-        (found,) = search_all(reference.runner, [(prompt, params, options)])
+        (answers,) = search_all(reference.runner, [(prompt, params, options)])
         with mock.patch("torch.multinomial", draw):
             (expected,) = reference.generate([(prompt, params, options)], temperature=0.8, top_k=50)
-        assert_same(found, expected)
+        assert_same(answers, expected)
 
 
 def test_alone_beside_others_and_in_small_chunks(reference: Reference) -> None:
-    """Searches of every kind: the same answers, bit by bit the same tokens; and the plain rows' texts too."""
+    """Searches of every kind give the same answers, and plain rows the same texts."""
     words = ((tuple(reference.prompts[50][3:5]), tuple(reference.prompts[51][4:5])),)
     kinds = [
         (greedy(), BeamOptions(num_beams=4, num_return_sequences=4)),
@@ -153,23 +157,23 @@ def test_alone_beside_others_and_in_small_chunks(reference: Reference) -> None:
         (greedy(repetition_penalty=1.2), BeamOptions(num_beams=1, early_stopping=True)),
     ]
     asked = [(reference.prompts[100 + i], *kinds[i % len(kinds)]) for i in range(15)]
-    alone = [search_all(reference.runner, [each])[0] for each in asked]
+    alone = [search_all(reference.runner, [request])[0] for request in asked]
     beside = [PlainRow(reference.runner, prompt) for prompt in reference.prompts[:3]]
     together = search_all(reference.runner, asked, beside=beside, chunk=16)
-    for found, expected in zip(together, alone, strict=True):
-        assert_same(found, expected)
+    for answers, expected in zip(together, alone, strict=True):
+        assert_same(answers, expected)
     for plain, prompt in zip(beside, reference.prompts, strict=False):
         reference.runner.cache.give_back(plain.slot)
         assert plain.tokens[: len(prompt)] == prompt
         logits = reference.model(torch.tensor([plain.tokens])).logits[0, len(prompt) - 1 : -1]
         assert plain.tokens[len(prompt) :] == logits.argmax(-1).tolist()
-    for found in together[1::5]:
-        assert all(any(phrase[0] in one.tokens for phrase in words[0]) for one in found)
+    for answers in together[1::5]:
+        assert all(any(phrase[0] in answer.tokens for phrase in words[0]) for answer in answers)
 
 
 @torch.no_grad()
 def plain_search(model: PreTrainedModel, asked: Asked) -> list[Hypothesis]:
-    """The same search with the whole text run anew for every beam and step."""
+    """Search without a cache: every step runs the whole text of every beam."""
     prompt, params, options = asked
     search = BeamSearch(options, max_tokens=params.max_tokens, end_token_ids=params.end_token_ids)
     while not search.done:
@@ -180,7 +184,7 @@ def plain_search(model: PreTrainedModel, asked: Asked) -> list[Hypothesis]:
 
 @pytest.mark.parametrize("family", ["llama-gqa", "mistral-window", "gemma3", "gpt2"])
 def test_families(family: str) -> None:
-    """Among them those whose layers see a window of the columns that were copied. Prompts of one token, too."""
+    """Families with sliding windows over copied columns, and a prompt of one token."""
     runner = Runner(tiny_model(family), slots=12, max_length=80, max_query=24)
     params = SamplingParams(max_tokens=25, temperature=0, eos_token_ids=(3,))
     kinds = [
@@ -190,11 +194,11 @@ def test_families(family: str) -> None:
     ]
     prompts = [[(11 * i + j) % VOCAB for j in range(length)] for i, length in enumerate((1, 30, 17))]
     asked = [(prompt, params, options) for prompt, options in zip(prompts, kinds, strict=True)]
-    for found, each in zip(search_all(runner, asked, chunk=16), asked, strict=True):
-        assert_same(found, plain_search(runner.model, each))
+    for answers, request in zip(search_all(runner, asked, chunk=16), asked, strict=True):
+        assert_same(answers, plain_search(runner.model, request))
 
 
-def test_a_search_that_is_cut_short_leaves_its_slots_as_it_says() -> None:
+def test_a_search_that_is_cut_short_reports_what_its_slots_hold() -> None:
     runner = Runner(tiny_model("llama-gqa"), slots=5, max_length=80, max_query=24)
     prompt = [(5 * i) % VOCAB for i in range(20)]
     params = SamplingParams(max_tokens=25, temperature=0)
@@ -213,5 +217,5 @@ def test_a_search_that_is_cut_short_leaves_its_slots_as_it_says() -> None:
     for slot, text in texts:
         assert text[:20] == prompt
         assert len(text) >= 20
-        assert runner.cache.take([*text, 1])[1] >= len(text)  # and what it says is found again
+        assert runner.cache.take([*text, 1])[1] >= len(text)  # so a later request can use it
         assert slot >= 0

@@ -55,8 +55,8 @@ def requests(settings: Sequence[dict[str, Any]], *, colocated: bool) -> list[Req
     ]
 
 
-def run(made: Engine, asked: Sequence[Request]) -> tuple[list[list[int]], Statistics]:
-    answers = made.generate(asked)
+def run(made: Engine, batch: Sequence[Request]) -> tuple[list[list[int]], Statistics]:
+    answers = made.generate(batch)
     texts = [[token for delta in answer for token in delta.tokens] for answer in answers]
     return texts, sum((answer[-1].statistics for answer in answers), Statistics())
 
@@ -104,7 +104,7 @@ def test_the_drafter_keeps_nothing_of_a_request() -> None:
         run(drafted, requests([{"temperature": 0.0}] * 4, colocated=True))
         target = drafted.loops["target"]
         assert isinstance(target, Target)
-        colocated = target._colocated
+        colocated = target._colocated_drafter
         assert isinstance(colocated, ColocatedDrafter)
         assert not colocated._sent_lengths
         colocated.draft([])  # takes in what was cancelled

@@ -1,4 +1,4 @@
-"""A leader between its coordinator and a member without a model, turn by turn: no member keeps what is over."""
+"""A leader between its coordinator and a member without a model: no member keeps a request that has ended."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ PROMPT = [5, 6, 7, 8]
 
 
 class Stage:
-    """A tiny target that leads ensembles; the test speaks for everybody else."""
+    """A tiny target that leads ensembles. The test plays the coordinator and the member."""
 
     def __init__(self) -> None:
         exchange = LocalExchange()
@@ -45,17 +45,17 @@ class Stage:
         self.failed: list[Failed] = []
 
     def admit(self, admission: int = 0, *, max_tokens: int = 8, **options: Any) -> list[Message]:
-        """Request 1, with one member. Returns what the member was told."""
+        """Admit request 1 with one member. Returns what the member receives."""
         ensemble = Ensemble("leader", [Member("m", ReplicaAddress("m", "m"))], EnsembleOptions(**options))
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
-        return self.say(Admit(1, PROMPT, 4, params, 0, drafter=False, ensemble=ensemble, admission=admission))
+        return self.send(Admit(1, PROMPT, 4, params, 0, drafter=False, ensemble=ensemble, admission=admission))
 
-    def say(self, *messages: Message) -> list[Message]:
-        """What the member is told after some words of the coordinator."""
+    def send(self, *messages: Message) -> list[Message]:
+        """Send messages of the coordinator. Returns what the member receives."""
         self.coordinator.send("t", messages)
         return self.turn()
 
-    def say_as_member(self, *messages: Message) -> list[Message]:
+    def send_as_member(self, *messages: Message) -> list[Message]:
         self.member.send("t", messages)
         return self.turn()
 
@@ -70,27 +70,31 @@ class Stage:
                 self.failed.append(message)
         return [message for _, message in self.member.receive(0) if not isinstance(message, Reported)]
 
-    def answer(self, step: int, admission: int, token: int) -> LogitsReply:
-        """The member is sure of a token."""
+    def reply(self, step: int, admission: int, token: int) -> LogitsReply:
+        """Return the reply of a member that is sure of a token."""
         logits = torch.full((1, VOCAB), -1e4)
         logits[0, token] = 1e4
         return LogitsReply(1, step, pack(logits, LogitsTransport(), None), [[]], admission)
 
 
-def test_a_member_that_took_too_long_is_told_to_forget() -> None:
+def test_a_member_that_took_too_long_is_sent_a_cancel() -> None:
     stage = Stage()
     stage.admit(on_member_failure="drop", member_timeout_s=1e-6)
-    told = stage.say_as_member(Joined(1))
-    assert [type(message) for message in told] == [LogitsRequest, Cancel, Cancel]  # when it is dropped, and at the end
+    received = stage.send_as_member(Joined(1))
+    assert [type(message) for message in received] == [
+        LogitsRequest,
+        Cancel,
+        Cancel,
+    ]  # when it is dropped, and at the end
     assert len(stage.committed) == 8
 
 
-@pytest.mark.parametrize("told", [MemberLost(1, "m"), Failed(1, "no room")], ids=["withdrawn", "failed"])
-def test_a_member_that_is_given_up_is_told_to_forget(told: Message) -> None:
+@pytest.mark.parametrize("cause", [MemberLost(1, "m"), Failed(1, "no room")], ids=["withdrawn", "failed"])
+def test_a_member_that_is_given_up_is_sent_a_cancel(cause: Message) -> None:
     stage = Stage()
     stage.admit(on_member_failure="drop")
-    heard = stage.say_as_member(told) if isinstance(told, Failed) else stage.say(told)
-    assert heard == [Cancel(1), Cancel(1)]
+    received = stage.send_as_member(cause) if isinstance(cause, Failed) else stage.send(cause)
+    assert received == [Cancel(1), Cancel(1)]
     assert len(stage.committed) == 8
 
 
@@ -101,33 +105,33 @@ def test_a_member_that_was_dropped_is_not_asked_again() -> None:
     stage.leader.turn()
     stage.member.receive(0)
     for _ in range(2):
-        assert stage.say_as_member(*[Reported(0, 0, 4, [])] * 4) == []
+        assert stage.send_as_member(*[Reported(0, 0, 4, [])] * 4) == []
 
 
 def test_what_a_member_should_not_have_is_cancelled() -> None:
-    """A Cancel that was lost on the way, because the link broke or the member was away, would hold a slot for ever."""
+    """Else a Cancel that was lost, because the link broke or the member was away, would hold a slot for ever."""
     stage = Stage()
     stage.admit()
-    assert stage.say_as_member(Reported(2, 0, 4, [1, 77])) == [Cancel(77)]
-    stage.say(Cancel(1))
-    assert stage.say_as_member(Reported(1, 0, 4, [1])) == [Cancel(1)]
+    assert stage.send_as_member(Reported(2, 0, 4, [1, 77])) == [Cancel(77)]
+    stage.send(Cancel(1))
+    assert stage.send_as_member(Reported(1, 0, 4, [1])) == [Cancel(1)]
 
 
 def test_a_request_that_comes_back_without_a_cancel_begins_anew() -> None:
     stage = Stage()
     stage.admit()
-    told = stage.admit(admission=1)
-    assert [type(message) for message in told] == [Cancel, Join]
-    told = stage.say_as_member(Joined(1, admission=1))
-    assert [type(message) for message in told] == [LogitsRequest]
-    assert stage.say(Cancel(1)) == [Cancel(1)]
+    received = stage.admit(admission=1)
+    assert [type(message) for message in received] == [Cancel, Join]
+    received = stage.send_as_member(Joined(1, admission=1))
+    assert [type(message) for message in received] == [LogitsRequest]
+    assert stage.send(Cancel(1)) == [Cancel(1)]
 
 
 def test_a_request_that_comes_back_and_is_refused_leaves_nothing_behind() -> None:
     stage = Stage()
     stage.admit()
     too_long = SamplingParams(max_tokens=1000)
-    assert stage.say(Admit(1, PROMPT, 4, too_long, 0, drafter=False, admission=1)) == [Cancel(1)]
+    assert stage.send(Admit(1, PROMPT, 4, too_long, 0, drafter=False, admission=1)) == [Cancel(1)]
     assert [failed.admission for failed in stage.failed] == [1]
     assert stage.leader.load().active == 0
 
@@ -135,14 +139,14 @@ def test_a_request_that_comes_back_and_is_refused_leaves_nothing_behind() -> Non
 def test_what_a_member_says_of_an_earlier_admission_counts_for_nothing() -> None:
     stage = Stage()
     stage.admit()
-    stage.say_as_member(Joined(1))
+    stage.send_as_member(Joined(1))
     stage.admit(admission=1)
-    assert stage.say_as_member(Joined(1)) == []
-    stage.say_as_member(Failed(1, "no room"))
+    assert stage.send_as_member(Joined(1)) == []
+    stage.send_as_member(Failed(1, "no room"))
     assert stage.failed == []
-    (ask,) = stage.say_as_member(Joined(1, admission=1))
-    assert isinstance(ask, LogitsRequest)
-    assert stage.say_as_member(stage.answer(ask.step, 0, token=11)) == []
+    (request,) = stage.send_as_member(Joined(1, admission=1))
+    assert isinstance(request, LogitsRequest)
+    assert stage.send_as_member(stage.reply(request.step, 0, token=11)) == []
     assert stage.committed == []
-    stage.say_as_member(stage.answer(ask.step, 1, token=12))
+    stage.send_as_member(stage.reply(request.step, 1, token=12))
     assert stage.committed == [12]

@@ -1,4 +1,4 @@
-"""The target alone, turn by turn: its text is its own, and no message can end its loop."""
+"""The target loop without other replicas: its text is its own, and no message can end its loop."""
 
 import math
 from functools import partial
@@ -44,10 +44,10 @@ class Stage:
         self.model = tiny_model("llama-gqa")
         runner = Runner(self.model, slots=2, max_length=64, max_query=64)
         self.target = Target(runner, exchange.join("t"), LoopOptions(prefill_chunk=16, adaptive=False))
-        self.advances: list[Advance] = []  # what the drafter was told with the last answers
+        self.advances: list[Advance] = []  # what the drafter received during the last `send`
 
-    def say(self, *messages: Message, turns: int = 30) -> list[Message]:
-        """What it answers within some turns."""
+    def send(self, *messages: Message, turns: int = 30) -> list[Message]:
+        """Send messages, run some turns, and return what the coordinator receives."""
         self.coordinator.send("t", [message for message in messages if not isinstance(message, Offer | ResendRequest)])
         self.drafter.send("t", [message for message in messages if isinstance(message, Offer | ResendRequest)])
         for _ in range(turns):
@@ -58,6 +58,7 @@ class Stage:
 
     @torch.no_grad()
     def text(self) -> list[int]:
+        """Return the prompt and the model's own greedy continuation."""
         tokens = list(PROMPT)
         for _ in range(GREEDY.max_tokens):
             tokens.append(int(self.model(torch.tensor([tokens])).logits[0, -1].argmax()))
@@ -70,7 +71,7 @@ def committed(messages: list[Message]) -> list[int]:
 
 def test_it_writes_without_drafts() -> None:
     stage = Stage()
-    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False))
+    messages = stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False))
     assert committed(messages) == stage.text()[4:]
     assert [m.finish for m in messages if isinstance(m, Commit)][-2:] == [None, "length"]
     assert stage.target.load().active == 0
@@ -81,12 +82,12 @@ def test_the_first_token_is_sent_before_the_next_step_begins(monkeypatch: pytest
     sent: list[Message] = []
     step = stage.target._step
 
-    def look_and_step(rows: list[ServedRow]) -> None:
+    def receive_and_step(rows: list[ServedRow]) -> None:
         sent.extend(message for _, message in stage.coordinator.receive(0))
         step(rows)
 
-    monkeypatch.setattr(stage.target, "_step", look_and_step)
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)
+    monkeypatch.setattr(stage.target, "_step", receive_and_step)
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)
     assert committed(sent) == stage.text()[4:5]
 
 
@@ -94,17 +95,17 @@ def test_the_first_token_is_sent_before_the_next_step_begins(monkeypatch: pytest
 def test_it_goes_on_where_another_target_stopped(done: int) -> None:
     stage = Stage()
     text = stage.text()
-    messages = stage.say(Admit(1, text[: 4 + done], 4, GREEDY, 0, drafter=False, admission=done))
+    messages = stage.send(Admit(1, text[: 4 + done], 4, GREEDY, 0, drafter=False, admission=done))
     assert committed(messages) == text[4 + done :]
     assert {message.admission for message in messages if isinstance(message, Commit)} == {done}
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 33, 52])
 def test_prompts_of_any_length(length: int) -> None:
-    """Shorter than, as long as, and one longer than one or several chunks; and as long as fits."""
+    """Prompts shorter than one or several chunks, as long, and one token longer; and as long as fits."""
     stage = Stage()
     prompt = [(7 * i) % VOCAB for i in range(length)]
-    tokens = committed(stage.say(Admit(1, prompt, length, GREEDY, 0, drafter=False)))
+    tokens = committed(stage.send(Admit(1, prompt, length, GREEDY, 0, drafter=False)))
     with torch.no_grad():
         logits = stage.model(torch.tensor([[*prompt, *tokens]])).logits[0]
     assert tokens == logits[length - 1 : -1].argmax(-1).tolist()
@@ -113,38 +114,38 @@ def test_prompts_of_any_length(length: int) -> None:
 def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
-    messages = stage.say(offer(1, 4, text[4:10]), turns=1)
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    messages = stage.send(offer(1, 4, text[4:10]), turns=1)
     assert messages == [Commit(1, 5, text[5:10], 4, 4, None)]
-    assert committed(stage.say(AttachDrafter(1, None))) == text[10:]
+    assert committed(stage.send(AttachDrafter(1, None))) == text[10:]
 
 
 def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
-    assert stage.say(offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, rejected=True)]
-    assert committed(stage.say(AttachDrafter(1, None))) == text[8:]
+    assert stage.send(offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, rejected=True)]
+    assert committed(stage.send(AttachDrafter(1, None))) == text[8:]
 
 
 def test_an_alternative_is_verified_beside_the_chain() -> None:
-    """A chain that is wrong from its third token on; beside that the right one and what follows it."""
+    """A chain is wrong from its third token on; beside it are the right token and what follows."""
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
     tree = offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
-    assert stage.say(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None)]
-    assert committed(stage.say(AttachDrafter(1, None))) == text[9:]
+    assert stage.send(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None)]
+    assert committed(stage.send(AttachDrafter(1, None))) == text[9:]
 
 
 def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True), turns=1)
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True), turns=1)
     tree = offer(1, 4, [text[4], (text[5] + 1) % VOCAB, *text[5:7]], [-1, 0, 0, 2], [1.0, 0.6, 0.4, 1.0])
-    assert stage.say(tree, turns=2) == [
+    assert stage.send(tree, turns=2) == [
         Commit(1, 5, text[5:6], 1, 0, None, rejected=True, hit=True),
         Commit(1, 6, text[6:8], 1, 1, None),
     ]
@@ -153,39 +154,39 @@ def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
 def test_the_drafter_is_told_how_the_text_goes_on_and_what_it_missed() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, admission=3, attached_drafter="d"), turns=1)
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, admission=3, attached_drafter="d"), turns=1)
     assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:5], 4, rejected_at=0)]
-    stage.say(offer(1, 4, [*text[4:7], (text[7] + 1) % VOCAB, 3]), turns=1)
+    stage.send(offer(1, 4, [*text[4:7], (text[7] + 1) % VOCAB, 3]), turns=1)
     assert stage.advances == [Advance(1, "coordinator", 3, 5, text[5:8], 4, rejected_at=8)]
-    stage.say(ResendRequest(1, "coordinator", 4), turns=1)
+    stage.send(ResendRequest(1, "coordinator", 4), turns=1)
     assert stage.advances == [Advance(1, "coordinator", 3, 4, text[4:8], 4, rejected_at=8)]
-    assert committed(stage.say(AttachDrafter(1, None))) == text[8:]
+    assert committed(stage.send(AttachDrafter(1, None))) == text[8:]
     assert stage.advances == []
 
 
 def test_only_the_drafter_that_works_on_a_request_is_told() -> None:
     stage = Stage()
     text = stage.text()
-    stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="another"), turns=1)
-    stage.say(
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="another"), turns=1)
+    stage.send(
         ResendRequest(1, "coordinator", 4), ResendRequest(7, "coordinator", 4), ResendRequest(1, "someone", 4), turns=1
     )
     assert stage.advances == []
-    stage.say(AttachDrafter(1, "d"), ResendRequest(1, "coordinator", -3), turns=1)
+    stage.send(AttachDrafter(1, "d"), ResendRequest(1, "coordinator", -3), turns=1)
     assert stage.advances == [Advance(1, "coordinator", 0, 0, text[:5], 4, rejected_at=0)]
     assert stage.target._rows.report("coordinator").attached_drafters == {1: "d"}
-    stage.say(offer(1, 4, text[4:9]), turns=1)
+    stage.send(offer(1, 4, text[4:9]), turns=1)
     assert [(advance.base, advance.tokens) for advance in stage.advances] == [(5, text[5:10])]
 
 
 def test_a_drafter_that_may_rest_is_told_that_once_and_all_that_it_missed_when_it_may_not() -> None:
     admit = Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d")
     row = TargetRow("coordinator", admit, acceptance=0.5)
-    told = []
+    advances = []
     for token, draft_length in enumerate([4, 0, 0, 0, 2]):
         row.commit([token], rejected=False)
-        told.append(row.news(draft_length))
-    assert [one and (one.base, one.tokens, one.draft_length) for one in told] == [
+        advances.append(row.next_advance(draft_length))
+    assert [advance and (advance.base, advance.tokens, advance.draft_length) for advance in advances] == [
         (4, [0], 4),
         (5, [1], 0),
         None,
@@ -214,10 +215,10 @@ def test_a_drafter_that_may_rest_is_told_that_once_and_all_that_it_missed_when_i
 )
 def test_impossible_offers_change_nothing(hostile: Offer) -> None:
     stage = Stage()
-    messages = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    messages = stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
 
     def is_done() -> bool:
-        messages.extend(stage.say(hostile, turns=1))
+        messages.extend(stage.send(hostile, turns=1))
         return len(committed(messages)) == GREEDY.max_tokens
 
     wait_until(is_done, "all tokens")
@@ -226,8 +227,8 @@ def test_impossible_offers_change_nothing(hostile: Offer) -> None:
 
 def test_a_row_whose_drafter_is_gone_waits_for_no_drafts() -> None:
     stage = Stage()
-    first = stage.say(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
-    rest = stage.say(AttachDrafter(1, None), AttachDrafter(7, "d"), turns=11)
+    first = stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
+    rest = stage.send(AttachDrafter(1, None), AttachDrafter(7, "d"), turns=11)
     assert committed([*first, *rest]) == stage.text()[4:]
 
 
@@ -239,7 +240,7 @@ def test_a_row_whose_drafter_is_gone_waits_for_no_drafts() -> None:
 def test_impossible_requests_fail_and_the_others_go_on(tokens: list[int], max_tokens: int) -> None:
     stage = Stage()
     params = SamplingParams(max_tokens=max_tokens, temperature=0)
-    messages = stage.say(
+    messages = stage.send(
         Admit(2, tokens, len(tokens), params, 0, drafter=False), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False)
     )
     assert [message.request_id for message in messages if isinstance(message, Failed)] == [2]
@@ -249,26 +250,26 @@ def test_impossible_requests_fail_and_the_others_go_on(tokens: list[int], max_to
 def test_a_cancelled_request_frees_its_slot_for_the_next() -> None:
     stage = Stage()
     long = SamplingParams(max_tokens=50, temperature=0)
-    stage.say(
+    stage.send(
         *(Admit(i, PROMPT, 4, long, 0, drafter=False) for i in (2, 3)),
         Admit(1, PROMPT, 4, GREEDY, 0, drafter=False),
         turns=2,
     )
     assert (stage.target.load().active, stage.target.load().waiting) == (2, 1)
-    messages = stage.say(Cancel(2), Cancel(3))
+    messages = stage.send(Cancel(2), Cancel(3))
     assert committed([m for m in messages if m.request_id == 1]) == stage.text()[4:]  # type: ignore[union-attr]
     assert stage.target.load().active == 0
 
 
 def test_a_fault_while_a_request_is_taken_up_fails_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a tokenizer that reads a leader's text."""
+    """A fault such as one of a tokenizer that reads a leader's text."""
 
     def broken(*args: object) -> None:
         raise IndexError("piece id is out of range")
 
     stage = Stage()
     monkeypatch.setattr(MemberRow, "__init__", broken)
-    messages = stage.say(Join(2, PROMPT, "leader", 4, admission=3), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False))
+    messages = stage.send(Join(2, PROMPT, "leader", 4, admission=3), Admit(1, PROMPT, 4, GREEDY, 0, drafter=False))
     assert [message for message in messages if isinstance(message, Failed)] == [
         Failed(2, "IndexError: piece id is out of range", admission=3)
     ]

@@ -1,4 +1,4 @@
-"""The planner learns from steps, offers and verdicts, and never for good."""
+"""The planner learns from steps, offers and verdicts, and no estimate is final."""
 
 import pytest
 
@@ -15,7 +15,7 @@ STEP_S = 0.030
 
 @pytest.fixture
 def planner(monkeypatch: pytest.MonkeyPatch) -> DraftPlanner:
-    """Of a target whose step takes 30 ms, and 1 ms more for each further token."""
+    """A planner for a target whose step takes 30 ms, and 1 ms more for each further token."""
     cost = StepCost([1, 101], [STEP_S, STEP_S + 0.1])
     monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
     return DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ class Story:
         self.planner, self.row, self.now_s = planner, running_row(planner), 0.0
 
     def step(self, *, token_s: float, right: bool) -> int:
-        """One step; returns how many draft tokens it verified."""
+        """Take one step. Returns how many draft tokens it verified."""
         row, planner = self.row, self.planner
         planner.plan([row], {row.key}, self.now_s)
         ready_s = token_s * row.useful_draft_length
@@ -45,7 +45,7 @@ class Story:
             planner.note_offer(row, self.now_s)
         else:
             self.now_s += row.wait_s(self.now_s)
-        draft = planner.choose([row], self.now_s)[0].tokens
+        draft = planner.choose_drafts([row], self.now_s)[0].tokens
         accepted = len(draft) if right else 0
         planner.note_verdict(row, drafted=len(draft), accepted=accepted)
         planner.note_step(1 + len(draft), STEP_S)
@@ -95,7 +95,7 @@ def test_a_new_rows_wait_does_not_prolong_the_others(planner: DraftPlanner) -> N
 
 
 def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where others take long in any case, more draft tokens pay than the leader's own steps would say."""
+    """With slow members more draft tokens pay than by the cost of the leader's own steps."""
     sizes = [1, 2, 3, 4, 5]
     cost = StepCost(sizes, [0.02 + 0.01 * size for size in sizes])
     monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
@@ -105,19 +105,23 @@ def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.Mon
     for _ in range(100):
         for size in sizes:
             planner.note_step(size, cost(size))
-            planner.note_answers(size, 0.2 + 0.01 * size)
+            planner.note_ensemble_round(size, 0.2 + 0.01 * size)
     for row in (alone, leader):
         planner.plan([row], {row.key}, 0.0)
     assert 0 < alone.useful_draft_length < leader.useful_draft_length == 4
 
 
 def speculated_share(planner: DraftPlanner, *, drafted_step_s: float, tokens: float, prompts_s: float = 0.0) -> float:
-    """Steps of eight rows, 30 ms each without drafts, after 64 tokens of prompts that take 0.2 s, and more with drafts.
+    """Return the share of the steps after the first minute that were speculated.
 
-    Returns the share of the steps after the first minute that were speculated.
+    Each step has eight rows, and takes 30 ms without drafts. Before it, 64 tokens of prompts take 0.2 s.
+
+    drafted_step_s: seconds of a step with drafts.
+    tokens: committed per row by a step with drafts.
+    prompts_s: seconds by which drafters slow the prompts down; 0: there are no prompts.
     """
     rows = [running_row(planner, request_id) for request_id in range(8)]
-    planner.rows_in_hand, seconds, shares = len(rows), 0.0, []
+    planner.active_rows, seconds, shares = len(rows), 0.0, []
     while seconds < 180:
         speculates = planner.speculates()
         prefill_s = 0.2 + prompts_s * speculates
@@ -132,12 +136,12 @@ def speculated_share(planner: DraftPlanner, *, drafted_step_s: float, tokens: fl
 
 
 def test_what_drafters_take_from_every_step_is_not_taken_for_the_cost_of_plain_ones(planner: DraftPlanner) -> None:
-    """Drafts make it a third slower, but look faster than plain steps would be by the cost of those with drafts."""
+    """Drafts slow decoding down by a third, but would win against plain steps at the cost of steps with drafts."""
     assert speculated_share(planner, drafted_step_s=2.8 * STEP_S, tokens=2) < 0.05
 
 
 def test_what_drafters_take_from_prompts_counts(planner: DraftPlanner) -> None:
-    """Steps alone are faster with drafts; with the prompts between them they are not."""
+    """Drafts speed up the steps, but slow down the prompts by more."""
     assert speculated_share(planner, drafted_step_s=1.5 * STEP_S, tokens=2) > 0.9
     slowed = DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
     assert speculated_share(slowed, drafted_step_s=1.5 * STEP_S, tokens=2, prompts_s=0.6) < 0.05

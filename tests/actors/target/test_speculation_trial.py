@@ -1,4 +1,4 @@
-"""The contest between speculative and plain decoding, on a made-up machine whose cores target and drafter share."""
+"""Trials of speculative and plain decoding, on a simulated machine whose cores target and drafter share."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from actors.target.speculation_trial import SpeculationTrial
 
 @dataclass(frozen=True)
 class Load:
-    """What steps take and commit. A row's plain step commits one token."""
+    """The time and the tokens of steps. A row's plain step commits one token."""
 
     rows: int | Callable[[], int] = 8
     plain_s: float = 0.04  # a plain step while drafters rest
@@ -22,7 +22,7 @@ class Load:
 
     @property
     def gain(self) -> float:
-        """What speculation is worth."""
+        """The speed of speculative over plain decoding."""
         return self.tokens / self.slowdown
 
 
@@ -34,23 +34,23 @@ MANY_ROWS = Load(rows=32, plain_s=0.07, tokens=1.4, slowdown=2.8)
 
 
 class Machine:
-    """Decodes as the contest says, and knows what the better way would have done in that time."""
+    """Decodes in the mode that the trial chooses, and knows the speed of the better mode."""
 
     def __init__(self, *, seed: int = 0, spread: float = 0.2, start_error: float = 0.8, drafter_steps: int = 2) -> None:
         """
-        spread: of the steps' times.
-        start_error: of the time of plain steps as measured at the start.
-        drafter_steps: how many steps drafters take to catch up, and to come to rest.
+        spread: relative deviation of step times.
+        start_error: measured over true time of plain steps at the start.
+        drafter_steps: steps that drafters take to catch up, and to come to rest.
         """
         self.trial = SpeculationTrial()
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._spread, self._drafter_steps = spread, drafter_steps
         self._behind, self._busy = drafter_steps, 0  # steps until drafts come, and until drafters rest
         self._known_factor = start_error
         self.seconds = self.speculated_s = self.best_s = 0.0
 
     def run(self, until_s: float, load: Load) -> float:
-        """Decode until then. Returns what share of the time the better way would have saved since the last call."""
+        """Decode until then. Returns the share of time that the better mode would have saved since the last call."""
         began_s, best_s = self.seconds, self.best_s
         while self.seconds < until_s:
             self._step(load)
@@ -64,13 +64,13 @@ class Machine:
         self._behind = max(self._behind - 1, 0) if speculates else self._drafter_steps
         self._busy = self._drafter_steps if speculates else max(self._busy - 1, 0)
         per_row = load.tokens if drafted else 1.0
-        tokens = sum(int(per_row) + (self._chance.random() < per_row % 1) for _ in range(rows))
+        tokens = sum(int(per_row) + (self._rng.random() < per_row % 1) for _ in range(rows))
         factor = load.slowdown if drafted else load.contention if at_work else 1.0
-        seconds = load.plain_s * factor * self._chance.uniform(1 - self._spread, 1 + self._spread)
+        seconds = load.plain_s * factor * self._rng.uniform(1 - self._spread, 1 + self._spread)
         work_s = tokens / rows * load.plain_s
         known_s = work_s * self._known_factor
         self.trial.note(rows, tokens, seconds, work_s=known_s, drafted=drafted, offered=at_work)
-        if self.trial.rests:
+        if self.trial.is_resting:
             self._known_factor += 0.1 * (seconds / load.plain_s - self._known_factor)
         self.seconds += seconds
         self.speculated_s += speculates * seconds
@@ -78,9 +78,9 @@ class Machine:
 
 
 def losses(load: Load, *, drafter_steps: int = 2) -> tuple[float, float]:
-    """Of the first half minute and of the five after it, the mean of ten machines."""
+    """Return the losses in the first half minute and in the five minutes after it, the mean of ten machines."""
     machines = [Machine(seed=seed, drafter_steps=drafter_steps) for seed in range(10)]
-    return mean(one.run(30, load) for one in machines), mean(one.run(330, load) for one in machines)
+    return mean(machine.run(30, load) for machine in machines), mean(machine.run(330, load) for machine in machines)
 
 
 @pytest.mark.parametrize("drafter_steps", [0, 2, 8])
@@ -98,7 +98,7 @@ def test_slow_steps_cost_no_more_than_a_trial() -> None:
     assert later < 0.015
 
 
-def test_sizes_that_alternate_are_one_contest() -> None:
+def test_sizes_that_alternate_count_as_one() -> None:
     rng = random.Random(0)
     first, later = losses(replace(MANY_ROWS, rows=lambda: rng.choice([26, 29, 30, 31, 32])))
     assert first < 0.04
@@ -107,14 +107,14 @@ def test_sizes_that_alternate_are_one_contest() -> None:
 
 @pytest.mark.parametrize("start_error", [0.4, 1.0, 2.5])
 @pytest.mark.parametrize("load", [PAYS, COSTS], ids=["pays", "costs"])
-def test_a_wrong_estimate_of_plain_steps_misleads_nobody(load: Load, start_error: float) -> None:
+def test_a_wrong_estimate_of_plain_steps_does_no_harm(load: Load, start_error: float) -> None:
     machine = Machine(start_error=start_error)
     assert machine.run(30, load) < 0.05
     assert machine.run(330, load) < 0.015
 
 
 def test_drafters_that_are_still_at_work_do_not_make_plain_decoding_look_slow() -> None:
-    """Steps after a change to plain decoding are as slow as those with drafts, for as long as drafters need."""
+    """After a change to plain decoding, steps are as slow as those with drafts until the drafters rest."""
     load = Load(tokens=1.4, slowdown=1.6, contention=1.6)
     machine = Machine(drafter_steps=8)
     machine.run(30, load)
@@ -127,7 +127,10 @@ def test_drafters_that_are_still_at_work_do_not_make_plain_decoding_look_slow() 
     [(PAYS, COSTS, 0.06), (COSTS, PAYS, 0.25), (ONE_ROW, MANY_ROWS, 0.06), (MANY_ROWS, ONE_ROW, 0.06)],
 )
 def test_a_change_of_load_is_noticed(before: Load, after: Load, most: float) -> None:
-    """Within a minute; most: of which is lost. Without drafts nothing but a trial, once in half a minute, can tell."""
+    """A change is noticed within a minute. While plain decoding is in use, only a trial every half minute can tell.
+
+    most: the share of that minute that is lost, at most.
+    """
     machines = [Machine(seed=seed) for seed in range(10)]
     for machine in machines:
         machine.run(100, before)
@@ -150,7 +153,7 @@ def test_what_trials_cost_is_counted() -> None:
 
 
 def test_long_runs_end_well() -> None:
-    """Pauses between trials that all say the same grow for hours."""
+    """Pauses grow for hours if all trials agree."""
     machine = Machine(spread=0.0)
     machine.run(300_000, replace(PAYS, tokens=2.05, plain_s=2.0))
     assert machine.trial.trials > 600
@@ -168,7 +171,7 @@ def test_a_hiccup_during_a_trial_does_not_end_trials() -> None:
 
 
 def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
-    """One row whose drafts are all right or all wrong; a step with a draft takes twice as long, and pays on average."""
+    """A row's drafts are all right or all wrong. A step with a draft takes twice as long, and pays on average."""
     trial, rng, seconds, tokens = SpeculationTrial(), random.Random(0), 0.0, 0
     for _ in range(4000):
         speculates = trial.speculates(1)

@@ -1,4 +1,4 @@
-"""The cost of a step: a curve measured at start, which never falls, and a factor learnt from steps."""
+"""The cost of a step: a curve measured at the start, which never falls, and factors learned from steps."""
 
 import pytest
 
