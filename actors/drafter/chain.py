@@ -12,10 +12,10 @@ from torch import Tensor
 
 from actors.drafter.tree import DraftChoice
 from actors.model.cuda_graphs import MAX_ROWS, columns_bucket, rows_bucket
-from actors.model.forward_input import RowInput, visible_columns
+from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import Replay
 from actors.model.runner import Runner
-from actors.model.slot_batch import SlotBatch
+from actors.model.slot_batch import SlotBatch, pack_inputs, padding_row
 from decoding.drafts.calibration import RANKS
 from decoding.sampling.chain_sampler import ChainSampler
 from decoding.sampling.params import SamplingParams
@@ -122,24 +122,15 @@ class DraftChain:
         return torch.stack(found)
 
     def _inputs(self, bucket: _Bucket, starts: Sequence[ChainStart]) -> _Inputs:
-        """On the CPU. Padding has the spare slot, and sees all of it: a softmax over nothing is NaN."""
-        runs = [start.run for start in starts]
-        steps = torch.arange(bucket.length)[:, None]
-        places = torch.zeros(2 + 3 * bucket.length, bucket.rows, dtype=torch.int64)
-        places[1] = self._runner.cache.slots
-        places[0, : len(runs)] = torch.tensor([run.tokens[0] for run in runs])
-        places[1, : len(runs)] = torch.tensor([run.slot for run in runs])
-        first = torch.zeros(bucket.rows, dtype=torch.int64)
-        for at, values in enumerate(([run.positions()[0] for run in runs], [run.start for run in runs])):
-            first[: len(runs)] = torch.tensor(values)
-            places[2 + at :: 3] = first + steps
-        places[4::3] = places[3::3] + 1
-        mask = torch.zeros(bucket.rows, bucket.columns, dtype=self._runner.model.dtype)
-        mask[: len(runs)].masked_fill_(~visible_columns(runs, 1, bucket.columns, None)[:, 0], -math.inf)
+        """On the CPU."""
+        cache, dtype = self._runner.cache, self._runner.model.dtype
+        rows = [*(start.run for start in starts), *[padding_row(cache.slots, 1)] * (bucket.rows - len(starts))]
+        tokens, positions, batch = pack_inputs(rows, bucket.columns, dtype=dtype).unpack()
+        later = torch.stack([positions[0], batch.columns, batch.ends]) + torch.arange(bucket.length)[:, None, None]
         params = [start.params for start in starts]
         return _Inputs(
-            places=places,
-            mask=mask,
+            places=torch.cat([tokens, batch.slots[None], later.flatten(0, 1)]),
+            mask=batch.mask[:, 0],
             settings=bucket.sampler.settings(params, bucket.rows),
             keys=bucket.sampler.keys([(start.params, start.position) for start in starts], bucket.length, bucket.rows),
         )

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actors.model.forward_input import RowInput, visible_columns
+from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
-from actors.model.slot_batch import SlotBatch
-from decoding.sampling.transfer import copy_into, tensor_on
+from actors.model.slot_batch import PackedInputs, SlotBatch, pack_inputs, padding_row
+from decoding.sampling.transfer import tensor_on
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 MAX_ROWS = _ROWS[-1]
@@ -31,14 +31,6 @@ class Shape(NamedTuple):
     rows: int
     width: int
     columns: int
-
-
-class Buffers(NamedTuple):
-    """The inputs of one bucket, always in the same place. N = B * Q."""
-
-    tokens: Tensor  # [1, N] int64
-    positions: Tensor  # [1, N] int64
-    batch: SlotBatch
 
 
 class CudaGraphs:
@@ -63,7 +55,7 @@ class CudaGraphs:
         self._forward, self._device, self._dtype = forward, device, dtype
         self._spare_slot, self._capacity, self._window = spare_slot, capacity, window
         self._recorder = recorder
-        self._captured: dict[Shape, tuple[Buffers, Replay]] = {}
+        self._captured: dict[Shape, tuple[PackedInputs, Replay]] = {}
 
     def bucket(self, rows: Sequence[RowInput]) -> Shape | None:
         """The least bucket that has room for the rows; None if there is none, as for long prompts."""
@@ -75,63 +67,26 @@ class CudaGraphs:
 
     def logits(self, shape: Shape, rows: Sequence[RowInput]) -> Tensor:
         """[N, V] after every token, row after row. The rows fit into `shape`."""
+        inputs = self._pack(shape, rows)
         if shape not in self._captured:
-            buffers = self._allocate(shape)
-            self._fill(buffers, shape, rows)
-            self._captured[shape] = buffers, self._recorder.record(lambda: self._forward(*buffers))
+            buffers = inputs.copy_to(self._device).clone()
+            views = buffers.unpack()
+            self._captured[shape] = buffers, self._recorder.record(lambda: self._forward(*views))
         buffers, replay = self._captured[shape]
-        self._fill(buffers, shape, rows)
+        buffers.overwrite(inputs)
         real = [i * shape.width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]
         return replay()[tensor_on(self._device, real, torch.int64)]
 
-    def _allocate(self, shape: Shape) -> Buffers:
-        count = shape.rows * shape.width
-
-        def index(*sizes: int) -> Tensor:
-            return torch.zeros(sizes, dtype=torch.int64, device=self._device)
-
-        mask = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        windowed = mask if self._window is None else torch.zeros_like(mask)
-        batch = SlotBatch(
-            slots=index(count),
-            columns=index(count),
-            rows=index(shape.rows),
-            offsets=torch.arange(0, count + 1, shape.width, device=self._device),
-            ends=torch.full((shape.rows,), shape.columns, device=self._device),
-            flat=torch.arange(count, device=self._device),
-            mask=mask,
-            windowed=windowed,
+    def _pack(self, shape: Shape, rows: Sequence[RowInput]) -> PackedInputs:
+        """Pack the rows and the padding that the bucket needs."""
+        return pack_inputs(
+            [*rows, *[padding_row(self._spare_slot, shape.width)] * (shape.rows - len(rows))],
+            shape.columns,
+            dtype=self._dtype,
+            window=self._window,
+            width=shape.width,
+            spare_slot=self._spare_slot,
         )
-        return Buffers(index(1, count), index(1, count), batch)
-
-    def _fill(self, buffers: Buffers, shape: Shape, rows: Sequence[RowInput]) -> None:
-        """Copy the rows and their padding into the buffers."""
-        tokens = torch.zeros(shape.rows, shape.width, dtype=torch.int64)
-        positions = torch.zeros_like(tokens)
-        slots = torch.full_like(tokens, self._spare_slot)
-        columns = torch.arange(shape.width).repeat(shape.rows, 1)
-        for i, row in enumerate(rows):
-            count = len(row.tokens)
-            tokens[i, :count] = torch.tensor(row.tokens)
-            positions[i, :count] = torch.tensor(row.positions())
-            slots[i, :count] = row.slot
-            columns[i, :count] += row.start
-        of_rows = torch.tensor([*(row.slot for row in rows), *[self._spare_slot] * (shape.rows - len(rows))])
-        batch = buffers.batch
-        for buffer, values in (
-            (buffers.tokens, tokens),
-            (buffers.positions, positions),
-            (batch.slots, slots),
-            (batch.columns, columns),
-            (batch.rows, of_rows),
-        ):
-            copy_into(buffer, values)
-        masks = [(batch.mask, None), (batch.windowed, self._window)]
-        for mask, window in masks[: 1 if self._window is None else 2]:
-            values = torch.zeros(shape, dtype=mask.dtype)
-            visible = visible_columns(rows, shape.width, shape.columns, window)
-            values[: len(rows)].masked_fill_(~visible, -math.inf)  # padding sees all: a softmax over nothing is NaN
-            copy_into(mask, values)
 
 
 def rows_bucket(count: int) -> int:

@@ -4,7 +4,6 @@ It knows nothing of requests, drafts or sampling: rows of token ids go in at giv
 """
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
 
@@ -13,14 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.model.cuda_graphs import CudaGraphs
-from actors.model.forward_input import RowInput, visible_columns
+from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_slots import SlotCache
 from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.slot_attention import NAME
-from actors.model.slot_batch import SlotBatch
+from actors.model.slot_batch import SlotBatch, pack_inputs
 from decoding.errors import ConfigError
-from decoding.sampling.transfer import copy_to, tensor_on
+from decoding.sampling.transfer import tensor_on
 
 _MOST_TRACED = 128  # tokens; with more, the Python beside them does not count
 _TRACED_SIZES = (10, 3), (6, 2)  # tokens, and how many of them have logits
@@ -120,10 +119,8 @@ class Runner:
         count = sum(rows)
         tokens = iter([(7 * start + 131 * place) % self.vocab_size for place in range(count)])
         given = [RowInput(slot, start, list(islice(tokens, width))) for slot, width in enumerate(rows)]
-        batch = self._place(given, start + max(rows))
-        written = self._index([[token for row in given for token in row.tokens]])
-        positions = self._index([[position for row in given for position in row.positions()]])
-        return Example((count, kept), (written, positions, self._index(range(kept)), batch, *batch))
+        written, positions, batch = self._inputs(given, start + max(rows))
+        return Example((count, kept), (written, positions, torch.arange(kept), batch, *batch))
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
@@ -144,9 +141,7 @@ class Runner:
         if self._graphs and bucket:
             logits = self._graphs.logits(bucket, rows)
             return logits[self._ends(rows)] if last_only else logits
-        tokens = self._index([[token for row in rows for token in row.tokens]])  # [1, N]
-        positions = self._index([[position for row in rows for position in row.positions()]])
-        return self.forward(tokens, positions, self._place(rows, end), self._ends(rows) if last_only else None)
+        return self.forward(*self._inputs(rows, end), self._ends(rows) if last_only else None)
 
     def forward(self, tokens: Tensor, positions: Tensor, batch: SlotBatch, keep: Tensor | None = None) -> Tensor:
         """tokens, positions: [1, N]. keep: after which of the N tokens logits are wanted; None: all. Returns [·, V]."""
@@ -168,34 +163,15 @@ class Runner:
         ).logits
         return logits[0]
 
-    def _place(self, rows: Sequence[RowInput], length: int) -> SlotBatch:
-        """Where the rows' tokens stand. length: columns to read, L."""
-        width = max(len(row.tokens) for row in rows)
-        mask = self._mask(rows, width, length, None)
-        return SlotBatch(
-            slots=self._index([row.slot for row in rows for _ in row.tokens]),
-            columns=self._index([column for row in rows for column in range(row.start, row.end)]),
-            rows=self._index([row.slot for row in rows]),
-            offsets=self._index([0, *accumulate(len(row.tokens) for row in rows)]),
-            ends=self._index([row.end for row in rows]),
-            flat=self._index([i * width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]),
-            mask=mask,
-            windowed=mask if self.window is None else self._mask(rows, width, length, self.window),
-        )
-
-    def _mask(self, rows: Sequence[RowInput], width: int, length: int, window: int | None) -> Tensor:
-        """[B, Q, L] to be added to scores: 0 where a token sees a column, else -inf."""
-        visible = visible_columns(rows, width, length, window)
-        mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, -math.inf)
-        return copy_to(self.device, mask)
+    def _inputs(self, rows: Sequence[RowInput], columns: int) -> tuple[Tensor, Tensor, SlotBatch]:
+        """Return tokens, positions and layout on the device."""
+        inputs = pack_inputs(rows, columns, dtype=self.model.dtype, window=self.window)
+        return inputs.copy_to(self.device).unpack()
 
     def _ends(self, rows: Sequence[RowInput]) -> Tensor:
         """[B] int64, the index of each row's last token: where the logits are, or on the CPU if that is anywhere."""
         ends = [*accumulate(len(row.tokens) for row in rows)]
         return tensor_on(self.device if self.whole else "cpu", [end - 1 for end in ends], torch.int64)
-
-    def _index(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-        return tensor_on(self.device, values, torch.int64)
 
     def keep(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         """Make the tree nodes in the columns of `path` the text that follows column trunk - 1."""
