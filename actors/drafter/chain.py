@@ -65,7 +65,11 @@ class DraftChain:
         last_position: where in its text any row would come to. rows: their number.
         """
         runner = self._runner
-        if not runner.whole or rows > MAX_ROWS or (runner.window is not None and last_position >= runner.window):
+        if (
+            not runner.single_device
+            or rows > MAX_ROWS
+            or (runner.window is not None and last_position >= runner.window)
+        ):
             return 0
         most = _MOST_ON_CPU if runner.recorder is None else _MOST_ON_GPU
         return math.ceil(wanted / math.ceil(wanted / most)) if wanted else 0  # in chains of about the same length

@@ -23,7 +23,7 @@ from decoding.tokenizers.text_aligner import TextAligner, Translation
 _PRIOR_SHARE, _PRIOR_COUNT = 0.7, 4.0  # of uncertain tokens that are right; how many observations that is worth
 _FORGETTING = 0.98  # what an observation still counts, one observation later
 _MIN_PROBABILITY = 0.002  # a token that is less probable is not worth a place in a message
-_NOTHING_NEW = 0.01  # what a probability changes by without being told anew
+_MIN_CHANGE = 0.01  # what a probability changes by without being told anew
 _MAX_RATIO = 4.0  # of the drafter's tokens of a text to the target's; beyond, the lookahead is not stretched
 _log = logging.getLogger(__name__)
 
@@ -67,26 +67,26 @@ class CrossTokenizerRow(DrafterRow):
         cls, peer: str, admit: Admit, runner: Runner, draft_mapping: DraftMapping, *, ahead: bool = True
     ) -> "CrossTokenizerRow | None":
         """None: the target has no such tokens, or the drafter has no room for the text."""
-        if not draft_mapping.knows(admit.tokens):
+        if not draft_mapping.can_map(admit.tokens):
             return None
         aligner = draft_mapping.aligner(admit.tokens)
         aligner.commit(admit.tokens[: admit.prompt_length])
         prompt_length = len(aligner.tokens)
         aligner.commit(admit.tokens[admit.prompt_length :])
-        if not runner.knows(aligner.tokens):
+        if not runner.can_run(aligner.tokens):
             return None
         return cls(peer, admit, runner, draft_mapping, aligner, prompt_length, ahead=ahead)
 
     @property
-    def calibrated_as(self) -> Hashable:
+    def calibration_key(self) -> Hashable:
         return (self.draft_mapping, self.params.greedy, self._rejects)
 
     @property
-    def known(self) -> int:
+    def acknowledged_length(self) -> int:
         return self._length
 
     def can_read(self, tokens: Sequence[int]) -> bool:
-        return self.draft_mapping.knows(tokens)
+        return self.draft_mapping.can_map(tokens)
 
     def undo(self) -> None:
         self.tokens += self._aligner.tokens[len(self.tokens) :]  # to end within a draft it needs that draft
@@ -114,7 +114,7 @@ class CrossTokenizerRow(DrafterRow):
         changed = {
             path: probability
             for path, probability in known.items()
-            if abs(probability - self._offered.get(path, -1.0)) > _NOTHING_NEW
+            if abs(probability - self._offered.get(path, -1.0)) > _MIN_CHANGE
         }
         self._offered = {path: changed.get(path, self._offered.get(path, 0.0)) for path in probabilities}
         needed = {path[:count] for path in changed for count in range(1, len(path) + 1)}

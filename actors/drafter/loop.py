@@ -142,14 +142,14 @@ class Drafter:
         logits = self._node_logits([step for _, step in steps])
         choices = iter(choose([row for row, _ in steps], [step.nodes for _, step in steps], logits))
         for row, step in steps:
-            calibration = self._calibrations[row.calibrated_as]
+            calibration = self._calibrations[row.calibration_key]
             self._offer(row, [child for node in step.nodes for child in row.extend(node, [next(choices)], calibration)])
         return time.perf_counter() - began_s
 
     def _chain_length(self, rows: list[DrafterRow]) -> int:
         """How many tokens of each row to draft before looking at them; 0: take a step of one."""
         late = [row for row in rows if row.is_late()]
-        wanted = max(row.missing() for row in late or rows)
+        wanted = max(row.missing_tokens() for row in late or rows)
         allowed = min(row.chain_length(wanted) for row in rows)
         return self._chain.length(allowed, max(row.tree.tip().position for row in rows) + allowed, len(rows))
 
@@ -162,7 +162,7 @@ class Drafter:
             for row, step in zip(rows, steps, strict=True)
         ]
         for row, step, choices in zip(rows, steps, self._chain.run(starts, length), strict=True):
-            self._offer(row, row.extend(step.nodes[0], choices, self._calibrations[row.calibrated_as]))
+            self._offer(row, row.extend(step.nodes[0], choices, self._calibrations[row.calibration_key]))
         return time.perf_counter() - began_s
 
     def _offer(self, row: DrafterRow, children: list[DraftNode]) -> None:
@@ -202,7 +202,7 @@ class Drafter:
         draft_mapping = None if message.target is None else self._draft_mappings.get(message.target.model)
         if draft_mapping is not None:
             row = CrossTokenizerRow.make(peer, message, self._runner, draft_mapping, ahead=self._ahead)
-        elif self._runner.knows(message.tokens):
+        elif self._runner.can_run(message.tokens):
             row = DrafterRow(peer, message, self._runner, ahead=self._ahead)
         else:
             row = None
@@ -242,8 +242,10 @@ class Drafter:
         """Raises UnavailableError if that is impossible."""
         if message.admission > row.admission or not row.can_read(message.tokens):
             raise UnavailableError("an admission was lost, or the text has tokens beyond the drafter's")
-        if message.base > row.known:  # something was lost on the way, or told before it was connected
-            self._mailbox.put(row.target, ResendRequest(message.request_id, message.coordinator, row.known))
-        elif message.base + len(message.tokens) > row.known:
+        if message.base > row.acknowledged_length:  # something was lost on the way, or told before it was connected
+            self._mailbox.put(
+                row.target, ResendRequest(message.request_id, message.coordinator, row.acknowledged_length)
+            )
+        elif message.base + len(message.tokens) > row.acknowledged_length:
             row.look_ahead(message.draft_length)
-            row.commit(message, self._calibrations[row.calibrated_as])
+            row.commit(message, self._calibrations[row.calibration_key])

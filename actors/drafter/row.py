@@ -53,22 +53,22 @@ class DrafterRow(Row):
         self._plant(None)
 
     @property
-    def held(self) -> int:
+    def cached_prefix(self) -> int:
         return self._trunk
 
     @property
-    def calibrated_as(self) -> Hashable:
+    def calibration_key(self) -> Hashable:
         """Rows with the same are trusted alike."""
         return self.params.greedy
 
     @property
-    def known(self) -> int:
+    def acknowledged_length(self) -> int:
         """How much of the target's text it was told, in the target's tokens."""
         return len(self.tokens)
 
     def can_read(self, tokens: Sequence[int]) -> bool:
         """Whether the model has such tokens of the target."""
-        return self._runner.knows(tokens)
+        return self._runner.can_run(tokens)
 
     @property
     def resting(self) -> bool:
@@ -91,7 +91,7 @@ class DrafterRow(Row):
         tip = self.tree.tip()
         return self.tree.can_run(tip) and tip.position <= self.tree.root.position + self._lookahead // 2
 
-    def missing(self) -> int:
+    def missing_tokens(self) -> int:
         """How many tokens the chain lacks: of what the target needs next; if that is there, of all."""
         root, last, at = self.tree.root.position, self.tree.last_position, self.tree.tip().position
         needed = root + self._lookahead // 2 + 1
@@ -242,7 +242,7 @@ class DrafterRow(Row):
     def _compact(self) -> None:
         """Move the spine to its place, and the nodes to the columns behind it; all others are free again."""
         nodes = [node for node in self.tree.root.descendants() if node.column >= 0]
-        self._runner.keep(self.slot, self._trunk, [*self._spine, *(node.column for node in nodes)])
+        self._runner.compact(self.slot, self._trunk, [*self._spine, *(node.column for node in nodes)])
         self._spine = []
         self._trunk = self._used = self.cached
         for node in nodes:

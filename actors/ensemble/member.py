@@ -51,7 +51,7 @@ class MemberRow(Row):
 
     def _hear(self, new: list[int], draft: Draft) -> bool:
         """Go on with the text, and be ready to run it with a draft. False: no room, or no such tokens."""
-        known = self._runner.knows([*new, *draft.tokens, self.tokens[0]])
+        known = self._runner.can_run([*new, *draft.tokens, self.tokens[0]])
         if not known or len(self.tokens) + len(new) >= self._runner.max_length:
             return False
         self._keep(new)
@@ -93,6 +93,6 @@ class MemberRow(Row):
                 break
             path.append(place)
         if self.cached == len(self.tokens):  # else the draft was of an earlier text
-            self._runner.keep(self.slot, self.cached, [self.cached + place for place in path])
+            self._runner.compact(self.slot, self.cached, [self.cached + place for place in path])
             self.cached += len(path)
         self.cached = min(self.cached, len(self.tokens) + len(new) - 1)

@@ -50,7 +50,7 @@ class Row:
         return self.donor is None and self.preparing is None
 
     @property
-    def held(self) -> int:
+    def cached_prefix(self) -> int:
         """How many of the tokens are in the slot's first columns, one after the other."""
         return self.cached
 
@@ -70,7 +70,7 @@ class Row:
 
     def texts(self) -> list[tuple[int, list[int]]]:
         """Each of its slots, and the tokens that the slot's first columns hold."""
-        return [(self.slot, self.tokens[: self.held])]
+        return [(self.slot, self.tokens[: self.cached_prefix])]
 
     def resume(self, count: int) -> None:
         """The slot holds the first `count` tokens, computed for another request."""
@@ -161,10 +161,10 @@ class RowTable(Generic[R]):
     def _inherit(self, row: R, donor: Row) -> None:
         """Copy what the donor has computed, once that is all that is shared, or all that it will be."""
         if self._active.get(donor.key) is donor:
-            if donor.held < row.shared and not donor.resting:
+            if donor.cached_prefix < row.shared and not donor.resting:
                 return
             same = common_prefix(donor.tokens, row.tokens)  # either may have been written anew since
-            given = min(row.shared, donor.held, same)
+            given = min(row.shared, donor.cached_prefix, same)
             if given > row.cached:
                 self._cache.copy(donor.slot, row.slot, row.cached, given)
                 row.resume(given)

@@ -1,7 +1,7 @@
 """CUDA graphs of decoding and verification: a step is one launch, whatever the number of kernels in it.
 
-A graph needs fixed shapes and addresses. So rows, tokens per row and columns are rounded up to buckets, and the inputs
-are copied into buffers that stay. Padding is written to a slot that no request has.
+A graph needs fixed shapes and addresses. So rows, tokens per row and columns are rounded up to buckets, and inputs are
+copied into permanent buffers. Padding is written to a slot that no request has.
 """
 
 import math
@@ -20,7 +20,7 @@ from decoding.sampling.transfer import tensor_on
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 MAX_ROWS = _ROWS[-1]
 _WIDTHS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)
-_COLUMNS = 256  # the cache's columns are rounded up to a multiple of that
+_COLUMNS = 256  # columns are rounded up to a multiple of this
 
 Forward = Callable[[Tensor, Tensor, SlotBatch], Tensor]  # tokens, positions: [1, N]; returns [N, V]
 
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 
 
 class CudaGraphs:
-    """One graph per bucket, captured when the bucket is first met."""
+    """One graph per bucket, captured on the bucket's first use."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class CudaGraphs:
         recorder: GraphRecorder,
     ) -> None:
         """
-        spare_slot: where padding is written.
+        spare_slot: the slot that padding is written to.
         capacity: columns of a slot.
-        window: of the layers with a sliding window.
+        window: the sliding window of the layers that have one, in tokens.
         """
         self._forward, self._device, self._dtype = forward, device, dtype
         self._spare_slot, self._capacity, self._window = spare_slot, capacity, window
@@ -58,7 +58,7 @@ class CudaGraphs:
         self._captured: dict[Shape, tuple[PackedInputs, Replay]] = {}
 
     def bucket(self, rows: Sequence[RowInput]) -> Shape | None:
-        """The least bucket that has room for the rows; None if there is none, as for long prompts."""
+        """Return the smallest bucket with room for the rows; None for rows that are too many or too long."""
         width = max(len(row.tokens) for row in rows)
         if len(rows) > MAX_ROWS or width > _WIDTHS[-1]:
             return None
@@ -66,7 +66,7 @@ class CudaGraphs:
         return Shape(rows_bucket(len(rows)), _round_up(width, _WIDTHS), columns)
 
     def logits(self, shape: Shape, rows: Sequence[RowInput]) -> Tensor:
-        """[N, V] after every token, row after row. The rows fit into `shape`."""
+        """Return [N, V] logits after every token, row after row. The rows must fit into `shape`."""
         inputs = self._pack(shape, rows)
         if shape not in self._captured:
             buffers = inputs.copy_to(self._device).clone()
@@ -90,12 +90,12 @@ class CudaGraphs:
 
 
 def rows_bucket(count: int) -> int:
-    """How many rows a graph for so many has, which are at most `MAX_ROWS`."""
+    """Round a number of rows, at most `MAX_ROWS`, up to a bucket's."""
     return _round_up(count, _ROWS)
 
 
 def columns_bucket(count: int, capacity: int) -> int:
-    """How many columns a graph for so many reads."""
+    """Round a number of columns up to a bucket's."""
     return min(math.ceil(count / _COLUMNS) * _COLUMNS, capacity)
 
 

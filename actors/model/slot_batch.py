@@ -1,6 +1,6 @@
 """The inputs of one forward over KV slots: tokens, positions, and the layout that attention over slots reads.
 
-It knows nothing of models or devices' graphs: rows come in, a few packed tensors come out.
+It knows nothing of models or graphs: rows go in, a few packed tensors come out.
 """
 
 import math
@@ -18,14 +18,14 @@ from decoding.sampling.transfer import copy_into, copy_to
 class SlotBatch(NamedTuple):
     """The layout of N tokens: B rows of at most Q tokens, each of which reads the first L columns of its slot."""
 
-    slots: Tensor  # [N] int64, of every token
-    columns: Tensor  # [N] int64, where every token is written
-    rows: Tensor  # [B] int64, slots
-    offsets: Tensor  # [B + 1] int64, where each row's tokens begin among all
+    slots: Tensor  # [N] int64, each token's slot
+    columns: Tensor  # [N] int64, the column that each token is written to
+    rows: Tensor  # [B] int64, each row's slot
+    offsets: Tensor  # [B + 1] int64, the index of each row's first token, and N
     ends: Tensor  # [B] int64, how many columns each row reads, at most L
-    flat: Tensor  # [N] int64, row * Q + index of every token in its row
+    flat: Tensor  # [N] int64, row * Q + the token's index in its row
     mask: Tensor  # [B, Q, L] in the model's dtype, added to the scores: 0 or -inf
-    windowed: Tensor  # [B, Q, L], the same for the layers with a sliding window; `mask` where there are none
+    windowed: Tensor  # [B, Q, L], for layers with a sliding window; `mask` itself in models without
 
 
 class PackedInputs(NamedTuple):
@@ -42,7 +42,7 @@ class PackedInputs(NamedTuple):
         return PackedInputs(self.integers.clone(), [mask.clone() for mask in self.masks], self.sizes)
 
     def overwrite(self, values: "PackedInputs") -> None:
-        """Copy in other inputs of the same shapes, which are on the CPU."""
+        """Overwrite with other inputs of the same shapes, which are on the CPU."""
         for buffer, tensor in zip((self.integers, *self.masks), (values.integers, *values.masks), strict=True):
             copy_into(buffer, tensor)
 
@@ -66,9 +66,9 @@ def pack_inputs(
     Args:
         columns: L.
         dtype: the model's.
-        window: of the layers with a sliding window.
-        width: Q, if it is more than the longest row has.
-        spare_slot: where padding is written, if all rows are to have Q tokens.
+        window: the sliding window of the layers that have one, in tokens.
+        width: the least Q; a longer row raises it.
+        spare_slot: the slot that padding is written to. None: rows are not padded to Q tokens.
     """
     width = max(width, max(len(row.tokens) for row in rows))
     tokens: list[int] = []
@@ -97,7 +97,7 @@ def pack_inputs(
 
 
 def padding_row(spare_slot: int, width: int) -> RowInput:
-    """Return a row of padding, whose tokens see some of the spare slot: a softmax over nothing is NaN."""
+    """Return a row of padding. It sees columns of the spare slot, because a softmax over nothing is NaN."""
     return RowInput(spare_slot, 0, [0] * width)
 
 

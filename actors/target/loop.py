@@ -183,7 +183,7 @@ class Target:
             if self._rows.get(row.key) is row and not self._breaks_structure(row, verdict):
                 path = verdict.path
                 self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
-                self._runner.keep(row.slot, row.cached + 1, [row.cached + 1 + place for place in path])
+                self._runner.compact(row.slot, row.cached + 1, [row.cached + 1 + place for place in path])
                 self._commit(row, draft, verdict)
                 committed += len(path) + 1
         drafted = any(draft.tokens for draft in drafts)

@@ -132,7 +132,7 @@ def test_trees_of_drafts_and_what_follows_the_path_that_is_kept(checked: Checked
         for place, path in enumerate(paths[slot]):
             assert_close(found[slot][place], checked.expected(text + [drafts[slot][node] for node in path])[-1])
     kept = paths[0][-1]
-    checked.runner.keep(0, 20, [20 + place for place in kept])
+    checked.runner.compact(0, 20, [20 + place for place in kept])
     text = [*texts[0], *(drafts[0][place] for place in kept), 5, 6]
     assert_close(checked.runner.logits([RowInput(0, len(text) - 2, [5, 6])]), checked.expected(text)[-2:])
 

@@ -11,7 +11,7 @@ from actors.drafter.tree import DraftChoice
 from actors.model.cuda_streams import use_own_stream
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
-from actors.model.packed_linear import OneOfSeveral
+from actors.model.packed_linear import GroupedLinear
 from actors.model.runner import Runner
 from decoding.sampling.params import SamplingParams
 from tests.support.models import CONFIGS, VOCAB, tiny_model
@@ -96,6 +96,6 @@ def test_a_packed_model_gives_the_same_logits(family: str) -> None:
     model = torch.nn.Module.cuda(tiny_model(family))
     before = {type(module) for module in model.modules()}
     use_faster_layers(model)
-    assert OneOfSeveral in {type(module) for module in model.modules()} - before
+    assert GroupedLinear in {type(module) for module in model.modules()} - before
     found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

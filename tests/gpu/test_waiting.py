@@ -53,7 +53,7 @@ def step(runner: Runner, start: int) -> torch.Tensor:
 @pytest.mark.usefixtures("waiting_is_an_error")
 def test_a_step_waits_nowhere(runner: Runner) -> None:
     sampled = step(runner, 50)
-    runner.keep(0, 50, [52, 51])
+    runner.compact(0, 50, [52, 51])
     torch.cuda.set_sync_debug_mode("default")
     assert len(sampled.tolist()) == 9
 

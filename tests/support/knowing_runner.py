@@ -40,7 +40,7 @@ class KnowingRunner(Runner):
                 found.append(self._after([columns[column] for column in path]))
         return torch.stack(found)
 
-    def keep(self, slot: int, trunk: int, path: Sequence[int]) -> None:
+    def compact(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         columns = self.columns[slot]
         columns[trunk : trunk + len(path)] = [columns[column] for column in path]
 

@@ -68,8 +68,8 @@ class Stage:
     def check_slots(self) -> None:
         """The first columns of each slot hold the row's text, all others have no say."""
         for row in self.drafter._rows:
-            assert self.runner.columns[row.slot][: row.held] == row.tokens[: row.held]
-            assert row.held <= row.cached <= len(row.tokens)
+            assert self.runner.columns[row.slot][: row.cached_prefix] == row.tokens[: row.cached_prefix]
+            assert row.cached_prefix <= row.cached <= len(row.tokens)
 
 
 def roll_out(stage: Stage, prompt: str, answer: str, sizes: Sequence[int]) -> tuple[int, int]:

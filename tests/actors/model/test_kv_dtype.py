@@ -44,6 +44,6 @@ def test_what_is_written_is_rounded_once(tmp_path: Path) -> None:
     exact, coarse = runner(tmp_path, "auto"), runner(tmp_path, "float8_e4m3fn")
     for one in (exact, coarse):
         one.logits([RowInput(0, 0, TEXT[:3], trunk=0, paths=[[0], [0, 1], [0, 2]])])
-        one.keep(0, 0, [0, 2])
+        one.compact(0, 0, [0, 2])
     first = [next(iter(one.cache.layers.values()))[0][0, :, :2] for one in (exact, coarse)]
     assert torch.equal(first[1].float(), first[0].to(torch.float8_e4m3fn).float())

@@ -16,7 +16,7 @@ from actors.model.native.gated_mlp import GatedMLP, replace_mlps
 from actors.model.native.library import library
 from actors.model.native.norm import NativeRMSNorm, replace_norms
 from actors.model.native.rotary import NativeRotary, replace_rotary
-from actors.model.packed_linear import OneOfSeveral, pack_linears
+from actors.model.packed_linear import GroupedLinear, pack_linears
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "sh -c 'exit 1'"])
@@ -81,7 +81,7 @@ def test_layers_computed_together_may_be_called_in_any_order() -> None:
     inputs = [torch.randn(2, 32) for _ in range(3)]
     expected = [model(x) for x in inputs]
     pack_linears(model)
-    assert isinstance(model.gate_proj, OneOfSeveral)
+    assert isinstance(model.gate_proj, GroupedLinear)
     for x, (up, gate) in zip(inputs, expected, strict=True):
         torch.testing.assert_close(model(x), (up, gate))
 

@@ -138,7 +138,7 @@ def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
                 assert_close(logits[slot][j], plain(runner.model, texts[slot] + path)[-1])
     for slot, text in enumerate(texts):
         columns, path = max(nodes[slot], key=lambda node: len(node[0]))
-        runner.keep(slot, len(text), columns)
+        runner.compact(slot, len(text), columns)
         new = random_tokens(rng, 3)
         logits = run(runner, RowInput(slot, len(text) + len(path), new))
         assert_close(logits[0], plain(runner.model, text + path + new)[-3:])
