@@ -1,4 +1,4 @@
-"""Drafts that are run several tokens at a time are those that are run one by one."""
+"""Drafts that are run several tokens at a time equal those that are run one by one."""
 
 import random
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Stage:
     """A drafter, and what it has offered for each request."""
 
     def __init__(self, family: str, *, single_device: bool, graphs: bool = False, alternatives: int = 8) -> None:
-        """single_device: whether chains are allowed. graphs: bucketed shapes and fixed buffers, but calls, not replays."""
+        """single_device: chains need it. graphs: bucketed shapes and fixed buffers, but calls, not replays."""
         exchange = LocalExchange()
         self._link, self._target = exchange.join("coordinator"), exchange.join("t")
         self.runner = Runner(tiny_model(family), slots=3, max_length=64, max_query=32)
@@ -43,7 +43,7 @@ class Stage:
         self.turns = 0  # that computed something
 
     def say(self, *messages: Message) -> None:
-        """Let it work until it has nothing to do."""
+        """Send messages and let it work until it is idle."""
         for message in messages:
             if isinstance(message, Admit):
                 self.texts[message.request_id] = list(message.tokens)
@@ -75,16 +75,16 @@ class Stage:
 
 def admissions(params: Sequence[SamplingParams], draft_length: int = 4) -> list[Admit]:
     return [
-        Admit(i, prompt, len(prompt), one, draft_length, drafter=True, target=TARGET)
-        for i, (prompt, one) in enumerate(zip(PROMPTS, params, strict=False))
+        Admit(i, prompt, len(prompt), row_params, draft_length, drafter=True, target=TARGET)
+        for i, (prompt, row_params) in enumerate(zip(PROMPTS, params, strict=False))
     ]
 
 
-def assert_same(found: Stage, expected: Stage) -> None:
+def assert_same(actual: Stage, expected: Stage) -> None:
     for request, paths in expected.offered.items():
         assert paths
-        assert found.offered[request].keys() == paths.keys()
-        assert found.offered[request] == pytest.approx(paths, abs=1e-6)
+        assert actual.offered[request].keys() == paths.keys()
+        assert actual.offered[request] == pytest.approx(paths, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def assert_same(found: Stage, expected: Stage) -> None:
     [("llama-gqa", False), ("llama-gqa", True), ("gemma3", False), ("gpt2", False), ("mixtral", False)],
 )
 def test_chains_offer_what_single_steps_offer(family: str, graphs: bool) -> None:
-    """Through verdicts that agree, take an alternative or something else; all alternatives included."""
+    """After verdicts that agree, take an alternative or something else; with all alternatives."""
     chains, steps = Stage(family, single_device=True, graphs=graphs), Stage(family, single_device=False)
     for stage in (chains, steps):
         stage.say(*admissions(PARAMS))
@@ -112,7 +112,7 @@ def test_chains_offer_what_single_steps_offer(family: str, graphs: bool) -> None
 
 
 def test_a_draft_and_its_bonus_token_take_one_turn() -> None:
-    """And so does what else the lookahead allows."""
+    """So do the other tokens of the lookahead."""
     stage = Stage("llama-gqa", single_device=True, graphs=True, alternatives=0)
     stage.say(*admissions(PARAMS[:1]))
     before, base = stage.turns, len(PROMPTS[0])
