@@ -54,10 +54,7 @@ class CrossTokenizerRow(DrafterRow):
         self._last_length = admit.prompt_length + admit.params.max_tokens
         self._rejects = admit.params.rejects
         self._partial = b""  # the text after `tokens`
-        self._uncertain, self._right = (
-            _PRIOR_COUNT,
-            _PRIOR_COUNT * _PRIOR_SHARE,
-        )  # uncertain tokens, and those that were right
+        self._uncertain, self._right = _PRIOR_COUNT, _PRIOR_COUNT * _PRIOR_SHARE  # tokens, and the right ones
         self._translations: dict[DraftNode, Translation] = {}
         self._offered: dict[tuple[int, ...], float] = {}  # paths of the target's tokens to the probability of the last
         params = draft_mapping.params(admit.params, runner.max_length)
@@ -98,7 +95,7 @@ class CrossTokenizerRow(DrafterRow):
 
     def look_ahead(self, draft_length: int) -> None:
         super().look_ahead(draft_length)
-        self._lookahead = self._to_drafter_length(self._lookahead)
+        self._lookahead = self._scale(self._lookahead)
 
     def position_below(self, node: DraftNode) -> int:
         """Return the position, in the target's text, of the token after a node."""
@@ -143,9 +140,7 @@ class CrossTokenizerRow(DrafterRow):
         return weights
 
     def commit(self, advance: Advance, calibration: RankCalibration) -> None:
-        """Follow the committed text down the tree.
-
-        Start a new tree where the text leaves this one, or where its last word is now tokenized differently."""
+        """Follow the text down the tree. Start a new tree where the text leaves it, or its last tokens change."""
         committed = advance.tokens[self._length - advance.base :]
         dropped = advance.rejected_at > self._length and self._rejects  # the target has dropped all offers
         kept = self._aligner.commit(committed)
@@ -160,9 +155,7 @@ class CrossTokenizerRow(DrafterRow):
             self._note_uncertain(node.path(), committed)
         if node is None and not self.pending:  # run the last token as text, so that others can follow it
             self._forget(len(self.tokens) - 1)
-        self._end = min(
-            self._runner.max_length, len(self.tokens) + self._to_drafter_length(self._last_length - self._length)
-        )
+        self._end = min(self._runner.max_length, len(self.tokens) + self._scale(self._last_length - self._length))
         self._plant(node)
         self._translations = dict(self._remaining_translations(committed))
         self._offered = {} if dropped else dict(self._remaining_offers(tuple(committed)))
@@ -244,7 +237,7 @@ class CrossTokenizerRow(DrafterRow):
             if path[:count] == committed != path:
                 yield path[count:], probability
 
-    def _to_drafter_length(self, length: int) -> int:
+    def _scale(self, length: int) -> int:
         """Estimate how many drafter tokens correspond to so many target tokens."""
         return math.ceil(length * min(len(self._aligner.tokens) / self._length, _MAX_RATIO))
 

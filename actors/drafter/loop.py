@@ -236,11 +236,7 @@ class Drafter:
             self._mailbox.give_back(row.key, message.admission, error)
 
     def _commit(self, row: DrafterRow, message: Advance) -> None:
-        """Commit an update's tokens, or ask for those before it.
-
-        Raises:
-            UnavailableError: the drafter can't read the text.
-        """
+        """Commit an update's tokens, or ask for those before it. Raises UnavailableError if the row can't follow."""
         if message.admission > row.admission or not row.can_read(message.tokens):
             raise UnavailableError("an admission was lost, or the text has tokens beyond the drafter's")
         if (

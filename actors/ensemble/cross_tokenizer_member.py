@@ -50,11 +50,8 @@ class CrossTokenizerMember(MemberRow):
         if not join.tokens or not logits_mapping.can_map(join.tokens):
             return None
         text = logits_mapping.begin(join.tokens, join.prompt_length)
-        return (
-            cls(peer, join, runner, logits_mapping, text)
-            if runner.can_run(logits_mapping.context(text).tokens)
-            else None
-        )
+        can_run = runner.can_run(logits_mapping.context(text).tokens)
+        return cls(peer, join, runner, logits_mapping, text) if can_run else None
 
     @property
     def length(self) -> int:

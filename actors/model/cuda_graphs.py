@@ -69,7 +69,7 @@ class CudaGraphs:
         """Return [N, V] logits after every token, row after row. The rows must fit into `shape`."""
         inputs = self._pack(shape, rows)
         if shape not in self._captured:
-            buffers = inputs.copy_to(self._device).clone()
+            buffers = inputs.copy_to(self._device)
             views = buffers.unpack()
             self._captured[shape] = buffers, self._recorder.record(lambda: self._forward(*views))
         buffers, replay = self._captured[shape]

@@ -24,9 +24,7 @@ class SlotCache:
         self.slots, self.capacity = slots, capacity
         self.dtype: torch.dtype | None = None  # the slots'; None: that of keys and values. Set it before the first call
         self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}  # keys and values by attention module
-        self._free: dict[int, Sequence[int]] = dict.fromkeys(
-            range(slots), ()
-        )  # their texts, in the order in which they became free
+        self._free: dict[int, Sequence[int]] = dict.fromkeys(range(slots), ())  # their texts; the longest free first
 
     def add_layer(self, module: torch.nn.Module, key: Tensor, value: Tensor) -> None:
         """Allocate the slots of an attention module. key, value: [1, kv_heads, N, head_dim], examples of its states."""

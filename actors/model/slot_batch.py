@@ -38,9 +38,6 @@ class PackedInputs(NamedTuple):
     def copy_to(self, device: torch.device) -> "PackedInputs":
         return PackedInputs(copy_to(device, self.integers), [copy_to(device, mask) for mask in self.masks], self.sizes)
 
-    def clone(self) -> "PackedInputs":
-        return PackedInputs(self.integers.clone(), [mask.clone() for mask in self.masks], self.sizes)
-
     def overwrite(self, values: "PackedInputs") -> None:
         """Overwrite with other inputs of the same shapes, which are on the CPU."""
         for buffer, tensor in zip((self.integers, *self.masks), (values.integers, *values.masks), strict=True):
@@ -71,11 +68,8 @@ def pack_inputs(
         spare_slot: the slot that padding is written to. None: rows are not padded to Q tokens.
     """
     width = max(width, max(len(row.tokens) for row in rows))
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    written: list[int] = []  # columns
-    offsets, flat = [0], list[int]()
+    tokens, positions, slots, written, flat = (list[int]() for _ in range(5))  # written: columns
+    offsets = [0]
     for row_index, row in enumerate(rows):
         tokens += row.tokens
         positions += row.positions()

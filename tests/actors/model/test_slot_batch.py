@@ -34,7 +34,7 @@ def test_padding_is_written_to_the_spare_slot_and_sees_something() -> None:
 
 
 def test_overwritten_buffers_keep_their_memory() -> None:
-    buffers = pack_inputs([padding_row(5, 2)] * 2, 5, dtype=torch.float32, width=2, spare_slot=5).clone()
+    buffers = pack_inputs([padding_row(5, 2)] * 2, 5, dtype=torch.float32, width=2, spare_slot=5)
     tokens, _, batch = buffers.unpack()
     buffers.overwrite(pack_inputs(ROWS, 5, dtype=torch.float32, width=2, spare_slot=5))
     assert tokens.tolist() == [[7, 8, 9, 0]]
