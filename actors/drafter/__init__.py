@@ -1,1 +1,1 @@
-"""The drafter: runs ahead of the verdicts and offers drafts."""
+"""The drafter: drafts ahead of the target's verdicts."""

@@ -1,6 +1,6 @@
-"""Several draft tokens of each row at once: forward, sample, feed on, again and again, without asking the host.
+"""Chains of several draft tokens per row, run without a round trip to the host for each token.
 
-On a GPU as one graph, in buckets as in actors/model/cuda_graphs.py; elsewhere as a loop. Knows no trees or messages.
+On a GPU a chain is one graph, in buckets as in actors/model/cuda_graphs.py. This module knows no trees or messages.
 """
 
 import math
@@ -12,30 +12,30 @@ from torch import Tensor
 
 from actors.drafter.tree import DraftChoice
 from actors.model.cuda_graphs import MAX_ROWS, columns_bucket, rows_bucket
-from actors.model.forward_input import RowInput, visible_columns
+from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import Replay
 from actors.model.runner import Runner
-from actors.model.slot_batch import SlotBatch
+from actors.model.slot_batch import SlotBatch, pack_inputs, padding_row
 from decoding.drafts.calibration import RANKS
 from decoding.sampling.chain_sampler import ChainSampler
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.transfer import copy_into, copy_to
 
-# The most tokens of one chain: a target may be waiting for the first of them, and a verdict may end it any time. On a
-# CPU, all else that a turn does takes a fifth of a step (docs/experiments.md); on a GPU it ought to be more.
-_MOST_ON_GPU, _MOST_ON_CPU = 5, 3
+# Tokens of one chain: a target may be waiting for the first, and a verdict may end the chain at any time. On a CPU, the
+# rest of a turn takes a fifth of a step (docs/experiments.md); on a GPU it should be more.
+_MAX_LENGTH_ON_GPU, _MAX_LENGTH_ON_CPU = 5, 3
 
 
 class ChainStart(NamedTuple):
-    """Where a row's chain begins."""
+    """The start of a row's chain."""
 
-    run: RowInput  # its first token; the others are written to the columns behind it
-    params: SamplingParams  # which `can_chain`
-    position: int  # in the text, of the token after the first
+    run: RowInput  # the first token; later ones are written to the columns after it
+    params: SamplingParams  # `can_chain` is true of them
+    position: int  # in the text, the position after the first token
 
 
 class _Bucket(NamedTuple):
-    """What one graph is made for: B rows, C steps, the first L columns."""
+    """The shape of one graph: B rows, C steps, the first L columns."""
 
     rows: int
     length: int
@@ -44,57 +44,61 @@ class _Bucket(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Of one call."""
+    """The inputs of one chain."""
 
-    places: Tensor  # [2 + 3 C, B] int64: first tokens; slots; then for each step positions, columns, ends
-    mask: Tensor  # [B, L] in the model's dtype, of the first token; later ones also see those of the chain before them
+    integers: Tensor  # [2 + 3 C, B] int64: first tokens; slots; then for each step positions, columns, ends
+    mask: Tensor  # [B, L] in the model's dtype, for the first token; later tokens also see the chain before them
     settings: Tensor  # [S, B] float64
     keys: Tensor  # [C, B, 2] int32
 
 
 class DraftChain:
-    """Runs chains on a model over its slots."""
+    """Runs chains of a model over its slots."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._recorded: dict[_Bucket, tuple[_Inputs, Replay]] = {}
 
     def length(self, wanted: int, last_position: int, rows: int) -> int:
-        """How many steps to run where so many are wanted; 0: none, take one step in the ordinary way.
+        """Return how many of the wanted steps to run as one chain; 0: no chain, take a single step.
 
-        last_position: where in its text any row would come to. rows: their number.
+        last_position: the last position that any row would reach. rows: the number of rows.
         """
         runner = self._runner
-        if not runner.whole or rows > MAX_ROWS or (runner.window is not None and last_position >= runner.window):
+        if (
+            not runner.single_device
+            or rows > MAX_ROWS
+            or (runner.window is not None and last_position >= runner.window)
+        ):
             return 0
-        most = _MOST_ON_CPU if runner.recorder is None else _MOST_ON_GPU
-        return math.ceil(wanted / math.ceil(wanted / most)) if wanted else 0  # in chains of about the same length
+        limit = _MAX_LENGTH_ON_CPU if runner.recorder is None else _MAX_LENGTH_ON_GPU
+        return math.ceil(wanted / math.ceil(wanted / limit)) if wanted else 0  # in chains of about the same length
 
     def warm_up(self) -> None:
-        """Record the usual graphs, so that the first requests need not wait for them."""
+        """Record the usual graphs, so that the first requests do not wait for them."""
         cache = self._runner.cache
         counts = sorted({rows_bucket(count) for count in range(1, min(cache.slots, MAX_ROWS) + 1)})
         for count in counts if self._runner.recorder else ():
             for temperature in (0.0, 1.0):
                 params = SamplingParams(max_tokens=1, temperature=temperature)
                 starts = [ChainStart(RowInput(cache.slots, 0, [0]), params, 1)] * count
-                for length in range(1, _MOST_ON_GPU + 1):
+                for length in range(1, _MAX_LENGTH_ON_GPU + 1):
                     self.run(starts, length)
 
     @torch.inference_mode()
     def run(self, starts: Sequence[ChainStart], length: int) -> list[list[DraftChoice]]:
-        """For each row what may follow its first token, what may follow the best of that, and so on."""
+        """Return each row's choices after its first token, after the best of these, and so on."""
         runner = self._runner
         sampler = ChainSampler.of([start.params for start in starts], runner.vocab_size)
         count, columns = len(starts), max(start.run.start for start in starts) + length
         if runner.recorder is not None:
             count, columns = rows_bucket(count), columns_bucket(columns, runner.cache.capacity)
         bucket = _Bucket(count, length, columns, sampler)
-        found = self._replay(bucket, self._inputs(bucket, starts)).tolist()  # the one moment at which the host waits
-        return [[DraftChoice.ranked(*found[step][row]) for step in range(length)] for row in range(len(starts))]
+        choices = self._replay(bucket, self._inputs(bucket, starts)).tolist()  # the only wait of the host
+        return [[DraftChoice.ranked(*choices[step][row]) for step in range(length)] for row in range(len(starts))]
 
     def _replay(self, bucket: _Bucket, inputs: _Inputs) -> Tensor:
-        """[C, B, 2, RANKS] float64: tokens, best first, and their scores. inputs: on the CPU."""
+        """Return tokens, best first, and their scores: [C, B, 2, RANKS] float64. inputs: on the CPU."""
         runner = self._runner
         if runner.recorder is None:
             return self._steps(bucket, _Inputs(*(copy_to(runner.device, tensor) for tensor in inputs)))
@@ -107,39 +111,30 @@ class DraftChain:
         return replay()
 
     def _steps(self, bucket: _Bucket, inputs: _Inputs) -> Tensor:
-        """The chain itself, on the device: nothing here may depend on values that the host would have to see."""
-        tokens, slots = inputs.places[:2]  # [B]
-        each = torch.arange(bucket.rows + 1, device=slots.device)
-        found = []
-        for step, (positions, columns, ends) in enumerate(inputs.places[2:].view(bucket.length, 3, -1).unbind()):
+        """Run the chain on the device. Nothing here may depend on values that the host would have to read."""
+        tokens, slots = inputs.integers[:2]  # [B]
+        offsets = torch.arange(bucket.rows + 1, device=slots.device)
+        choices = []
+        for step, (positions, columns, ends) in enumerate(inputs.integers[2:].view(bucket.length, 3, -1).unbind()):
             inputs.mask.scatter_(1, columns[:, None], 0.0)
             mask = inputs.mask[:, None]
-            batch = SlotBatch(slots, columns, slots, each, ends, each[:-1], mask, mask)
+            batch = SlotBatch(slots, columns, slots, offsets, ends, offsets[:-1], mask, mask)
             logits = self._runner.forward(tokens[None], positions[None], batch)  # [B, V]
             best = bucket.sampler.scores(logits, inputs.settings, inputs.keys[step]).topk(RANKS, dim=-1)
             tokens = best.indices[:, 0]
-            found.append(torch.stack([best.indices.double(), best.values.double()], dim=1))  # both fit exactly
-        return torch.stack(found)
+            choices.append(torch.stack([best.indices.double(), best.values.double()], dim=1))  # both fit exactly
+        return torch.stack(choices)
 
     def _inputs(self, bucket: _Bucket, starts: Sequence[ChainStart]) -> _Inputs:
-        """On the CPU. Padding has the spare slot, and sees all of it: a softmax over nothing is NaN."""
-        runs = [start.run for start in starts]
-        steps = torch.arange(bucket.length)[:, None]
-        places = torch.zeros(2 + 3 * bucket.length, bucket.rows, dtype=torch.int64)
-        places[1] = self._runner.cache.slots
-        places[0, : len(runs)] = torch.tensor([run.tokens[0] for run in runs])
-        places[1, : len(runs)] = torch.tensor([run.slot for run in runs])
-        first = torch.zeros(bucket.rows, dtype=torch.int64)
-        for at, values in enumerate(([run.positions()[0] for run in runs], [run.start for run in runs])):
-            first[: len(runs)] = torch.tensor(values)
-            places[2 + at :: 3] = first + steps
-        places[4::3] = places[3::3] + 1
-        mask = torch.zeros(bucket.rows, bucket.columns, dtype=self._runner.model.dtype)
-        mask[: len(runs)].masked_fill_(~visible_columns(runs, 1, bucket.columns, None)[:, 0], -math.inf)
+        """Return the inputs on the CPU."""
+        cache, dtype = self._runner.cache, self._runner.model.dtype
+        rows = [*(start.run for start in starts), *[padding_row(cache.slots, 1)] * (bucket.rows - len(starts))]
+        tokens, positions, batch = pack_inputs(rows, bucket.columns, dtype=dtype).unpack()
+        later = torch.stack([positions[0], batch.columns, batch.ends]) + torch.arange(bucket.length)[:, None, None]
         params = [start.params for start in starts]
         return _Inputs(
-            places=places,
-            mask=mask,
+            integers=torch.cat([tokens, batch.slots[None], later.flatten(0, 1)]),
+            mask=batch.mask[:, 0],
             settings=bucket.sampler.settings(params, bucket.rows),
             keys=bucket.sampler.keys([(start.params, start.position) for start in starts], bucket.length, bucket.rows),
         )

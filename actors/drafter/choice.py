@@ -1,6 +1,6 @@
-"""What a drafter would have next, from its logits: by shared noise, or drawn from its own distribution.
+"""A drafter's choices from its logits: by shared noise, or drawn from its own distribution.
 
-Knows nothing of messages or caches.
+It knows nothing of messages or caches.
 """
 
 import math
@@ -23,51 +23,51 @@ from decoding.sampling.transfer import tensor_on
 
 
 def choose(rows: Sequence[DrafterRow], nodes: Sequence[Sequence[DraftNode]], logits: Tensor) -> list[DraftChoice]:
-    """What may follow each node.
+    """Return the tokens that may follow each node.
 
     Args:
-        nodes: of each row.
-        logits: [N, V], after each of the nodes, row after row.
+        nodes: each row's.
+        logits: [N, V] after each node, row after row.
     """
-    owners = [row for row, of_row in zip(rows, nodes, strict=True) for _ in of_row]
-    flat = [node for of_row in nodes for node in of_row]
+    owners = [row for row, row_nodes in zip(rows, nodes, strict=True) for _ in row_nodes]
+    flat = [node for row_nodes in nodes for node in row_nodes]
     groups: dict[tuple[bool, DraftMapping | None], list[int]] = {}
-    for at, row in enumerate(owners):
-        groups.setdefault((row.params.rejects, row.draft_mapping), []).append(at)
+    for index, row in enumerate(owners):
+        groups.setdefault((row.params.rejects, row.draft_mapping), []).append(index)
     choices: dict[int, DraftChoice] = {}
-    for (draws, draft_mapping), chosen in groups.items():
-        part = logits if len(chosen) == len(flat) else logits[tensor_on(logits.device, chosen, torch.int64)]
-        of_group = [owners[at] for at in chosen], [flat[at] for at in chosen], part
-        found = _draw(*of_group) if draws else _rank(*of_group, draft_mapping)
-        choices.update(zip(chosen, found, strict=True))
-    return [choices[at] for at in range(len(flat))]
+    for (draws, draft_mapping), indices in groups.items():
+        part = logits if len(indices) == len(flat) else logits[tensor_on(logits.device, indices, torch.int64)]
+        group = [owners[index] for index in indices], [flat[index] for index in indices], part
+        group_choices = _draw(*group) if draws else _rank(*group, draft_mapping)
+        choices.update(zip(indices, group_choices, strict=True))
+    return [choices[index] for index in range(len(flat))]
 
 
 def _rank(
     rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor, draft_mapping: DraftMapping | None
 ) -> list[DraftChoice]:
-    """With the target's noise: the best tokens, and how clearly the first of them leads."""
+    """Rank tokens with the target's noise; return the best, and how clearly the first leads."""
     batch = _batch(rows, nodes, logits)
     if draft_mapping is None:
         tokens, scores = rank(logits, batch, RANKS)  # [N, RANKS]
     else:
-        scores, tokens = _translated_scores(rows, nodes, logits, batch, draft_mapping).topk(RANKS, dim=-1)
+        scores, tokens = _mapped_scores(rows, nodes, logits, batch, draft_mapping).topk(RANKS, dim=-1)
     return [DraftChoice.ranked(*best) for best in zip(tokens.tolist(), scores.tolist(), strict=True)]
 
 
-def _translated_scores(
+def _mapped_scores(
     rows: Sequence[DrafterRow],
     nodes: Sequence[DraftNode],
     logits: Tensor,
     batch: SamplingBatch,
     draft_mapping: DraftMapping,
 ) -> Tensor:
-    """[N, V] whose maximum is the choice: a token has the noise that the target's token of the same string has."""
+    """Return [N, V] scores. A token gets the noise of the target's token with the same string."""
     scores = process(logits.float().masked_fill(draft_mapping.impossible, -math.inf), batch)
     pairs = zip(rows, nodes, strict=True)
     keys = {
-        at: noise_key(row.params.seed, row.position_below(node))
-        for at, (row, node) in enumerate(pairs)
+        index: noise_key(row.params.seed, row.position_below(node))
+        for index, (row, node) in enumerate(pairs)
         if not row.params.greedy
     }
     if not keys:
@@ -77,7 +77,7 @@ def _translated_scores(
 
 
 def _draw(rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor) -> list[DraftChoice]:
-    """With noise of its own: one token."""
+    """Draw one token per node, with noise of the drafter's own."""
     processed = process(logits, _batch(rows, nodes, logits))
     keys = [
         noise_key(row.params.seed, row.position_below(node), draft_stream(row.restarted_at))
@@ -91,7 +91,7 @@ def _batch(rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tenso
     paths = [[above.token for above in node.path()] for node in nodes]
     masks: list[Tensor | None] = []
     for row, pairs in groupby(zip(rows, paths, strict=True), key=itemgetter(0)):  # a row's nodes come one after another
-        of_row = [path for _, path in pairs]
-        masks += [None] * len(of_row) if row.structure is None else row.structure.masks_after(of_row)
+        row_paths = [path for _, path in pairs]
+        masks += [None] * len(row_paths) if row.structure is None else row.structure.masks_after(row_paths)
     positions = [Position(row.history, path, mask) for row, path, mask in zip(rows, paths, masks, strict=True)]
     return SamplingBatch.build(positions, logits.shape[-1], logits.device)

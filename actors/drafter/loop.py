@@ -1,9 +1,9 @@
-"""The drafter loop: run ahead of the verdicts, up to a bounded lookahead, and offer what is new.
+"""The drafter loop: draft ahead of the verdicts, up to a bounded lookahead, and offer new drafts.
 
-It samples with the target's noise and parameters on its own distribution, so that its tokens tend to be the target's.
-With capacity to spare it also follows what else may come of the verdicts, the most probable first, so that the draft
-after a disagreement is at the target before the disagreement is known (Kumar, Dao, May, arXiv 2603.03251).
-It knows nothing of verification: the target tells it what the text became.
+It samples from its own distribution with the target's noise and parameters, so that its tokens tend to be the target's.
+With spare capacity it also drafts alternatives, the most probable first. Then the draft after a disagreement is at the
+target before the disagreement is known (Kumar, Dao, May, arXiv 2603.03251). It knows nothing of verification: the
+target sends the committed text.
 """
 
 import logging
@@ -50,16 +50,16 @@ class Drafter:
         ahead: bool = True,
     ) -> None:
         """
-        alternatives: the most nodes per row and step when there is capacity to spare; 0: the chain alone.
-        ahead: of the verdicts, and offer whatever is new; otherwise only one draft, offered when `offers` is called.
+        alternatives: the most nodes per row and step when there is spare capacity; 0: the chain alone.
+        ahead: draft ahead of the verdicts and offer at once; else one draft, offered when `offers` is called.
         """
         self.times = LoopTimes()
         self._runner = runner
         self._alternatives = min(alternatives, WIDTH)
         self._ahead = ahead
         self._link = link
-        self._targets: Counter[str] = Counter()  # rows of each target that is connected
-        self._rows: RowTable[DrafterRow] = RowTable(runner.cache, removed=self._leave)
+        self._targets: Counter[str] = Counter()  # rows by connected target
+        self._rows: RowTable[DrafterRow] = RowTable(runner.cache, removed=self._release_target)
         self._chain = DraftChain(runner)
         self._chain.warm_up()
         self._mailbox = Mailbox(link, self._rows, self.times)
@@ -70,23 +70,23 @@ class Drafter:
         self._draft_mappings = {name: mapping.to(runner.device) for name, mapping in options.draft_mappings.items()}
 
     def load(self, peer: str | None = None) -> Report:
-        """The load at this moment, and which requests of `peer` are here; any thread may ask."""
+        """Return the current load and the requests of `peer`. Any thread may call this."""
         return self._rows.report(peer)
 
     @property
     def drafting(self) -> bool:
-        """Whether a row that has all its text in the cache wants to be drafted for."""
+        """Whether a row with all its text in the cache wants drafts."""
         return any(row.pending <= WIDTH for row in self._wanting()[0])
 
     def offers(self, keys: Iterable[RowKey]) -> list[Offer]:
-        """All that is drafted for some rows, by a drafter that is not ahead."""
+        """Return all drafts of some rows. For drafters that are not ahead of the verdicts."""
         rows = [row for row in map(self._rows.get, keys) if row is not None]
         drafted = [(row, list(row.tree.root.descendants())) for row in rows]
         offers = [row.offer(nodes) for row, nodes in drafted if nodes]
         return [offer for offer in offers if offer is not None]
 
     def turn(self) -> None:
-        """Receive; prefill one chunk of the new rows; take one step with the others; offer."""
+        """Receive; prefill one chunk of the new rows; run one step or chain of the others; offer."""
         for peer, message in self._mailbox.receive(self.timeout_s()):
             self._handle(peer, message)
         for row, error in self._rows.make_ready():
@@ -114,13 +114,13 @@ class Drafter:
         self.times.steps += max(length, 1)
 
     def timeout_s(self) -> float:
-        """How long to wait for messages: not at all while there is something to compute."""
+        """Return how long to wait for messages, in seconds; 0 while there is something to compute."""
         if self._wanting()[0]:
             return 0.0
         return REPORT_PERIOD_S if all(row.ready for row in self._rows) else PREPARING_S
 
     def _wanting(self) -> tuple[list[DrafterRow], int]:
-        """The rows to work on, and how many nodes of each at most: more than the chain's only where no row is late."""
+        """Return the rows to run and the most nodes per row. There are alternatives only while no row is late."""
         late = any(row.ready and row.is_late() for row in self._rows)
         alternatives = self._alternatives if self._backoff.speculates and not late else 0
         return [row for row in self._rows if row.ready and row.wants_step(alternatives)], alternatives
@@ -130,24 +130,24 @@ class Drafter:
             self._mailbox.fail(row.key, row.admission, error)
 
     def _run(self, steps: list[tuple[DrafterRow, DrafterStep]]) -> float:
-        """One batched forward; every node that was run gets children, which are offered. Returns seconds."""
+        """Run one batched forward, and offer the children of every node that was run. Returns seconds."""
         began_s = time.perf_counter()
         logits = self._node_logits([step for _, step in steps])
         choices = iter(choose([row for row, _ in steps], [step.nodes for _, step in steps], logits))
         for row, step in steps:
-            calibration = self._calibrations[row.calibrated_as]
+            calibration = self._calibrations[row.calibration_key]
             self._offer(row, [child for node in step.nodes for child in row.extend(node, [next(choices)], calibration)])
         return time.perf_counter() - began_s
 
     def _chain_length(self, rows: list[DrafterRow]) -> int:
-        """How many tokens of each row to draft before looking at them; 0: take a step of one."""
+        """Return how many tokens of each row to draft as one chain; 0: run a single step."""
         late = [row for row in rows if row.is_late()]
-        wanted = max(row.missing() for row in late or rows)
+        wanted = max(row.missing_tokens() for row in late or rows)
         allowed = min(row.chain_length(wanted) for row in rows)
         return self._chain.length(allowed, max(row.tree.tip().position for row in rows) + allowed, len(rows))
 
     def _run_chains(self, rows: list[DrafterRow], length: int) -> float:
-        """So many forwards, each over the tokens of the one before; every token is offered. Returns seconds."""
+        """Run chains of `length` tokens, and offer every token. Returns seconds."""
         began_s = time.perf_counter()
         steps = [row.next_step(0, following=length - 1) for row in rows]
         starts = [
@@ -155,7 +155,7 @@ class Drafter:
             for row, step in zip(rows, steps, strict=True)
         ]
         for row, step, choices in zip(rows, steps, self._chain.run(starts, length), strict=True):
-            self._offer(row, row.extend(step.nodes[0], choices, self._calibrations[row.calibrated_as]))
+            self._offer(row, row.extend(step.nodes[0], choices, self._calibrations[row.calibration_key]))
         return time.perf_counter() - began_s
 
     def _offer(self, row: DrafterRow, children: list[DraftNode]) -> None:
@@ -164,7 +164,7 @@ class Drafter:
             self._mailbox.put(row.target, offer)
 
     def _node_logits(self, steps: list[DrafterStep]) -> Tensor:
-        """[N, V], after each of the nodes that are run."""
+        """Return [N, V] logits after each node."""
         last_only = all(len(step.nodes) <= 1 for step in steps)
         logits = self._runner.logits([step.input for step in steps], last_only=last_only)  # [N or more, V]
         wanted: list[int] = []
@@ -183,10 +183,10 @@ class Drafter:
             case Admit():
                 try:
                     self._admit(peer, message)
-                except Exception as error:  # a fault of a tokenizer, among others, must not end the other requests
+                except Exception as error:  # a tokenizer's fault, for example, must not end other requests
                     self._mailbox.fail((peer, message.request_id), message.admission, error)
             case Report():
-                pass  # of a target
+                pass  # from a target
             case _:
                 _log.warning("%s sent a %s, which is not for drafters", peer, type(message).__name__)
 
@@ -195,19 +195,19 @@ class Drafter:
         draft_mapping = None if message.target is None else self._draft_mappings.get(message.target.model)
         if draft_mapping is not None:
             row = CrossTokenizerRow.make(peer, message, self._runner, draft_mapping, ahead=self._ahead)
-        elif self._runner.knows(message.tokens):
+        elif self._runner.can_run(message.tokens):
             row = DrafterRow(peer, message, self._runner, ahead=self._ahead)
         else:
             row = None
         if row is None:
             raise UnavailableError("the drafter has no room for the text, or not its tokens")
         if message.target is not None:
-            self._reach(message.target)
+            self._connect(message.target)
         self._structures.begin(row)
         self._rows.add(row)
 
-    def _reach(self, target: ReplicaAddress) -> None:
-        """Connect to one more row's target; hang up on those without a row, which may be gone."""
+    def _connect(self, target: ReplicaAddress) -> None:
+        """Connect to a row's target. Disconnect from targets without rows, which may be gone."""
         if target.name not in self._targets:
             for name in [name for name, rows in self._targets.items() if rows == 0]:
                 self._link.disconnect(name)
@@ -215,28 +215,29 @@ class Drafter:
             self._link.connect(target)
         self._targets[target.name] += 1
 
-    def _leave(self, row: DrafterRow) -> None:
-        """A row is removed."""
+    def _release_target(self, row: DrafterRow) -> None:
         self._targets[row.target] -= 1
 
     def _advance(self, peer: str, message: Advance) -> None:
-        """Go on with the text, or give the request back where that is impossible."""
+        """Apply newly committed text; give the request back if that is impossible."""
         row = self._rows.get((message.coordinator, message.request_id))
         if row is None or row.target != peer or message.admission < row.admission:
             return
         try:
-            self._go_on(row, message)
-        except (
-            Exception
-        ) as error:  # as with an admission; should that have been lost, the coordinator knows the new one
+            self._commit(row, message)
+        except Exception as error:  # as above; the message has the newest admission, whose `Admit` may be lost
             self._mailbox.fail(row.key, message.admission, error)
 
-    def _go_on(self, row: DrafterRow, message: Advance) -> None:
-        """Raises UnavailableError if that is impossible."""
+    def _commit(self, row: DrafterRow, message: Advance) -> None:
+        """Commit an update's tokens, or ask for those before it. Raises UnavailableError if the row can't follow."""
         if message.admission > row.admission or not row.can_read(message.tokens):
             raise UnavailableError("an admission was lost, or the text has tokens beyond the drafter's")
-        if message.base > row.known:  # something was lost on the way, or told before it was connected
-            self._mailbox.put(row.target, ResendRequest(message.request_id, message.coordinator, row.known))
-        elif message.base + len(message.tokens) > row.known:
+        if (
+            message.base > row.acknowledged_length
+        ):  # an earlier update was lost, or sent before this drafter was connected
+            self._mailbox.put(
+                row.target, ResendRequest(message.request_id, message.coordinator, row.acknowledged_length)
+            )
+        elif message.base + len(message.tokens) > row.acknowledged_length:
             row.look_ahead(message.draft_length)
-            row.commit(message, self._calibrations[row.calibrated_as])
+            row.commit(message, self._calibrations[row.calibration_key])

@@ -1,7 +1,7 @@
-"""A request on the drafter: the committed text, the tree of drafts below it, and the columns that both have.
+"""A request on the drafter: the committed text, the tree of drafts below it, and the cache columns of both.
 
-Columns 0 … trunk - 1 hold text; those from there on hold what was run as nodes of the tree, in the order it was run.
-Nodes that were committed since (the spine) are text too, and are moved to their place only when columns run out.
+Columns 0 … trunk - 1 contain text. Later columns contain nodes of the tree, in the order in which they were run. Nodes
+that were committed since (the spine) are text too; they are moved next to the trunk only when columns run out.
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,32 +19,32 @@ from decoding.sampling.chain_sampler import can_chain
 from decoding.sampling.history import History
 
 WIDTH = 8  # the most tokens of a row in one step
-_ALTERNATIVES = 48  # nodes of a row may be in the cache before no more alternatives are run
-_SPARE = 16  # columns that committed and dropped nodes may take up before the others are moved together
+_MAX_CACHED_NODES = 48  # per row; beyond, no more alternatives are run
+_SPARE = 16  # columns that committed and dropped nodes may occupy before the others are compacted
 
-_SAME = Distribution([], [])  # as offered before
+_SAME = Distribution([], [])  # the same as in an earlier offer
 
 
 class DrafterStep(NamedTuple):
-    """What one row runs in a step."""
+    """One row's part of a step."""
 
     input: RowInput
-    nodes: list[DraftNode]  # what its last tokens are, one each; their logits are wanted
+    nodes: list[DraftNode]  # the input's last tokens, whose logits are wanted
 
 
 class DrafterRow(Row):
-    """`tokens` are all committed. The drafter's own are in the tree, whose root is the last committed token."""
+    """A request in the target's own tokens. `tokens` are committed; drafts are in the tree below the last of them."""
 
-    draft_mapping: DraftMapping | None = None  # where the target has other tokens
+    draft_mapping: DraftMapping | None = None  # if the target has another tokenizer
 
     def __init__(self, peer: str, admit: Admit, runner: Runner, *, ahead: bool = True) -> None:
-        """ahead: draft what follows the draft under verification, too."""
+        """ahead: also draft what follows the draft under verification."""
         super().__init__(peer, admit)
-        self.target = "" if admit.target is None else admit.target.name  # gets the offers
+        self.target = "" if admit.target is None else admit.target.name  # the replica that gets the offers
         self._ahead_of_verdicts = ahead
         self.history = History(self.params, self.tokens, self.prompt_length)
         self._runner = runner
-        self._end = min(self.prompt_length + self.params.max_tokens, runner.max_length)  # no draft beyond
+        self._end = min(self.prompt_length + self.params.max_tokens, runner.max_length)  # the last position to draft
         self._trunk = self._used = 0  # columns of text; columns in use
         self._spine: list[int] = []  # columns of the text that follows the trunk
         self._chains = self.draft_mapping is None and can_chain(self.params)
@@ -53,22 +53,22 @@ class DrafterRow(Row):
         self._plant(None)
 
     @property
-    def held(self) -> int:
+    def cached_prefix(self) -> int:
         return self._trunk
 
     @property
-    def calibrated_as(self) -> Hashable:
-        """Rows with the same are trusted alike."""
+    def calibration_key(self) -> Hashable:
+        """Rows with the same key share a calibration."""
         return self.params.greedy
 
     @property
-    def known(self) -> int:
-        """How much of the target's text it was told, in the target's tokens."""
+    def acknowledged_length(self) -> int:
+        """The length of the target's text as received so far, in the target's tokens."""
         return len(self.tokens)
 
     def can_read(self, tokens: Sequence[int]) -> bool:
-        """Whether the model has such tokens of the target."""
-        return self._runner.knows(tokens)
+        """Whether the model can run these tokens of the target."""
+        return self._runner.can_run(tokens)
 
     @property
     def resting(self) -> bool:
@@ -83,28 +83,28 @@ class DrafterRow(Row):
         self._plant(None)
 
     def look_ahead(self, draft_length: int) -> None:
-        """From the next commit on, look ahead as far as pays: a draft under verification, its bonus token, the next."""
+        """Set the lookahead from the next commit on: the draft under verification, its bonus token, the next draft."""
         self._lookahead = 2 * draft_length + 1 if draft_length and self._ahead_of_verdicts else draft_length
 
     def is_late(self) -> bool:
-        """Whether what the target needs next may be missing: one draft, and the bonus token of the one before."""
+        """Whether the target's next draft, or the bonus token before it, may be missing."""
         tip = self.tree.tip()
         return self.tree.can_run(tip) and tip.position <= self.tree.root.position + self._lookahead // 2
 
-    def missing(self) -> int:
-        """How many tokens the chain lacks: of what the target needs next; if that is there, of all."""
-        root, last, at = self.tree.root.position, self.tree.last_position, self.tree.tip().position
+    def missing_tokens(self) -> int:
+        """Return how many tokens the chain lacks for the target's next draft; if none, for the full lookahead."""
+        root, last, tip = self.tree.root.position, self.tree.last_position, self.tree.tip().position
         needed = root + self._lookahead // 2 + 1
-        return min(needed if at < needed and self._ahead_of_verdicts else last, last) - at
+        return min(needed if tip < needed and self._ahead_of_verdicts else last, last) - tip
 
     def chain_length(self, wanted: int) -> int:
-        """How many of so many tokens it may run without asking what they are; 0 if its next step is another."""
+        """Return how many of the wanted tokens may be run as one chain; 0 if the next step can't be one."""
         if not self._chains or self.structure is not None or self.pending > 1:
             return 0
         return max(0, min(wanted, self._runner.cache.capacity - WIDTH - len(self.tokens) - self.tree.ran))
 
     def wants_step(self, alternatives: int) -> bool:
-        """Whether there is anything to run, beside the chain at most so many nodes in all."""
+        """Whether there is anything to run. alternatives: the most nodes of a step, chain included."""
         if self.tree.can_run(self.tree.tip()):
             return True
         if self.params.rejects:  # alternatives are for shared noise only
@@ -112,24 +112,24 @@ class DrafterRow(Row):
         return not self.pending and self._room(0) > 0 and alternatives > 0 and self.tree.has_pending()
 
     def next_step(self, alternatives: int, following: int = 0) -> DrafterStep:
-        """What to run: text that is missing; else the chain's tip, and the best other nodes, `alternatives` in all.
+        """Return what to run: pending text; else the chain's tip and the best other nodes, `alternatives` in all.
 
-        following: columns that are left free behind it.
+        following: columns to leave free after it.
         """
         if self.pending:
             return self.text_step(WIDTH)
         nodes = self._choose(0 if self.params.rejects else alternatives)
         limit = self._runner.cache.capacity - WIDTH - following
-        if self._used + len(nodes) > min(self._trunk + self._lookahead + _ALTERNATIVES + _SPARE, limit):
+        if self._used + len(nodes) > min(self._trunk + self._lookahead + _MAX_CACHED_NODES + _SPARE, limit):
             self._compact()
-        if self._used + len(nodes) > limit:  # the slot is almost full: without alternatives there is room
+        if self._used + len(nodes) > limit:  # the slot is almost full, but has room without alternatives
             self.cached -= 1
             self._plant(None)
             return self.text_step(WIDTH)
-        return DrafterStep(self._place(nodes), nodes)
+        return DrafterStep(self._assign_columns(nodes), nodes)
 
     def text_step(self, limit: int) -> DrafterStep:
-        """The next pending text, at most `limit` tokens. No node is in the cache then: the root comes before them."""
+        """Return a step over at most `limit` pending tokens. No node is cached then, because the root comes first."""
         self._compact()
         run = self.next_input(limit)
         self._start = run.start
@@ -138,7 +138,7 @@ class DrafterRow(Row):
         return DrafterStep(run, [] if self.pending else [self.tree.root])
 
     def extend(self, node: DraftNode, choices: Sequence[DraftChoice], calibration: RankCalibration) -> list[DraftNode]:
-        """Give a node that was run, and the best below it that were run in the columns behind it, their children."""
+        """Give children to a node that was run, and to the chain below it that was run in the columns after it."""
         children: list[DraftNode] = []
         for choice in choices:
             if node.column < 0 and children:
@@ -151,34 +151,36 @@ class DrafterRow(Row):
         return children
 
     def position_below(self, node: DraftNode) -> int:
-        """Where, in the target's text, the token after a node would stand."""
+        """Return the position, in the target's text, of the token after a node."""
         return node.position + 1
 
     def offer(self, leaves: Sequence[DraftNode]) -> Offer | None:
-        """The paths to some nodes."""
-        places: dict[DraftNode | None, int] = {self.tree.root: -1}
+        """Offer the paths to some nodes."""
+        indices: dict[DraftNode | None, int] = {self.tree.root: -1}
         nodes: list[DraftNode] = []
         for leaf in leaves:
             for node in leaf.path():
-                if node not in places:
-                    places[node] = len(nodes)
+                if node not in indices:
+                    indices[node] = len(nodes)
                     nodes.append(node)
-        parents = [places[node.parent] for node in nodes]
+        parents = [indices[node.parent] for node in nodes]
         tokens = [node.token for node in nodes]
-        above = [node.parent for node in nodes if node.parent is not None]
+        node_parents = [node.parent for node in nodes if node.parent is not None]
         if self.params.rejects:  # probabilities that depend on what was drawn would bias which drafts are verified
             drawn_from = [
-                _SAME if node not in leaves else above.choice and above.choice.drawn_from
-                for node, above in zip(nodes, above, strict=True)
+                _SAME if node not in leaves else parent.choice and parent.choice.drawn_from
+                for node, parent in zip(nodes, node_parents, strict=True)
             ]
             return Offer(
                 self.key[1], len(self.tokens), tokens, parents, distributions=drawn_from, coordinator=self.key[0]
             )
-        probabilities = [node.probability / parent.probability for node, parent in zip(nodes, above, strict=True)]
+        probabilities = [
+            node.probability / parent.probability for node, parent in zip(nodes, node_parents, strict=True)
+        ]
         return Offer(self.key[1], len(self.tokens), tokens, parents, probabilities, coordinator=self.key[0])
 
     def commit(self, advance: Advance, calibration: RankCalibration) -> None:
-        """Go down the tree with the text; where that leaves the tree, begin anew."""
+        """Follow the committed text down the tree; start a new tree where it leaves this one."""
         node: DraftNode | None = self.tree.root
         rejected = advance.rejected_at > len(self.tokens)
         for token in advance.tokens[len(self.tokens) - advance.base :]:
@@ -186,7 +188,7 @@ class DrafterRow(Row):
         self._plant(None if rejected and self.params.rejects else node)
 
     def _append(self, token: int, node: DraftNode | None, calibration: RankCalibration) -> DraftNode | None:
-        """The text goes on with a token; returns where that is below a node at which it was."""
+        """Append a token to the text. node: the text's end in the tree; returns its new end."""
         if node is not None and node.choice is not None and node.choice.drawn_from is None:
             choice = node.choice.tokens
             calibration.note(node.choice.gap, choice.index(token) if token in choice else None)
@@ -201,23 +203,23 @@ class DrafterRow(Row):
         return node
 
     def _plant(self, root: DraftNode | None) -> None:
-        """Begin a tree from a node that has become text, or an empty one."""
+        """Start a tree below a node that has become text, or an empty tree."""
         position = len(self.tokens) - 1
         last_position = min(position + self._lookahead, self._end - 1)
         if root is None:
             root = DraftNode(self.tokens[-1], position)
             self.restarted_at = len(self.tokens)
-        # Under rejection sampling, how far is drafted must not depend on what was drawn (docs/verification.md).
+        # Under rejection sampling, the draft's length must not depend on what was drawn (docs/verification.md).
         ends = frozenset[int]() if self.params.rejects else self.history.end_token_ids
         self.tree = DraftTree(root, last_position, ends)
 
-    def _room(self, missing: int) -> int:
-        """How many more nodes may be run, when so many belong to the chain and are still missing."""
+    def _room(self, reserved: int) -> int:
+        """Return how many more nodes may be run. reserved: missing nodes of the chain."""
         columns = self._runner.cache.capacity - WIDTH - len(self.tokens)
-        return min(_ALTERNATIVES, columns) - self.tree.ran - missing
+        return min(_MAX_CACHED_NODES, columns) - self.tree.ran - reserved
 
     def _choose(self, alternatives: int) -> list[DraftNode]:
-        """The tip of the chain, unless it is long enough, and the best other nodes."""
+        """Return the tip of the chain, unless that is long enough, and the best other nodes."""
         tip = self.tree.tip()
         nodes = [tip] if self.tree.can_run(tip) else []
         count = min(alternatives, self._room(self.tree.last_position - tip.position if nodes else 0))
@@ -227,22 +229,22 @@ class DrafterRow(Row):
                 nodes.append(node)
         return nodes
 
-    def _place(self, nodes: list[DraftNode]) -> RowInput:
-        """Give the nodes the next columns."""
+    def _assign_columns(self, nodes: list[DraftNode]) -> RowInput:
+        """Give the nodes the next columns; return their input."""
         start = self._start = self._used
         for node in nodes:
             node.column = self._used
             self._used += 1
-        paths = [[*self._spine, *(above.column for above in node.path())] for node in nodes]
+        paths = [[*self._spine, *(ancestor.column for ancestor in node.path())] for node in nodes]
         tokens = [node.token for node in nodes]
         if len(nodes) == 1 and paths[0] == list(range(self._trunk, self._used)):
             return RowInput(self.slot, start, tokens)
         return RowInput(self.slot, start, tokens, trunk=self._trunk, paths=paths)
 
     def _compact(self) -> None:
-        """Move the spine to its place, and the nodes to the columns behind it; all others are free again."""
+        """Move the spine next to the trunk, and cached nodes after it. Other columns become free."""
         nodes = [node for node in self.tree.root.descendants() if node.column >= 0]
-        self._runner.keep(self.slot, self._trunk, [*self._spine, *(node.column for node in nodes)])
+        self._runner.compact(self.slot, self._trunk, [*self._spine, *(node.column for node in nodes)])
         self._spine = []
         self._trunk = self._used = self.cached
         for node in nodes:

@@ -1,6 +1,6 @@
-"""A drafter's own tree of what may follow a text: which of its nodes to run next, and where in the cache they are.
+"""A drafter's tree of possible continuations: which node to run next, and which cache column each has.
 
-It knows nothing of models, requests or messages: token ids, columns and probabilities only.
+It knows nothing of models, requests or messages.
 """
 
 import math
@@ -10,49 +10,49 @@ from typing import NamedTuple
 
 from decoding.drafts.trie import Distribution
 
-_MIN_PROBABILITY = 0.01  # an alternative less probable than that is not worth a message
+_MIN_PROBABILITY = 0.01  # a less probable alternative is not worth a message
 
 
 class DraftChoice(NamedTuple):
-    """What the drafter would have after a node."""
+    """The drafter's choice of a token after a node."""
 
     tokens: Sequence[int]  # best first
-    gap: float  # how clear the choice is, as in `RankCalibration`
-    drawn_from: Distribution | None = None  # if it was drawn at random
+    gap: float  # how clear the choice is, see `RankCalibration`
+    drawn_from: Distribution | None = None  # for a choice drawn at random
 
     @classmethod
     def ranked(cls, tokens: Sequence[float], scores: Sequence[float]) -> "DraftChoice":
-        """From the best tokens and their scores, −∞ for what can't be; both best first, at least two."""
+        """Build a choice from at least two tokens and their scores, best first; −∞: impossible."""
         possible = [int(token) for token, score in zip(tokens, scores, strict=True) if score > -math.inf]
         return cls(possible, scores[0] - scores[1])
 
 
 class DraftNode:
-    """One token. It is pending until the model has run it, which tells what it would choose next."""
+    """One token. It is pending until the model has run it."""
 
     __slots__ = ("children", "choice", "column", "parent", "position", "probability", "token")
 
     def __init__(self, token: int, position: int, probability: float = 1.0, parent: "DraftNode | None" = None) -> None:
         self.token = token
         self.position = position  # in the text
-        self.probability = probability  # that the target's text comes by here
+        self.probability = probability  # that the target's text contains this path
         self.parent = parent
-        self.column = -1  # of the KV slot; -1: pending. The root's is not kept here
-        self.choice: DraftChoice | None = None  # what may follow
+        self.column = -1  # in the KV slot; -1: pending, or the root
+        self.choice: DraftChoice | None = None  # of the next token
         self.children: dict[int, DraftNode] = {}  # by token, best first; those worth following
 
     def __lt__(self, other: "DraftNode") -> bool:
-        """Whether it is the more promising one."""
+        """Whether this node is more promising."""
         return self.probability > other.probability
 
     def descendants(self) -> Iterator["DraftNode"]:
-        """All nodes below, parents first."""
+        """Yield all nodes below, parents first."""
         for child in self.children.values():
             yield child
             yield from child.descendants()
 
     def path(self) -> list["DraftNode"]:
-        """The nodes from below the root down to this one."""
+        """Return the nodes from the root, exclusive, to this one."""
         nodes: list[DraftNode] = []
         node = self
         while node.parent is not None:
@@ -65,7 +65,7 @@ class DraftTree:
     """The nodes below a text's last token, the root."""
 
     def __init__(self, root: DraftNode, last_position: int, ends: Collection[int]) -> None:
-        """last_position: nothing is drafted beyond it. ends: tokens that nothing follows."""
+        """last_position: the last position to draft. ends: tokens that end a text."""
         self.root = root
         root.parent = None
         self.last_position = last_position
@@ -82,30 +82,30 @@ class DraftTree:
         heapify(self._pending)
 
     def tip(self) -> DraftNode:
-        """The end of the chain: of the path that the drafter itself would write; the root if there is none."""
+        """Return the last node of the chain, the path that the drafter itself prefers; the root if it is empty."""
         node = self.root
         while node.children:
             node = next(iter(node.children.values()))
         return node
 
     def can_run(self, node: DraftNode) -> bool:
-        """Whether anything may follow a pending node."""
+        """Whether a token may follow a pending node."""
         return node.position < self.last_position and node.token not in self._ends
 
     def has_pending(self) -> bool:
-        """Whether there are nodes to run, the tip of the chain included."""
+        """Whether there are nodes to run, including the tip of the chain."""
         while self._pending and not (self._pending[0].column < 0 and self.can_run(self._pending[0])):
             heappop(self._pending)
         return bool(self._pending)
 
     def pop_pending(self) -> DraftNode:
-        """The most promising node to run; the caller has asked whether there is one, and gives it a column."""
+        """Take the most promising node to run. The caller checks `has_pending` first, and gives the node a column."""
         return heappop(self._pending)
 
     def expand(self, node: DraftNode, choice: DraftChoice, probabilities: Sequence[float]) -> list[DraftNode]:
         """Give a node that was run its children, and return them.
 
-        probabilities: of each of the tokens to be the target's; there may be fewer tokens.
+        probabilities: that each token is the target's; there may be fewer tokens.
         """
         node.choice = choice
         self.ran += node is not self.root

@@ -11,7 +11,7 @@ from actors.ensemble.member import MemberRow
 from actors.model.forward_input import RowInput, tree_input
 from actors.model.kv_slots import common_prefix
 from actors.model.runner import Runner
-from actors.tokenizers.logits_mapping import LogitsMapping, Reading
+from actors.tokenizers.logits_mapping import LogitsMapping, MemberContext
 from actors.wire.messages import Join, LogitsReply
 from decoding.drafts.token_tree import TokenTree
 from decoding.drafts.trie import Draft
@@ -33,9 +33,9 @@ class CrossTokenizerMember(MemberRow):
         """text: the text of `join`, read by both tokenizers."""
         self._logits_mapping = logits_mapping
         self._text = text
-        super().__init__(peer, replace(join, tokens=logits_mapping.read(text).tokens), runner)
+        super().__init__(peer, replace(join, tokens=logits_mapping.context(text).tokens), runner)
         self._length = len(join.tokens)
-        self._readings: list[Reading] = []  # [K + 1] the text, and the text with each draft token
+        self._readings: list[MemberContext] = []  # [K + 1] the text, and the text with each draft token
         self._logits: list[Tensor] = []  # [n, V] per step so far, of the first readings
         self._best: list[list[int]] = []  # most probable tokens, for the same readings
         self._tree_start = 0  # the cache column where the last step's tree begins
@@ -47,10 +47,11 @@ class CrossTokenizerMember(MemberRow):
         cls, peer: str, join: Join, runner: Runner, logits_mapping: LogitsMapping
     ) -> "CrossTokenizerMember | None":
         """Make a row, or return None: the leader has no such tokens, or the member can't run the text."""
-        if not join.tokens or not logits_mapping.knows(join.tokens):
+        if not join.tokens or not logits_mapping.can_map(join.tokens):
             return None
         text = logits_mapping.begin(join.tokens, join.prompt_length)
-        return cls(peer, join, runner, logits_mapping, text) if runner.knows(logits_mapping.read(text).tokens) else None
+        can_run = runner.can_run(logits_mapping.context(text).tokens)
+        return cls(peer, join, runner, logits_mapping, text) if can_run else None
 
     @property
     def length(self) -> int:
@@ -61,7 +62,7 @@ class CrossTokenizerMember(MemberRow):
         return self.pending > (_RUN_WITH_DRAFT if self.joined else 1)
 
     def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
-        if not self._logits_mapping.knows([*new_tokens, *draft.tokens]):
+        if not self._logits_mapping.can_map([*new_tokens, *draft.tokens]):
             return False
         for token in new_tokens:
             self._text.commit([token])
@@ -69,26 +70,26 @@ class CrossTokenizerMember(MemberRow):
         self._readings = self._read(draft)
         self._logits, self._best = [], []
         tokens = self._readings[0].tokens
-        if not self._runner.knows(tokens):
+        if not self._runner.can_run(tokens):
             return False
         self._set_tokens(tokens)
         return True
 
-    def _read(self, draft: Draft) -> list[Reading]:
+    def _read(self, draft: Draft) -> list[MemberContext]:
         """Return what to run for the text, and for the text with each draft token. What has no room is silent."""
         texts = [self._text]
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             texts.append(texts[parent + 1].fork())
             texts[-1].commit([token])
-        readings = map(self._logits_mapping.read, texts)
-        return [reading if self._runner.knows(reading.tokens) else reading.silenced() for reading in readings]
+        readings = map(self._logits_mapping.context, texts)
+        return [reading if self._runner.can_run(reading.tokens) else reading.as_unreadable() for reading in readings]
 
     def _set_tokens(self, tokens: list[int]) -> None:
         """Replace the text's tokens, and keep the cache columns that still hold."""
         computed = min(self.cached, common_prefix(self.tokens, tokens))
         if self._tree and computed >= self._tree_start:
             columns = [self._tree_start + node for node in self._tree.find(tokens[self._tree_start :])]
-            self._runner.keep(self.slot, self._tree_start, columns)
+            self._runner.compact(self.slot, self._tree_start, columns)
             computed = max(computed, self._tree_start + len(columns))
         self._tree = TokenTree()
         self.cached = min(computed, len(tokens) - 1)
@@ -97,7 +98,7 @@ class CrossTokenizerMember(MemberRow):
     def step_input(self) -> RowInput:
         """Return the text and as many readings as there is room for; in later steps, the next readings."""
         readings = self._readings[self._computed_readings :]
-        sequences = [self.tokens, *(reading.tokens for reading in readings if not reading.silent)]
+        sequences = [self.tokens, *(reading.tokens for reading in readings if not reading.unreadable)]
         shared = min(common_prefix(self.tokens, tokens) for tokens in sequences)
         self._tree_start = min(self.cached, shared, min(map(len, sequences)) - 1)
         self._tree, self._last_nodes = TokenTree(), []
@@ -105,16 +106,16 @@ class CrossTokenizerMember(MemberRow):
             self._tree.add(self.tokens[self._tree_start :])
         for reading in readings:
             path = reading.tokens[self._tree_start :]
-            if not reading.silent and self._tree and self._tree.size_with(path) > self._runner.max_query:
+            if not reading.unreadable and self._tree and self._tree.size_with(path) > self._runner.max_query:
                 break
-            self._last_nodes.append(0 if reading.silent else self._tree.add(path))
+            self._last_nodes.append(0 if reading.unreadable else self._tree.add(path))
         return tree_input(self.slot, self._tree_start, self._tree.draft)
 
     def reply(self, logits: Tensor) -> LogitsReply | None:
         first = self._computed_readings
         self.cached = min(self.cached, self._tree_start) if first else len(self.tokens)
         readings = self._readings[first : first + len(self._last_nodes)]
-        mapped, best = self._logits_mapping.say(readings, logits[self._last_nodes], self._best_count)
+        mapped, best = self._logits_mapping.project(readings, logits[self._last_nodes], self._best_count)
         self._logits.append(mapped)
         self._best += best
         if self._computed_readings < len(self._readings):

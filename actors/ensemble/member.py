@@ -52,7 +52,7 @@ class MemberRow(Row):
 
     def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
         """Append tokens to the text, and prepare to run a draft. Returns False without room or for unknown tokens."""
-        known = self._runner.knows([*new_tokens, *draft.tokens, self.tokens[0]])
+        known = self._runner.can_run([*new_tokens, *draft.tokens, self.tokens[0]])
         if not known or len(self.tokens) + len(new_tokens) >= self._runner.max_length:
             return False
         self._keep_accepted(new_tokens)
@@ -94,6 +94,6 @@ class MemberRow(Row):
                 break
             path.append(nodes.index(node))
         if self.cached == len(self.tokens):  # else the draft continued an earlier text
-            self._runner.keep(self.slot, self.cached, [self.cached + index for index in path])
+            self._runner.compact(self.slot, self.cached, [self.cached + index for index in path])
             self.cached += len(path)
         self.cached = min(self.cached, len(self.tokens) + len(new_tokens) - 1)

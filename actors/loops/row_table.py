@@ -48,7 +48,7 @@ class Row:
         return self.donor is None and self.preparing is None
 
     @property
-    def held(self) -> int:
+    def cached_prefix(self) -> int:
         """Number of leading tokens that the slot's first columns hold, in order."""
         return self.cached
 
@@ -68,7 +68,7 @@ class Row:
 
     def texts(self) -> list[tuple[int, list[int]]]:
         """Return each of its slots with the tokens in the slot's first columns."""
-        return [(self.slot, self.tokens[: self.held])]
+        return [(self.slot, self.tokens[: self.cached_prefix])]
 
     def resume(self, count: int) -> None:
         """Continue after the first `count` tokens, which the slot already holds."""
@@ -159,10 +159,10 @@ class RowTable(Generic[R]):
     def _copy_shared(self, row: R, donor: Row) -> None:
         """Copy shared tokens from the donor, unless it is still computing them."""
         if self._active.get(donor.key) is donor:
-            if donor.held < row.shared and not donor.resting:
+            if donor.cached_prefix < row.shared and not donor.resting:
                 return
             common = common_prefix(donor.tokens, row.tokens)  # either text may have changed since
-            copied = min(row.shared, donor.held, common)
+            copied = min(row.shared, donor.cached_prefix, common)
             if copied > row.cached:
                 self._cache.copy(donor.slot, row.slot, row.cached, copied)
                 row.resume(copied)

@@ -1,1 +1,1 @@
-"""One forward over many rows: the runner, its KV slots and attention, and what makes them fast."""
+"""One forward over many rows: the runner, KV slots and attention, and their fast paths."""

@@ -1,7 +1,7 @@
 """CUDA graphs of decoding and verification: a step is one launch, whatever the number of kernels in it.
 
-A graph needs fixed shapes and addresses. So rows, tokens per row and columns are rounded up to buckets, and the inputs
-are copied into buffers that stay. Padding is written to a slot that no request has.
+A graph needs fixed shapes and addresses. So rows, tokens per row and columns are rounded up to buckets, and inputs are
+copied into permanent buffers. Padding is written to a slot that no request has.
 """
 
 import math
@@ -12,15 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actors.model.forward_input import RowInput, visible_columns
+from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
-from actors.model.slot_batch import SlotBatch
-from decoding.sampling.transfer import copy_into, tensor_on
+from actors.model.slot_batch import PackedInputs, SlotBatch, pack_inputs, padding_row
+from decoding.sampling.transfer import tensor_on
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 MAX_ROWS = _ROWS[-1]
 _WIDTHS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)
-_COLUMNS = 256  # the cache's columns are rounded up to a multiple of that
+_COLUMNS = 256  # columns are rounded up to a multiple of this
 
 Forward = Callable[[Tensor, Tensor, SlotBatch], Tensor]  # tokens, positions: [1, N]; returns [N, V]
 
@@ -33,16 +33,8 @@ class Shape(NamedTuple):
     columns: int
 
 
-class Buffers(NamedTuple):
-    """The inputs of one bucket, always in the same place. N = B * Q."""
-
-    tokens: Tensor  # [1, N] int64
-    positions: Tensor  # [1, N] int64
-    batch: SlotBatch
-
-
 class CudaGraphs:
-    """One graph per bucket, captured when the bucket is first met."""
+    """One graph per bucket, captured on the bucket's first use."""
 
     def __init__(
         self,
@@ -56,17 +48,17 @@ class CudaGraphs:
         recorder: GraphRecorder,
     ) -> None:
         """
-        spare_slot: where padding is written.
+        spare_slot: the slot that padding is written to.
         capacity: columns of a slot.
-        window: of the layers with a sliding window.
+        window: the sliding window of the layers that have one, in tokens.
         """
         self._forward, self._device, self._dtype = forward, device, dtype
         self._spare_slot, self._capacity, self._window = spare_slot, capacity, window
         self._recorder = recorder
-        self._captured: dict[Shape, tuple[Buffers, Replay]] = {}
+        self._captured: dict[Shape, tuple[PackedInputs, Replay]] = {}
 
     def bucket(self, rows: Sequence[RowInput]) -> Shape | None:
-        """The least bucket that has room for the rows; None if there is none, as for long prompts."""
+        """Return the smallest bucket with room for the rows; None for rows that are too many or too long."""
         width = max(len(row.tokens) for row in rows)
         if len(rows) > MAX_ROWS or width > _WIDTHS[-1]:
             return None
@@ -74,73 +66,36 @@ class CudaGraphs:
         return Shape(rows_bucket(len(rows)), _round_up(width, _WIDTHS), columns)
 
     def logits(self, shape: Shape, rows: Sequence[RowInput]) -> Tensor:
-        """[N, V] after every token, row after row. The rows fit into `shape`."""
+        """Return [N, V] logits after every token, row after row. The rows must fit into `shape`."""
+        inputs = self._pack(shape, rows)
         if shape not in self._captured:
-            buffers = self._allocate(shape)
-            self._fill(buffers, shape, rows)
-            self._captured[shape] = buffers, self._recorder.record(lambda: self._forward(*buffers))
+            buffers = inputs.copy_to(self._device)
+            views = buffers.unpack()
+            self._captured[shape] = buffers, self._recorder.record(lambda: self._forward(*views))
         buffers, replay = self._captured[shape]
-        self._fill(buffers, shape, rows)
+        buffers.overwrite(inputs)
         real = [i * shape.width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]
         return replay()[tensor_on(self._device, real, torch.int64)]
 
-    def _allocate(self, shape: Shape) -> Buffers:
-        count = shape.rows * shape.width
-
-        def index(*sizes: int) -> Tensor:
-            return torch.zeros(sizes, dtype=torch.int64, device=self._device)
-
-        mask = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        windowed = mask if self._window is None else torch.zeros_like(mask)
-        batch = SlotBatch(
-            slots=index(count),
-            columns=index(count),
-            rows=index(shape.rows),
-            offsets=torch.arange(0, count + 1, shape.width, device=self._device),
-            ends=torch.full((shape.rows,), shape.columns, device=self._device),
-            flat=torch.arange(count, device=self._device),
-            mask=mask,
-            windowed=windowed,
+    def _pack(self, shape: Shape, rows: Sequence[RowInput]) -> PackedInputs:
+        """Pack the rows and the padding that the bucket needs."""
+        return pack_inputs(
+            [*rows, *[padding_row(self._spare_slot, shape.width)] * (shape.rows - len(rows))],
+            shape.columns,
+            dtype=self._dtype,
+            window=self._window,
+            width=shape.width,
+            spare_slot=self._spare_slot,
         )
-        return Buffers(index(1, count), index(1, count), batch)
-
-    def _fill(self, buffers: Buffers, shape: Shape, rows: Sequence[RowInput]) -> None:
-        """Copy the rows and their padding into the buffers."""
-        tokens = torch.zeros(shape.rows, shape.width, dtype=torch.int64)
-        positions = torch.zeros_like(tokens)
-        slots = torch.full_like(tokens, self._spare_slot)
-        columns = torch.arange(shape.width).repeat(shape.rows, 1)
-        for i, row in enumerate(rows):
-            count = len(row.tokens)
-            tokens[i, :count] = torch.tensor(row.tokens)
-            positions[i, :count] = torch.tensor(row.positions())
-            slots[i, :count] = row.slot
-            columns[i, :count] += row.start
-        of_rows = torch.tensor([*(row.slot for row in rows), *[self._spare_slot] * (shape.rows - len(rows))])
-        batch = buffers.batch
-        for buffer, values in (
-            (buffers.tokens, tokens),
-            (buffers.positions, positions),
-            (batch.slots, slots),
-            (batch.columns, columns),
-            (batch.rows, of_rows),
-        ):
-            copy_into(buffer, values)
-        masks = [(batch.mask, None), (batch.windowed, self._window)]
-        for mask, window in masks[: 1 if self._window is None else 2]:
-            values = torch.zeros(shape, dtype=mask.dtype)
-            visible = visible_columns(rows, shape.width, shape.columns, window)
-            values[: len(rows)].masked_fill_(~visible, -math.inf)  # padding sees all: a softmax over nothing is NaN
-            copy_into(mask, values)
 
 
 def rows_bucket(count: int) -> int:
-    """How many rows a graph for so many has, which are at most `MAX_ROWS`."""
+    """Round a number of rows, at most `MAX_ROWS`, up to a bucket's."""
     return _round_up(count, _ROWS)
 
 
 def columns_bucket(count: int, capacity: int) -> int:
-    """How many columns a graph for so many reads."""
+    """Round a number of columns up to a bucket's."""
     return min(math.ceil(count / _COLUMNS) * _COLUMNS, capacity)
 
 

@@ -1,4 +1,4 @@
-"""What makes a model's layers fast, on the device where they are, without touching the model's code."""
+"""Faster layers for a loaded model, on the device where it is, without changes to its code."""
 
 from torch import nn
 
@@ -9,7 +9,7 @@ from actors.model.packed_linear import pack_linears
 
 
 def use_faster_layers(model: nn.Module) -> None:
-    """Replace the layers below `model` for which there are faster ones that compute the same, up to rounding."""
+    """Replace layers below `model` by faster ones that compute the same up to rounding."""
     pack_linears(model)
     replace_norms(model)
     replace_mlps(model)  # after their projections

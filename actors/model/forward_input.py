@@ -1,4 +1,6 @@
-"""What a runner is given of one row, and what its tokens see."""
+"""One row's input to a forward, and the columns that its tokens see.
+
+It knows nothing of models or caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +13,11 @@ from decoding.drafts.trie import Draft
 
 @dataclass(frozen=True, slots=True)
 class RowInput:
-    """New tokens of one row: they are written to columns start, start + 1, … of the row's slot.
+    """New tokens of one row, written to columns start, start + 1, … of the row's slot.
 
-    Without `paths` they continue the text in columns 0 … start - 1, each token the one before it. With `paths` they are
-    nodes of a tree below the text in columns 0 … trunk - 1: paths[j] lists the columns of token j's ancestors below the
-    text, topmost first, and its own column last. Columns in between may hold nodes of earlier calls.
+    Without `paths` they continue the text in columns 0 … start - 1. With `paths` they are nodes of a tree below the
+    text in columns 0 … trunk - 1. paths[j] lists the columns of token j's ancestors below the text, topmost first,
+    and its own column last. Columns from `trunk` to `start` may contain nodes of earlier calls.
     """
 
     slot: int
@@ -26,41 +28,41 @@ class RowInput:
 
     @property
     def end(self) -> int:
-        """The first column behind the new tokens."""
+        """The column after the last new token."""
         return self.start + len(self.tokens)
 
     def positions(self) -> Sequence[int]:
-        """Where the tokens stand in the text."""
+        """The tokens' positions in the text."""
         if self.paths is None:
             return range(self.start, self.end)
         return [self.trunk + len(path) - 1 for path in self.paths]
 
 
 def draft_input(slot: int, start: int, token: int, draft: Draft) -> RowInput:
-    """A text's last token, which goes to column `start`, and K draft tokens; K + 1 in all."""
+    """Return the input of a text's last token, written to column `start`, and K draft tokens: K + 1 in all."""
     return tree_input(slot, start, Draft([token, *draft.tokens], [-1, *(parent + 1 for parent in draft.parents)]))
 
 
 def tree_input(slot: int, start: int, draft: Draft) -> RowInput:
-    """Draft tokens below the text in columns 0 … start - 1."""
+    """Return the input of draft tokens below the text in columns 0 … start - 1."""
     if draft.is_chain:
         return RowInput(slot, start, draft.tokens)
     paths: list[list[int]] = []
-    for place, parent in enumerate(draft.parents):
-        paths.append([*(paths[parent] if parent >= 0 else ()), start + place])
+    for index, parent in enumerate(draft.parents):
+        paths.append([*(paths[parent] if parent >= 0 else ()), start + index])
     return RowInput(slot, start, draft.tokens, trunk=start, paths=paths)
 
 
 def visible_columns(rows: Sequence[RowInput], width: int, length: int, window: int | None) -> Tensor:
-    """[B, Q, L] bool: which of a slot's first L columns each token sees, at most `window` positions back.
+    """Return which of a slot's first L columns each token sees, at most `window` positions back: [B, Q, L] bool.
 
-    width: Q. What it says behind the end of a row's tokens has no meaning, but every token sees something.
+    width: Q. Beyond a row's tokens the values have no meaning, but at least one column is visible.
     """
     columns = torch.arange(length)
-    ends = torch.tensor([row.start for row in rows])[:, None] + torch.arange(width)
-    visible = columns <= ends[:, :, None]
+    own = (torch.tensor([row.start for row in rows])[:, None] + torch.arange(width))[:, :, None]
+    visible = columns <= own
     if window is not None:
-        visible &= columns > ends[:, :, None] - window
+        visible &= columns > own - window
     for index, row in enumerate(rows):
         if row.paths is not None:
             _see_paths(row, visible[index], window or length)
@@ -68,7 +70,7 @@ def visible_columns(rows: Sequence[RowInput], width: int, length: int, window: i
 
 
 def _see_paths(row: RowInput, visible: Tensor, window: int) -> None:
-    """visible: [Q, L] bool, set to the text and the tokens' own paths."""
+    """Set `visible`, [Q, L] bool, to the text and the tokens' own paths."""
     assert row.paths is not None
     visible[: len(row.paths)] = False
     for j, path in enumerate(row.paths):

@@ -11,24 +11,24 @@ import torch
 from torch import Tensor
 
 _log = logging.getLogger(__name__)
-_WARM_UPS = 2  # calls before, in which libraries allocate what they need
-_one_at_a_time = threading.Lock()  # torch records one graph at a time in a process, whose loops are threads
+_WARM_UPS = 2  # calls before a recording, in which libraries allocate what they need
+_one_at_a_time = threading.Lock()  # torch records one graph at a time in a process; loops are threads
 
 Replay = Callable[[], Tensor]
 
 
 class GraphRecorder:
-    """Whatever it has recorded shares one pool of memory: a result is valid until the next replay of any."""
+    """Records calls in one pool of memory: a result is valid until the next replay of any of them."""
 
     def __init__(self, capture: Callable[[Replay], Replay] | None = None) -> None:
         """capture: another way to record a call, for tests without a GPU."""
         self._capture = capture or _Pool().capture
 
     def record(self, run: Replay) -> Replay:
-        """A replay of the call; the call itself where it does something that can't be recorded.
+        """Return a replay of the call, or the call itself if it can't be recorded.
 
         Raises:
-            torch.OutOfMemoryError: there is no room now.
+            torch.OutOfMemoryError: there is too little memory now.
         """
         try:
             return self._capture(run)
@@ -42,10 +42,10 @@ class GraphRecorder:
 class _Pool:
     def __init__(self) -> None:
         self._handle = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # always the same, as its workspaces are in the pool
+        self._stream = torch.cuda.Stream()  # one stream for all, because its workspaces are in the pool
 
     def capture(self, run: Replay) -> Replay:
-        """The kernels of a call as a graph. Other threads go on meanwhile: only this one must not wait or allocate."""
+        """Capture a call's kernels as a graph. Other threads may go on; only this one must not wait or allocate."""
         current, side, graph = torch.cuda.current_stream(), self._stream, torch.cuda.CUDAGraph()
         with _one_at_a_time:
             side.wait_stream(current)
@@ -56,7 +56,7 @@ class _Pool:
                 with torch.cuda.graph(graph, pool=self._handle, stream=side, capture_error_mode="thread_local"):
                     output = run()
             finally:
-                torch.cuda.set_stream(current)  # torch does not, if what it was recording failed
+                torch.cuda.set_stream(current)  # torch does not do so after a failed capture
             current.wait_stream(side)
 
         def replay() -> Tensor:

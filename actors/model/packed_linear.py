@@ -1,10 +1,10 @@
-"""Weights laid out for oneDNN once, at loading, instead of at every call: about twice as fast on CPUs.
+"""Linear layers whose weights are laid out for oneDNN once, at loading: about twice as fast on CPUs.
 
-torch's own `linear` leaves weights as they are, and reads them at little more than half the memory bandwidth when there
-are few tokens: see docs/experiments.md. Layers that see the same input are computed as one, on CPUs and GPUs.
+With few tokens, torch's own `linear` reads weights at little more than half the memory bandwidth (docs/experiments.md).
+Layers that see the same input are computed as one, on CPUs and GPUs.
 
-For each number of tokens, oneDNN and torch keep 0.8 MiB of code and descriptions per shape of weights. So packed layers
-see few numbers: `padded_size`.
+For each number of tokens, oneDNN and torch cache 0.8 MiB of code per shape of weights. So packed layers compute few
+numbers of tokens: `padded_size`.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,13 @@ from torch.nn.functional import linear, pad
 
 from actors.model.operator_trace import as_one_operator
 
-_TOKENS = 8  # what the layout is made for; it serves other numbers almost as well
+_TOKENS = 8  # the layout is made for so many; it serves other numbers almost as well
 _DTYPES = (torch.float32, torch.bfloat16)
-_EXACT = 16  # tokens, up to which there is no padding
-_SIZES_PER_DOUBLING = 8  # beyond that: at most an eighth is added
+_EXACT = 16  # tokens; up to here there is no padding
+_SIZES_PER_DOUBLING = 8  # beyond that: padding adds at most an eighth
 
-
-# Layers that models apply to the same input: as one they keep the threads busy for longer.
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Layers that models apply to the same input: joined they keep the threads busy for longer.
+_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class PackedLinear(nn.Module):
@@ -42,7 +41,7 @@ class PackedLinear(nn.Module):
 
 
 def padded_size(tokens: int) -> int:
-    """The number of tokens, at least as many, that a packed layer computes."""
+    """Round a number of tokens up to one that packed layers compute."""
     if tokens <= _EXACT:
         return tokens
     step = (1 << (tokens - 1).bit_length() - 1) // _SIZES_PER_DOUBLING
@@ -53,10 +52,10 @@ def padded_size(tokens: int) -> int:
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x: [..., in_features]; weight: packed; returns [..., out_features]."""
     tokens = x.shape[:-1].numel()
-    more = padded_size(tokens) - tokens
+    padding = padded_size(tokens) - tokens
     result: Tensor
-    if more:
-        padded = pad(x.reshape(tokens, -1), (0, 0, 0, more))
+    if padding:
+        padded = pad(x.reshape(tokens, -1), (0, 0, 0, padding))
         result = _product(padded, weight, bias)[:tokens].view(*x.shape[:-1], -1)
     else:
         result = _product(x, weight, bias)
@@ -67,7 +66,7 @@ _product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scal
 
 
 class JoinedLinear(nn.Module):
-    """Some linear layers' weights, one below the other, as torch computes them."""
+    """Several linear layers as one, computed by torch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: [out_features, in_features]; bias: [out_features]."""
@@ -79,8 +78,8 @@ class JoinedLinear(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
-class PackedTogether:
-    """Some linear layers that see the same input, computed at once when the first of them is called."""
+class LinearGroup:
+    """Several linear layers that see the same input, computed at once when the first of them is called."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         weight = torch.cat([linear.weight.detach() for linear in linears])
@@ -88,40 +87,40 @@ class PackedTogether:
         kind = PackedLinear if weight.device.type == "cpu" else JoinedLinear
         self.joined = kind(weight, torch.cat(biases) if biases else None)
         self.in_features = linears[0].in_features
-        self.like = weight.new_empty(0)  # their dtype and device
+        self.example = weight.new_empty(0)  # has their dtype and device
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._results: Sequence[Tensor] = ()
-        self._asked = 0  # how many of them
+        self._used = 0  # how many of the results
 
     def result(self, index: int, x: Tensor) -> Tensor:
-        """[..., out_features] of one of the layers; x: [..., in_features], the same tensor for all of them."""
+        """Return one layer's result, [..., out_features]. x: [..., in_features], the same tensor for all layers."""
         if x is not self._input:
-            self._input, self._asked = x, 0
+            self._input, self._used = x, 0
             self._results = self.joined(x).split(self._sizes, dim=-1)
         result = self._results[index]
-        self._asked += 1
-        if self._asked == len(self._sizes):  # or they would stay in memory until the next call
+        self._used += 1
+        if self._used == len(self._sizes):  # frees them before the next call
             self._input, self._results = None, ()
         return result
 
 
-class OneOfSeveral(nn.Module):
-    """A linear layer that is computed together with others."""
+class GroupedLinear(nn.Module):
+    """A linear layer that is computed jointly with others."""
 
-    def __init__(self, together: PackedTogether, index: int) -> None:
+    def __init__(self, group: LinearGroup, index: int) -> None:
         super().__init__()
-        self.together, self._index = together, index
+        self.group, self._index = group, index
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features]; returns [..., out_features]."""
-        return self.together.result(self._index, x)
+        return self.group.result(self._index, x)
 
 
 @torch.no_grad()
 def pack_linears(module: nn.Module) -> None:
-    """Replace the linear layers below `module` that profit, in turn, so that memory never holds two copies."""
-    for names in _TOGETHER:
+    """Replace the linear layers below `module` that profit, one at a time to save memory."""
+    for names in _GROUPS:
         _join(module, names)
     for name, child in module.named_children():
         if _profits(child) and child.weight.device.type == "cpu":
@@ -131,18 +130,18 @@ def pack_linears(module: nn.Module) -> None:
 
 
 def _join(module: nn.Module, names: Sequence[str]) -> None:
-    """Make one of the layers of these names, if the module has all of them and they are alike."""
+    """Join the layers of these names, if the module has all of them and they are alike."""
     linears = [child for name in names if _profits(child := getattr(module, name, None))]
     kinds = {(layer.weight.device, layer.weight.dtype, layer.bias is None) for layer in linears}
     if len(linears) < len(names) or len(kinds) > 1:
         return
-    together = PackedTogether(linears)
+    group = LinearGroup(linears)
     for index, name in enumerate(names):
-        setattr(module, name, OneOfSeveral(together, index))
+        setattr(module, name, GroupedLinear(group, index))
 
 
 def _profits(module: object) -> TypeGuard[nn.Linear]:
-    """Whether it is a plain layer, of a model that is on one device, and of a type that its device is good at."""
+    """Whether it is a plain linear layer, on one device, of a dtype that is fast there."""
     if type(module) is not nn.Linear or hasattr(module, "_hf_hook"):
         return False
     if module.weight.device.type == "cuda":

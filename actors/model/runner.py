@@ -1,10 +1,9 @@
-"""Runs any decoder-only Hugging Face causal LM over KV slots, on ragged batches, through the model's own `forward`.
+"""Runs a decoder-only Hugging Face causal LM over KV slots, on ragged batches, through the model's own `forward`.
 
 It knows nothing of requests, drafts or sampling: rows of token ids go in at given positions, logits come out.
 """
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
 
@@ -13,32 +12,32 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.model.cuda_graphs import CudaGraphs
-from actors.model.forward_input import RowInput, visible_columns
+from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_slots import SlotCache
 from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.slot_attention import NAME
-from actors.model.slot_batch import SlotBatch
+from actors.model.slot_batch import SlotBatch, pack_inputs
 from decoding.errors import ConfigError
-from decoding.sampling.transfer import copy_to, tensor_on
+from decoding.sampling.transfer import tensor_on
 
-_MOST_TRACED = 128  # tokens; with more, the Python beside them does not count
-_TRACED_SIZES = (10, 3), (6, 2)  # tokens, and how many of them have logits
-_TRIED_AT = 5  # the first column of the calls that a trace is compared in
+_MAX_TRACED_TOKENS = 128  # with more, the cost of Python is negligible
+_TRACED_SIZES = (10, 3), (6, 2)  # tokens, and the number of logits
+_COMPARED_START = 5  # the first column of the calls in which a trace is compared
 _log = logging.getLogger(__name__)
 
 
 class Runner:
     """A model with a cache of `slots` rows, each of `max_length` tokens."""
 
-    whole = False  # whether the model is in this process, on one device: then `forward` may be called by itself
-    recorder: GraphRecorder | None = None  # of its calls, on a GPU
+    single_device = False  # whether this process has all of the model on one device; `forward` needs that
+    recorder: GraphRecorder | None = None  # records calls on a GPU
 
     def __init__(self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int) -> None:
-        """max_query: the most tokens that one call brings per row, Q; a tree may reach that far past a row's end.
+        """max_query: the most tokens of a row in one call, Q; a tree may reach that far past a row's end.
 
         Raises:
-            ConfigError: the model's attention can't be replaced.
+            ConfigError: the model's attention implementation can't be replaced.
         """
         self.model = model.eval().requires_grad_(False)
         try:
@@ -54,18 +53,18 @@ class Runner:
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._graphs: CudaGraphs | None = None
         self._traced: Callable[..., Tensor] | None = None
-        self.whole = len({parameter.device for parameter in model.parameters()}) == 1
-        if self.device.type == "cuda" and self.whole:
+        self.single_device = len({parameter.device for parameter in model.parameters()}) == 1
+        if self.device.type == "cuda" and self.single_device:
             self.use_graphs()
 
     def shared_copy(self) -> "Runner":
-        """Another one over the same model, with as many slots of its own, allocated. One of both may run at a time."""
-        twin = Runner(self.model, slots=self.cache.slots, max_length=self.max_length, max_query=self.max_query)
-        twin.cache.dtype = self.cache.dtype
-        twin.logits([RowInput(slot=0, start=0, tokens=[0])])
+        """Return a runner that shares the weights and has as many slots of its own. Only one may run at a time."""
+        copy = Runner(self.model, slots=self.cache.slots, max_length=self.max_length, max_query=self.max_query)
+        copy.cache.dtype = self.cache.dtype
+        copy.logits([RowInput(slot=0, start=0, tokens=[0])])
         if self._traced is not None:
-            twin.use_trace()
-        return twin
+            copy.use_trace()
+        return copy
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
         """Run small batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
@@ -82,17 +81,17 @@ class Runner:
 
     @torch.inference_mode()
     def use_trace(self) -> None:
-        """Run small batches without the model's own Python, where its operators are always the same. On a CPU.
+        """Run small batches on a CPU without the model's Python code, if its sequence of operators is fixed.
 
-        Slots must be allocated and free: their first columns are written to.
+        Slots must be allocated and free, because their first columns are overwritten.
         """
-        if self.device.type != "cpu" or not self.whole:
+        if self.device.type != "cpu" or not self.single_device:
             return
         try:
-            traced = trace(self._call, *(self._example([tokens], kept) for tokens, kept in _TRACED_SIZES))
-            long = min(_MOST_TRACED // 2, self.max_query, self.max_length - _TRIED_AT)
-            for rows in ([1], [2, 1], [long, long]):
-                self._compare(traced, rows)
+            traced = trace(self._call, *(self._example([tokens], logits) for tokens, logits in _TRACED_SIZES))
+            long = min(_MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - _COMPARED_START)
+            for counts in ([1], [2, 1], [long, long]):
+                self._compare(traced, counts)
         except UntraceableError as error:
             _log.info("%s runs with its own Python: %s", type(self.model).__name__, error)
         except Exception:
@@ -100,39 +99,34 @@ class Runner:
         else:
             self._traced = traced
 
-    def _compare(self, traced: Callable[..., Tensor], rows: Sequence[int]) -> None:
-        """Raises UntraceableError if the trace does something else than the model does.
-
-        rows: the number of tokens of each.
-        """
-        found = []
+    def _compare(self, traced: Callable[..., Tensor], counts: Sequence[int]) -> None:
+        """Raise UntraceableError if the trace and the model differ. counts: the number of tokens of each row."""
+        results = []
         for call in (None, traced):
-            for keys, values in self.cache.layers.values():  # so that it matters what is written
+            for keys, values in self.cache.layers.values():  # the results then depend on what is written
                 for store in (keys, values):
-                    store[: len(rows), :, : _TRIED_AT + max(rows)] = 0.5
-            sizes, inputs = self._example(rows, sum(rows), start=_TRIED_AT)
-            found.append(self._call(*inputs) if call is None else call(*sizes, *inputs))
-        if not torch.equal(*found):
-            raise UntraceableError(f"it does something else with {rows} tokens")
+                    store[: len(counts), :, : _COMPARED_START + max(counts)] = 0.5
+            sizes, inputs = self._example(counts, sum(counts), start=_COMPARED_START)
+            results.append(self._call(*inputs) if call is None else call(*sizes, *inputs))
+        if not torch.equal(*results):
+            raise UntraceableError(f"it does something else with {counts} tokens")
 
-    def _example(self, rows: Sequence[int], kept: int, start: int = 1) -> Example:
-        """A call. rows: the number of tokens of each, from column `start` on."""
-        count = sum(rows)
-        tokens = iter([(7 * start + 131 * place) % self.vocab_size for place in range(count)])
-        given = [RowInput(slot, start, list(islice(tokens, width))) for slot, width in enumerate(rows)]
-        batch = self._place(given, start + max(rows))
-        written = self._index([[token for row in given for token in row.tokens]])
-        positions = self._index([[position for row in given for position in row.positions()]])
-        return Example((count, kept), (written, positions, self._index(range(kept)), batch, *batch))
+    def _example(self, counts: Sequence[int], logits: int, start: int = 1) -> Example:
+        """Return a call. counts: the tokens of each row, from column `start` on. logits: after how many tokens."""
+        total = sum(counts)
+        tokens = iter([(7 * start + 131 * index) % self.vocab_size for index in range(total)])
+        rows = [RowInput(slot, start, list(islice(tokens, count))) for slot, count in enumerate(counts)]
+        inputs, positions, batch = self._inputs(rows, start + max(counts))
+        return Example((total, logits), (inputs, positions, torch.arange(logits), batch, *batch))
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
-        """One forward over ragged rows, whose tokens lie one after the other.
+        """Run one forward over ragged rows.
 
-        A row's token attends to the text before it, which earlier calls (or this one) wrote to the row's slot.
+        A token attends to the text before it, which this call or earlier ones wrote to the row's slot.
 
         Raises:
-            ValueError: a row reaches beyond its slot.
+            ValueError: a row is longer than its slot.
 
         Returns:
             [N, V] logits after every token, row after row; with `last_only` [B, V], after each row's last token.
@@ -144,64 +138,47 @@ class Runner:
         if self._graphs and bucket:
             logits = self._graphs.logits(bucket, rows)
             return logits[self._ends(rows)] if last_only else logits
-        tokens = self._index([[token for row in rows for token in row.tokens]])  # [1, N]
-        positions = self._index([[position for row in rows for position in row.positions()]])
-        return self.forward(tokens, positions, self._place(rows, end), self._ends(rows) if last_only else None)
+        return self.forward(*self._inputs(rows, end), self._ends(rows) if last_only else None)
 
-    def forward(self, tokens: Tensor, positions: Tensor, batch: SlotBatch, keep: Tensor | None = None) -> Tensor:
-        """tokens, positions: [1, N]. keep: after which of the N tokens logits are wanted; None: all. Returns [·, V]."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor, batch: SlotBatch, logits_to_keep: Tensor | None = None
+    ) -> Tensor:
+        """Return [·, V] logits. tokens, positions: [1, N]. logits_to_keep: indices of tokens; None: all."""
         count = tokens.shape[1]
-        if self._traced is None or count > _MOST_TRACED:
-            return self._call(tokens, positions, keep, batch)
-        kept = torch.arange(count) if keep is None else keep
+        if self._traced is None or count > _MAX_TRACED_TOKENS:
+            return self._call(tokens, positions, logits_to_keep, batch)
+        kept = torch.arange(count) if logits_to_keep is None else logits_to_keep
         return self._traced(count, len(kept), tokens, positions, kept, batch, *batch)
 
-    def _call(self, tokens: Tensor, positions: Tensor, keep: Tensor | None, batch: SlotBatch, *_: Tensor) -> Tensor:
+    def _call(
+        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: SlotBatch, *_: Tensor
+    ) -> Tensor:
         logits: Tensor = self.model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=batch.mask[:, None],
             use_cache=False,
-            logits_to_keep=0 if keep is None else keep,
+            logits_to_keep=0 if logits_to_keep is None else logits_to_keep,
             slot_batch=batch,
             slot_cache=self.cache,
         ).logits
         return logits[0]
 
-    def _place(self, rows: Sequence[RowInput], length: int) -> SlotBatch:
-        """Where the rows' tokens stand. length: columns to read, L."""
-        width = max(len(row.tokens) for row in rows)
-        mask = self._mask(rows, width, length, None)
-        return SlotBatch(
-            slots=self._index([row.slot for row in rows for _ in row.tokens]),
-            columns=self._index([column for row in rows for column in range(row.start, row.end)]),
-            rows=self._index([row.slot for row in rows]),
-            offsets=self._index([0, *accumulate(len(row.tokens) for row in rows)]),
-            ends=self._index([row.end for row in rows]),
-            flat=self._index([i * width + j for i, row in enumerate(rows) for j in range(len(row.tokens))]),
-            mask=mask,
-            windowed=mask if self.window is None else self._mask(rows, width, length, self.window),
-        )
-
-    def _mask(self, rows: Sequence[RowInput], width: int, length: int, window: int | None) -> Tensor:
-        """[B, Q, L] to be added to scores: 0 where a token sees a column, else -inf."""
-        visible = visible_columns(rows, width, length, window)
-        mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, -math.inf)
-        return copy_to(self.device, mask)
+    def _inputs(self, rows: Sequence[RowInput], columns: int) -> tuple[Tensor, Tensor, SlotBatch]:
+        """Return tokens, positions and layout on the device."""
+        inputs = pack_inputs(rows, columns, dtype=self.model.dtype, window=self.window)
+        return inputs.copy_to(self.device).unpack()
 
     def _ends(self, rows: Sequence[RowInput]) -> Tensor:
-        """[B] int64, the index of each row's last token: where the logits are, or on the CPU if that is anywhere."""
+        """Return the index of each row's last token, [B] int64: on the device of the logits, or on the CPU."""
         ends = [*accumulate(len(row.tokens) for row in rows)]
-        return tensor_on(self.device if self.whole else "cpu", [end - 1 for end in ends], torch.int64)
+        return tensor_on(self.device if self.single_device else "cpu", [end - 1 for end in ends], torch.int64)
 
-    def _index(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-        return tensor_on(self.device, values, torch.int64)
-
-    def keep(self, slot: int, trunk: int, path: Sequence[int]) -> None:
-        """Make the tree nodes in the columns of `path` the text that follows column trunk - 1."""
+    def compact(self, slot: int, trunk: int, path: Sequence[int]) -> None:
+        """Move the tree nodes in the columns of `path` to the columns from `trunk` on, as text."""
         if list(path) != list(range(trunk, trunk + len(path))):
             self.cache.move(slot, path, trunk)
 
-    def knows(self, tokens: Sequence[int]) -> bool:
-        """Whether there are tokens, all of them in the model's vocabulary, and room for one more in a slot."""
+    def can_run(self, tokens: Sequence[int]) -> bool:
+        """Whether the text is not empty, has only tokens of the vocabulary, and leaves room in a slot."""
         return 0 < len(tokens) < self.max_length and min(tokens) >= 0 and max(tokens) < self.vocab_size

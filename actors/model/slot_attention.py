@@ -1,7 +1,7 @@
 """Attention over KV slots, registered with transformers as the attention implementation "slots".
 
-Every model that takes its attention from transformers' `AttentionInterface` runs on slots this way, through its own
-`forward`: the tokens of all rows lie one after the other in a batch of one, without padding; only attention sees rows.
+Models that take their attention from transformers' `AttentionInterface` run on slots through their own `forward`. They
+get the tokens of all rows, one row after another, as a batch of one; only attention sees rows.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -37,12 +37,12 @@ def attend_to_slots(
     slot_cache: "SlotCache | None" = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer; without a slot batch, for example in `generate`, plain SDPA.
+    """Attend to the slots, or by plain SDPA if there is no slot batch, as in `generate`.
 
     query: [1, heads, N, head_dim]; key, value: [1, kv_heads, N, head_dim]. Returns [1, N, heads, head_dim].
 
     Raises:
-        ConfigError: the layer wants something that attention over slots does not have.
+        ConfigError: the layer uses a feature that attention over slots does not have.
     """
     if slot_batch is None:
         output: tuple[Tensor, None] = sdpa_attention_forward(
@@ -88,7 +88,7 @@ def _attend(
     keys[batch.slots, :, batch.columns] = key[0].transpose(0, 1).to(keys.dtype)
     values[batch.slots, :, batch.columns] = value[0].transpose(0, 1).to(values.dtype)
     (count, width, length), (_, heads, tokens, _), shared = mask.shape, query.shape, key.shape[1]
-    grouped = heads // shared * width  # the query heads that share a kv head, as if they were more tokens
+    grouped = heads // shared * width  # query heads that share a kv head count as more tokens
     padded = query[0].transpose(0, 1)  # [N, heads, head_dim]
     if tokens != count * width:
         padded = padded.new_zeros(count * width, *padded.shape[1:]).index_copy_(0, batch.flat, padded)
@@ -100,12 +100,12 @@ def _attend(
         attn_mask=mask[:, None, None].expand(-1, 1, heads // shared, -1, -1).reshape(count, 1, grouped, length),
         scale=scale,
     )
-    found = output.view(count, heads, width, -1).transpose(1, 2).flatten(0, 1)  # [B * Q, heads, head_dim]
-    return (found if tokens == count * width else found[batch.flat])[None].contiguous()
+    attended = output.view(count, heads, width, -1).transpose(1, 2).flatten(0, 1)  # [B * Q, heads, head_dim]
+    return (attended if tokens == count * width else attended[batch.flat])[None].contiguous()
 
 
 def _select(store: Tensor, rows: Tensor, length: int) -> Tensor:
-    """[B, kv_heads, L, head_dim]; of neighbouring slots on a CPU, where looking costs nothing, without a copy."""
+    """Return the rows' slots, [B, kv_heads, L, head_dim]: a view if the slots are neighbours on a CPU, else a copy."""
     columns = store[:, :, :length]
     if rows.device.type == "cpu":
         slots = rows.tolist()

@@ -76,7 +76,7 @@ class TargetInbox:
         match message:
             case Offer(request_id, _, tokens):
                 row = self._rows.get((message.coordinator, request_id))
-                if isinstance(row, TargetRow) and self._runner.knows([*tokens, *message.drawn_from()]):
+                if isinstance(row, TargetRow) and self._runner.can_run([*tokens, *message.drawn_from()]):
                     # A late draft never fits if it was drawn at random, so there a misfit tells nothing.
                     fits = row.offer(message) or row.params.rejects
                     self._planner.note_offer(row, time.perf_counter(), fits=fits)
@@ -119,7 +119,7 @@ class TargetInbox:
         if needed > self._runner.max_length:
             limit = self._runner.max_length
             raise UnavailableError(f"the request needs {needed} positions, but the target has {limit}")
-        if not self._runner.knows(message.tokens):
+        if not self._runner.can_run(message.tokens):
             size = self._runner.vocab_size
             raise UnavailableError(f"the prompt is empty, or has tokens outside the target's vocabulary of {size}")
         if message.beams is not None:
@@ -152,7 +152,7 @@ class TargetInbox:
         member_row: MemberRow | None = None
         if logits_mapping is not None:
             member_row = CrossTokenizerMember.make(peer, message, self._runner, logits_mapping)
-        elif self._runner.knows(message.tokens):
+        elif self._runner.can_run(message.tokens):
             member_row = MemberRow(peer, message, self._runner)
         if member_row is None:
             raise UnavailableError("a member has no room for the text, or not its tokens")

@@ -1,1 +1,1 @@
-"""Mappings between the tokens of two models."""
+"""Mappings between the tokenizers of two models."""

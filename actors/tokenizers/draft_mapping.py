@@ -1,6 +1,6 @@
-"""What a drafter needs to draft for a target that has another tokenizer: see docs/other-tokenizers.md.
+"""Maps a target's tokens and parameters to a drafter with another tokenizer: see docs/other-tokenizers.md.
 
-Knows nothing of models, messages or caches.
+It knows nothing of models, messages or caches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ from decoding.tokenizers.text_aligner import Speller, TextAligner
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftMapping:
-    """Of one pair of tokenizers. Drafts are hints, so what has no translation is left out."""
+    """The mapping of one pair of tokenizers. Drafts are hints, so parameters without a translation are left out."""
 
     target: Speller
     drafter: Speller
     begins_texts: bool  # whether the drafter expects its "bos" token before a text
-    ids: Mapping[int, int]  # the drafter's tokens of the same string, by the target's
-    noise_ids: Tensor  # [V] int32: by which each of the drafter's tokens draws its noise
+    ids: Mapping[int, int]  # the target's token to the drafter's token of the same string
+    noise_ids: Tensor  # [V] int32: the token whose noise each of the drafter's tokens gets
     impossible: Tensor  # [V] bool: the drafter's tokens that the target can't write
 
     @classmethod
@@ -31,65 +31,65 @@ class DraftMapping:
         """begins_texts: the drafter expects its "bos" token before a text.
 
         Raises:
-            ConfigError: no drafts can come through text.
+            ConfigError: the pair does not allow drafts through text.
         """
         obstacle = compare_vocabularies(target.vocabulary, drafter.vocabulary).drafting_obstacle
         if obstacle:
             raise ConfigError(obstacle)
-        theirs = counterparts(drafter.vocabulary, target.vocabulary)  # [V]
-        own = torch.arange(target.vocabulary.size, target.vocabulary.size + len(theirs))
-        pairs = ((there, here) for here, there in enumerate(theirs.tolist()) if there >= 0)
+        same = counterparts(drafter.vocabulary, target.vocabulary)  # [V]
+        own = torch.arange(target.vocabulary.size, target.vocabulary.size + len(same))
+        pairs = ((target_id, drafter_id) for drafter_id, target_id in enumerate(same.tolist()) if target_id >= 0)
         return cls(
             target,
             drafter,
             begins_texts,
             dict(pairs),
-            torch.where(theirs < 0, own, theirs).int(),
+            torch.where(same < 0, own, same).int(),
             torch.tensor([not _is_possible(meaning, target) for meaning in drafter.vocabulary.meanings]),
         )
 
     def to(self, device: torch.device | str) -> "DraftMapping":
         return replace(self, noise_ids=self.noise_ids.to(device), impossible=self.impossible.to(device))
 
-    def knows(self, tokens: Sequence[int]) -> bool:
-        """Whether there are tokens, all of them in the target's vocabulary."""
+    def can_map(self, tokens: Sequence[int]) -> bool:
+        """Whether the text is not empty and has only tokens of the target's vocabulary."""
         return len(tokens) > 0 and min(tokens) >= 0 and max(tokens) < self.target.vocabulary.size
 
     def aligner(self, tokens: Sequence[int]) -> TextAligner:
-        """Of a text that begins with these tokens of the target, which are yet to be committed."""
+        """Return an aligner for a text that begins with these target tokens. They are yet to be committed."""
         return TextAligner.for_text(self.target, self.drafter, tokens, begins_texts=self.begins_texts)
 
-    def params(self, given: SamplingParams, max_tokens: int) -> SamplingParams:
-        """What of a request's parameters means something to the drafter, in its own tokens.
+    def params(self, params: SamplingParams, max_tokens: int) -> SamplingParams:
+        """Translate a request's parameters to the drafter's tokens.
 
-        Under rejection sampling it drafts greedily: the target then takes a draft for what it is, a guess, not a draw.
+        Under rejection sampling the drafter is greedy: the target then treats a draft as a guess, not as a sample.
 
         Args:
-            given: by the client, in the target's tokens.
-            max_tokens: of the drafter's.
+            params: in the target's tokens.
+            max_tokens: in the drafter's tokens.
         """
-        words = (word for word in given.bad_words_ids if all(token in self.ids for token in word))
+        words = (word for word in params.bad_words_ids if all(token in self.ids for token in word))
         return replace(
-            given,
-            logit_bias=tuple((self.ids[token], bias) for token, bias in given.logit_bias if token in self.ids),
-            bad_words_ids=tuple(self._all(word) for word in words),
-            allowed_token_ids=self._all(given.allowed_token_ids),
-            forced_bos_token_id=self._one(given.forced_bos_token_id),
-            forced_eos_token_id=self._one(given.forced_eos_token_id),
-            suppress_tokens=self._all(given.suppress_tokens),
-            begin_suppress_tokens=self._all(given.begin_suppress_tokens),
-            eos_token_ids=self._all(given.eos_token_ids),
-            stop_token_ids=self._all(given.stop_token_ids),
+            params,
+            logit_bias=tuple((self.ids[token], bias) for token, bias in params.logit_bias if token in self.ids),
+            bad_words_ids=tuple(self._map_tokens(word) for word in words),
+            allowed_token_ids=self._map_tokens(params.allowed_token_ids),
+            forced_bos_token_id=self._map_token(params.forced_bos_token_id),
+            forced_eos_token_id=self._map_token(params.forced_eos_token_id),
+            suppress_tokens=self._map_tokens(params.suppress_tokens),
+            begin_suppress_tokens=self._map_tokens(params.begin_suppress_tokens),
+            eos_token_ids=self._map_tokens(params.eos_token_ids),
+            stop_token_ids=self._map_tokens(params.stop_token_ids),
             structure=None,
-            temperature=0.0 if given.rejects else given.temperature,
+            temperature=0.0 if params.rejects else params.temperature,
             verification="coupled",
-            max_tokens=max(max_tokens, given.min_tokens),
+            max_tokens=max(max_tokens, params.min_tokens),
         )
 
-    def _one(self, token: int | None) -> int | None:
+    def _map_token(self, token: int | None) -> int | None:
         return None if token is None else self.ids.get(token)
 
-    def _all(self, tokens: Iterable[int]) -> tuple[int, ...]:
+    def _map_tokens(self, tokens: Iterable[int]) -> tuple[int, ...]:
         return tuple(self.ids[token] for token in tokens if token in self.ids)
 
 

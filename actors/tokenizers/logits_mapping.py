@@ -1,6 +1,6 @@
-"""What a member needs to follow a leader that has another tokenizer: see docs/ensembles.md.
+"""Maps a member's logits to the tokens of a leader with another tokenizer: see docs/ensembles.md.
 
-Knows nothing of models, messages or caches.
+It knows nothing of models, messages or caches.
 """
 
 from collections.abc import Sequence
@@ -17,27 +17,27 @@ from decoding.tokenizers.text_aligner import Speller, TextAligner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """What a member runs to say what may follow a text."""
+class MemberContext:
+    """A text in a member's tokens."""
 
-    tokens: list[int]  # the member's, of all of the text
+    tokens: list[int]
     fresh: bool  # whether the next token is the first of a text
-    silent: bool = False  # whether the member can't read the text to its end, so that it has nothing to say
+    unreadable: bool = False  # whether the member's tokens can't express the text, so that it predicts nothing
 
-    def silenced(self) -> "Reading":
-        return Reading(self.tokens, self.fresh, silent=True)
+    def as_unreadable(self) -> "MemberContext":
+        return MemberContext(self.tokens, self.fresh, unreadable=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitsMapping:
-    """Of one pair of tokenizers."""
+    """The mapping of one pair of tokenizers."""
 
     leader: Speller
     member: Speller
     begins_texts: bool  # whether the member expects its "bos" token before a text
-    copies: bool  # whether both have the same strings, so that what is written in one can be read in the other
-    first: Projection  # of what the member says of the first token of a text
-    later: Projection  # of all others
+    copies: bool  # whether both have the same strings, so that texts can be copied
+    first: Projection  # of logits for the first token of a text
+    later: Projection  # of all other logits
 
     @classmethod
     def build(cls, leader: Speller, member: Speller, *, begins_texts: bool = False) -> "LogitsMapping":
@@ -49,22 +49,24 @@ class LogitsMapping:
         obstacle = compare_vocabularies(leader.vocabulary, member.vocabulary).blending_obstacle
         if obstacle:
             raise ConfigError(obstacle)
-        strings = [{one for one in speller.vocabulary.ids if isinstance(one, bytes)} for speller in (leader, member)]
+        strings = [
+            {string for string in speller.vocabulary.ids if isinstance(string, bytes)} for speller in (leader, member)
+        ]
         copies = strings[0] == strings[1]
         later = first = Projection.build(leader, member)
         if (leader.adds_space or member.adds_space) and not copies:
             first = Projection.build(leader, member, fresh=True)
         return cls(leader, member, begins_texts, copies, first, later)
 
-    def knows(self, tokens: Sequence[int]) -> bool:
+    def can_map(self, tokens: Sequence[int]) -> bool:
         """Whether all tokens are in the leader's vocabulary."""
         return not tokens or (min(tokens) >= 0 and max(tokens) < self.leader.vocabulary.size)
 
     def begin(self, tokens: Sequence[int], prompt_length: int) -> TextAligner | CopiedText:
-        """A text of the leader's tokens, the first `prompt_length` of which were there from the beginning.
+        """Begin a text of the leader's tokens.
 
-        These are written as a whole. All others, which the members chose, are appended one by one, as they are when
-        drafted: so the member's tokens depend on the text alone, not on how it came about.
+        The prompt is aligned at once, generated tokens one by one, as when they are drafted. So the member's tokens
+        depend on the text alone, not on how it was generated.
         """
         text: TextAligner | CopiedText = TextAligner.for_text(
             self.leader, self.member, tokens, begins_texts=self.begins_texts
@@ -76,32 +78,31 @@ class LogitsMapping:
             text.commit([token])
         return text
 
-    def read(self, text: TextAligner | CopiedText) -> Reading:
-        """The text as the member runs it. Of a character that is not whole yet, the bytes are written one by one."""
+    def context(self, text: TextAligner | CopiedText) -> MemberContext:
+        """Return the text in the member's tokens. The bytes of an incomplete character are spelled one by one."""
         pending = self.member.spell_bytes(text.pending)
-        return Reading([*text.tokens, *(pending or ())], text.fresh, silent=pending is None)
+        return MemberContext([*text.tokens, *(pending or ())], text.fresh, unreadable=pending is None)
 
-    def say(self, readings: Sequence[Reading], logits: Tensor, count: int) -> tuple[Tensor, list[list[int]]]:
-        """What the member thinks of what may follow, in the leader's tokens.
+    def project(self, contexts: Sequence[MemberContext], logits: Tensor, count: int) -> tuple[Tensor, list[list[int]]]:
+        """Project the member's logits to the leader's tokens.
 
         Args:
-            readings: [N] of texts.
-            logits: [N, U] after each of them; those of silent ones have no meaning.
-            count: how many of the most probable tokens to tell; 0: none, and else what `Projection` calls complete.
+            contexts: [N].
+            logits: [N, U] after each context; ignored where it is unreadable.
+            count: the number of most probable tokens to return; above 0, projections are complete (`Projection`).
 
         Returns:
-            [N, V] float32 on the CPU, −∞ throughout where it has nothing to say, and [N] the leader's tokens to which
-            its most probable ones go.
+            [N, V] float32 logits on the CPU, all −∞ for unreadable contexts, and for each context the leader's tokens
+            that the member's most probable tokens map to.
         """
         logits = logits.cpu()
-        fresh = torch.tensor([reading.fresh for reading in readings])
-        said = self.later(logits, complete=count > 0)
+        fresh = torch.tensor([context.fresh for context in contexts])
+        projected = self.later(logits, complete=count > 0)
         best = self.later.best(logits, count)
         if self.first is not self.later and fresh.any():
-            said[fresh] = self.first(logits[fresh], complete=count > 0)
-            for at, found in zip(
-                fresh.nonzero().flatten().tolist(), self.first.best(logits[fresh], count), strict=True
-            ):
-                best[at] = found
-        said[torch.tensor([reading.silent for reading in readings])] = float("-inf")
-        return said, [[] if reading.silent else found for reading, found in zip(readings, best, strict=True)]
+            projected[fresh] = self.first(logits[fresh], complete=count > 0)
+            rows = fresh.nonzero().flatten().tolist()
+            for row, tokens in zip(rows, self.first.best(logits[fresh], count), strict=True):
+                best[row] = tokens
+        projected[torch.tensor([context.unreadable for context in contexts])] = float("-inf")
+        return projected, [[] if context.unreadable else tokens for context, tokens in zip(contexts, best, strict=True)]

@@ -39,7 +39,7 @@ def main() -> None:
     for streams, temperature in itertools.product(options.streams, options.temperature):
         rates: dict[bool, list[float]] = {False: [], True: []}  # by whether there are chains
         for _ in range(options.repetitions):
-            for runner.whole, of_kind in rates.items():
+            for runner.single_device, of_kind in rates.items():
                 of_kind.append(_tokens_per_s(runner, prompts[:streams], temperature, options))
         ratio = statistics.median(chain / single for single, chain in zip(*rates.values(), strict=True))
         single, chain = (statistics.median(of_kind) for of_kind in rates.values())

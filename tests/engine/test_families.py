@@ -133,7 +133,7 @@ def test_trees_of_drafts_and_what_follows_the_path_that_is_kept(checked: Checked
         for index, path in enumerate(paths[slot]):
             assert_close(logits[slot][index], checked.expected(text + [drafts[slot][node] for node in path])[-1])
     kept = paths[0][-1]
-    checked.runner.keep(0, 20, [20 + index for index in kept])
+    checked.runner.compact(0, 20, [20 + index for index in kept])
     text = [*texts[0], *(drafts[0][index] for index in kept), 5, 6]
     assert_close(checked.runner.logits([RowInput(0, len(text) - 2, [5, 6])]), checked.expected(text)[-2:])
 

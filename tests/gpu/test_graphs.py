@@ -1,4 +1,4 @@
-"""Replays give what calls give, and what the host sees is the same as without a GPU."""
+"""Replays give what calls give, and the same drafts as a CPU."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from actors.drafter.tree import DraftChoice
 from actors.model.cuda_streams import use_own_stream
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
-from actors.model.packed_linear import OneOfSeveral
+from actors.model.packed_linear import GroupedLinear
 from actors.model.runner import Runner
 from decoding.sampling.params import SamplingParams
 from tests.support.models import CONFIGS, VOCAB, tiny_model
@@ -26,7 +26,7 @@ PARAMS = [
 
 
 def runners(family: str) -> tuple[Runner, Runner]:
-    """One with the same buckets and calls in place of replays, and one with replays."""
+    """Return a runner that makes calls in the same buckets, and one with replays."""
     models = [torch.nn.Module.cuda(tiny_model(family)) for _ in range(2)]
     called, replayed = (Runner(model, slots=5, max_length=80, max_query=40) for model in models)
     called.use_graphs(capture=lambda run: run)
@@ -35,7 +35,7 @@ def runners(family: str) -> tuple[Runner, Runner]:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_replays_give_the_same_logits(family: str) -> None:
-    """Recorded when a bucket is first met, replayed after that, beside calls that are too long for any bucket."""
+    """Graphs are recorded on a bucket's first use and replayed after that."""
     both = runners(family)
     rng = random.Random(family)
     lengths = [0] * 5
@@ -51,7 +51,7 @@ def test_replays_give_the_same_logits(family: str) -> None:
 
 
 def drafted(runner: Runner) -> list[list[DraftChoice]]:
-    """Two chains of the same rows, whose texts are read first."""
+    """Return the choices of a chain after some texts; a second run gives the same."""
     texts = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
     runner.logits([RowInput(slot, 0, text[:-1]) for slot, text in enumerate(texts)])
     chain = DraftChain(runner)
@@ -64,18 +64,25 @@ def drafted(runner: Runner) -> list[list[DraftChoice]]:
     return first
 
 
+def first_tokens(rows: list[list[DraftChoice]]) -> list[list[int]]:
+    return [[choice.tokens[0] for choice in row] for row in rows]
+
+
+def gaps(rows: list[list[DraftChoice]]) -> torch.Tensor:
+    return torch.tensor([[choice.gap for choice in row] for row in rows])
+
+
 @pytest.mark.parametrize("family", ["llama-gqa", "gpt2", "gemma3"])
 def test_chains_draft_what_they_draft_on_a_cpu(family: str) -> None:
     called, replayed = runners(family)
     on_cpu = drafted(Runner(tiny_model(family), slots=5, max_length=80, max_query=40))
-    for found in (drafted(called), drafted(replayed)):
-        assert [[one.tokens[0] for one in row] for row in found] == [[one.tokens[0] for one in row] for row in on_cpu]
-        gaps = torch.tensor([[one.gap for one in row] for row in found])
-        torch.testing.assert_close(gaps, torch.tensor([[one.gap for one in row] for row in on_cpu]), atol=1e-3, rtol=0)
+    for on_gpu in (drafted(called), drafted(replayed)):
+        assert first_tokens(on_gpu) == first_tokens(on_cpu)
+        torch.testing.assert_close(gaps(on_gpu), gaps(on_cpu), atol=1e-3, rtol=0)
 
 
 def test_two_threads_record_and_replay_beside_each_other() -> None:
-    """As a target and a drafter on one GPU do."""
+    """A target and a drafter on one GPU do so."""
 
     def work(runner: Runner) -> list[list[DraftChoice]]:
         use_own_stream(runner.device)
@@ -83,10 +90,10 @@ def test_two_threads_record_and_replay_beside_each_other() -> None:
         chain.warm_up()
         return drafted(runner)
 
-    one, other = runners("llama-gqa")[1], runners("llama-gqa")[1]
+    replayed = [runners("llama-gqa")[1] for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(work, (one, other)))
-    assert found[0] == found[1]
+        first, second = pool.map(work, replayed)
+    assert first == second
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "qwen3", "gemma3"])
@@ -96,6 +103,6 @@ def test_a_packed_model_gives_the_same_logits(family: str) -> None:
     model = torch.nn.Module.cuda(tiny_model(family))
     before = {type(module) for module in model.modules()}
     use_faster_layers(model)
-    assert OneOfSeveral in {type(module) for module in model.modules()} - before
-    found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert GroupedLinear in {type(module) for module in model.modules()} - before
+    logits = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)

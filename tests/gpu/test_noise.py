@@ -10,7 +10,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def keys() -> torch.Tensor:
     seeds = (0, 1, 2**31, 2**32 - 1, 2**63 - 1)
-    return torch.tensor([noise_key(seed, at) for seed in seeds for at in (0, 7, 2**31 - 1)], dtype=torch.int32)
+    return torch.tensor(
+        [noise_key(seed, position) for seed in seeds for position in (0, 7, 2**31 - 1)], dtype=torch.int32
+    )
 
 
 def test_uniforms_are_equal() -> None:

@@ -1,4 +1,4 @@
-"""The host waits for the GPU once per step: where it reads the tokens."""
+"""The host waits for the GPU once per step, when it reads the tokens."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ def runner() -> Runner:
 
 @pytest.fixture
 def waiting_is_an_error(runner: Runner) -> Iterator[None]:
-    """After everything has run once: to record a graph takes waiting."""
+    """Forbid waiting, once everything has run: recording a graph needs it."""
     step(runner, 0)
     torch.cuda.set_sync_debug_mode("error")
     yield
@@ -41,7 +41,7 @@ def waiting_is_an_error(runner: Runner) -> Iterator[None]:
 
 
 def step(runner: Runner, start: int) -> torch.Tensor:
-    """A prompt in a call, a step with drafts in a replay, and the tokens, on the GPU."""
+    """Run a prompt as a call and a step with drafts as a replay; return the tokens, on the GPU."""
     rows = range(len(PARAMS))
     runner.logits([RowInput(slot, start, [1 + slot] * 40) for slot in rows], last_only=True)
     logits = runner.logits([RowInput(slot, start + 40, [1, 2, 3]) for slot in rows])
@@ -53,7 +53,7 @@ def step(runner: Runner, start: int) -> torch.Tensor:
 @pytest.mark.usefixtures("waiting_is_an_error")
 def test_a_step_waits_nowhere(runner: Runner) -> None:
     sampled = step(runner, 50)
-    runner.keep(0, 50, [52, 51])
+    runner.compact(0, 50, [52, 51])
     torch.cuda.set_sync_debug_mode("default")
     assert len(sampled.tolist()) == 9
 
@@ -64,7 +64,7 @@ def test_a_chain_waits_once(runner: Runner) -> None:
     expected = chain.run(starts, 4)
     torch.cuda.set_sync_debug_mode("warn")
     with pytest.warns(UserWarning, match="synchroniz") as warned:
-        found = chain.run(starts, 4)
+        choices = chain.run(starts, 4)
     torch.cuda.set_sync_debug_mode("default")
-    assert found == expected
+    assert choices == expected
     assert len(warned) == 1

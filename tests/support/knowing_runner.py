@@ -40,7 +40,7 @@ class KnowingRunner(Runner):
                 logits.append(self._logits_after([columns[column] for column in path]))
         return torch.stack(logits)
 
-    def keep(self, slot: int, trunk: int, path: Sequence[int]) -> None:
+    def compact(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         columns = self.columns[slot]
         columns[trunk : trunk + len(path)] = [columns[column] for column in path]
 

@@ -1,7 +1,7 @@
 // Attention of few new tokens per row over KV slots, on a CPU. See actors/model/native/attention.py.
 //
-// Each row reads its own columns, each kv head is read once for all the query heads and tokens that share it, and scores,
-// softmax and sums are float32. Built for the machine that runs it; the compiler vectorises the inner loops.
+// Each row reads its own columns. Each kv head is read once for all query heads and tokens that share it. Scores, softmax
+// and sums are float32. The compiler vectorises the inner loops for the machine.
 
 #include "numbers.h"
 
@@ -12,7 +12,7 @@
 namespace {
 
 constexpr float masked_score = -1e30f;
-constexpr float least = -80.0f;  // e to this counts as 0: smaller numbers are slow to compute with
+constexpr float least = -80.0f;  // its exponential counts as 0: denormal numbers are slow
 
 struct Shape {
     int64_t rows, heads, kv_heads, head_dim, capacity, width, length, threads;
@@ -35,7 +35,7 @@ class Attention {
         line.resize(dim);
     }
 
-    // One kv head of one row of `tokens` tokens, which reads `end` columns.
+    // Attends with one kv head of one row: `tokens` tokens read `end` columns.
     void run(const T* query, const T* keys, const T* values, const T* mask, int64_t tokens, int64_t end, float scale,
              T* output) {
         const int64_t dim = D ? D : this->dim, count = shared * tokens;
@@ -67,7 +67,7 @@ class Attention {
     }
 
   private:
-    // Scores to probabilities; the mask is 0 where a column is seen.
+    // Turns scores into probabilities; the mask is 0 where a column is visible.
     static void soften(float* scores, const T* mask, int64_t end) {
         float best = masked_score;
         for (int64_t column = 0; column < end; ++column) {
@@ -95,17 +95,17 @@ void attend(const Shape& shape, const T* query, const T* key, const T* value, T*
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < tokens * shape.kv_heads; ++i) {
             const int64_t token = i / shape.kv_heads, head = i % shape.kv_heads;
-            const int64_t place = ((slots[token] * shape.kv_heads + head) * shape.capacity + columns[token]) * dim;
-            std::copy_n(key + token * shape.key_token + head * shape.key_head, dim, keys + place);
-            std::copy_n(value + token * shape.value_token + head * shape.value_head, dim, values + place);
+            const int64_t offset = ((slots[token] * shape.kv_heads + head) * shape.capacity + columns[token]) * dim;
+            std::copy_n(key + token * shape.key_token + head * shape.key_head, dim, keys + offset);
+            std::copy_n(value + token * shape.value_token + head * shape.value_head, dim, values + offset);
         }
         Attention<T, D> attention(shape);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < shape.rows * shape.kv_heads; ++i) {
             const int64_t row = i / shape.kv_heads, head = i % shape.kv_heads, first = offsets[row];
-            const int64_t place = (rows[row] * shape.kv_heads + head) * shape.capacity * dim;
-            attention.run(query + first * shape.query_token + head * shared * shape.query_head, keys + place,
-                          values + place, mask + row * shape.width * shape.length, offsets[row + 1] - first, ends[row],
+            const int64_t offset = (rows[row] * shape.kv_heads + head) * shape.capacity * dim;
+            attention.run(query + first * shape.query_token + head * shared * shape.query_head, keys + offset,
+                          values + offset, mask + row * shape.width * shape.length, offsets[row + 1] - first, ends[row],
                           scale, output + (first * shape.heads + head * shared) * dim);
         }
     }

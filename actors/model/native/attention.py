@@ -1,7 +1,7 @@
 """Attention of few tokens per row over KV slots, on CPUs.
 
-torch's attention for CPUs is made for long queries; the one to some tokens of decoding and verification take longer
-than they need to (docs/experiments.md).
+torch's attention for CPUs is made for long queries. It is slow for the few tokens of decoding and verification
+(docs/experiments.md).
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from torch import Tensor
 from actors.model.native.library import library
 from actors.model.slot_batch import SlotBatch
 
-MAX_WIDTH = 32  # tokens per row; of more, as in prompts, torch is faster
+MAX_WIDTH = 32  # tokens per row; with more, as in prompts, torch is faster
 _NAMES = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
 
 
@@ -27,7 +27,7 @@ class _Shape(ctypes.Structure):
 
 
 def can_attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> bool:
-    """Whether `attend` can do it: on a CPU, few tokens per row, all of one type and size, and a compiler at hand."""
+    """Whether `attend` takes these: on a CPU, few tokens per row, one dtype, one head size, and a compiler."""
     return (
         query.device.type == "cpu"
         and mask.shape[1] <= MAX_WIDTH

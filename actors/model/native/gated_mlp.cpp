@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t few = 1 << 14;  // elements that one thread does faster than several
 
-// both: [rows, 2, size], gates before what they let through; output: [rows, size].
+// both: [rows, 2, size], gate before up; output: [rows, size].
 template <typename T>
 void silu_gate(const T* both, int64_t rows, int64_t size, int64_t threads, T* output) {
 #pragma omp parallel for num_threads(threads) if (rows * size > few)
@@ -18,7 +18,7 @@ void silu_gate(const T* both, int64_t rows, int64_t size, int64_t threads, T* ou
         for (int64_t i = 0; i < size; ++i) {
             const float gate = load(gates[i]), small = exponential(-std::fabs(gate));
             const float open = gate / (1 + small) * (gate < 0 ? small : 1.0f);
-            store(rounded<T>(open) * load(passed[i]), to + i);  // rounded in between, as in transformers
+            store(rounded<T>(open) * load(passed[i]), to + i);  // rounded before the product, as in transformers
         }
     }
 }

@@ -1,20 +1,20 @@
-"""Gated feed-forward layers, SwiGLU (Shazeer, arXiv 2002.05202), as two matrix products and one pass in between."""
+"""Gated feed-forward layers, SwiGLU (Shazeer, arXiv 2002.05202), as two matrix products with one pass in between."""
 
 import torch
 from torch import Tensor, nn
 
 from actors.model.native.library import library
 from actors.model.operator_trace import as_one_operator
-from actors.model.packed_linear import OneOfSeveral, PackedTogether
+from actors.model.packed_linear import GroupedLinear, LinearGroup
 
 _NAMES = {torch.float32: "silu_gate_float32", torch.bfloat16: "silu_gate_bfloat16"}
-_TOLERANCE = 0.02  # of the length of a result: some steps of bfloat16
+_TOLERANCE = 0.02  # relative, of the norm of a result: some steps of bfloat16
 
 
 class GatedMLP(nn.Module):
-    """Down from silu(gate) · up, with transformers' rounding."""
+    """Computes down(silu(gate) · up), with transformers' rounding."""
 
-    def __init__(self, gate_and_up: PackedTogether, down: nn.Module) -> None:
+    def __init__(self, gate_and_up: LinearGroup, down: nn.Module) -> None:
         super().__init__()
         self.down_proj = down
         self._gate_and_up = gate_and_up
@@ -27,7 +27,7 @@ class GatedMLP(nn.Module):
 
 @as_one_operator
 def silu_gate(both: Tensor) -> Tensor:
-    """both: [..., 2I], gates before what they let through; returns [..., I]."""
+    """Return silu(gate) · up, [..., I]. both: [..., 2 I], gate before up."""
     native = library()
     assert native is not None
     both = both.contiguous()
@@ -41,33 +41,33 @@ def silu_gate(both: Tensor) -> Tensor:
 
 @torch.no_grad()
 def replace_mlps(module: nn.Module) -> None:
-    """Replace the layers below `module` that compute what `GatedMLP` does, on CPUs: each is tried on random numbers."""
+    """Replace the layers below `module` that compute what `GatedMLP` does on random inputs. On CPUs."""
     for name, child in module.named_children():
         gate, down = getattr(child, "gate_proj", None), getattr(child, "down_proj", None)
-        if not isinstance(gate, OneOfSeveral) or not isinstance(down, nn.Module):
+        if not isinstance(gate, GroupedLinear) or not isinstance(down, nn.Module):
             replace_mlps(child)
-        elif _may_be_faster(gate.together.like) and not hasattr(child, "_hf_hook"):
-            faster = GatedMLP(gate.together, down)
-            if _agree(faster, child, gate.together):
+        elif _may_be_faster(gate.group.example) and not hasattr(child, "_hf_hook"):
+            faster = GatedMLP(gate.group, down)
+            if _agree(faster, child, gate.group):
                 setattr(module, name, faster)
 
 
-def _may_be_faster(like: Tensor) -> bool:
-    return like.device.type == "cpu" and like.dtype in _NAMES and library() is not None
+def _may_be_faster(example: Tensor) -> bool:
+    return example.device.type == "cpu" and example.dtype in _NAMES and library() is not None
 
 
-def _agree(faster: GatedMLP, mlp: nn.Module, together: PackedTogether) -> bool:
-    """Where gates bend, and far out, where some layers limit them."""
-    x = torch.randn(1, 4, together.in_features, generator=torch.Generator().manual_seed(0)).to(together.like)
-    gates, _ = together.joined(x).float().chunk(2, dim=-1)
+def _agree(faster: GatedMLP, mlp: nn.Module, group: LinearGroup) -> bool:
+    """Whether both agree on random inputs: where gates bend, and far out, where some layers limit them."""
+    x = torch.randn(1, 4, group.in_features, generator=torch.Generator().manual_seed(0)).to(group.example)
+    gates, _ = group.joined(x).float().chunk(2, dim=-1)
     for spread in (3.0, 300.0):
         scaled = x * (spread / gates.std())
         try:
-            found, expected = faster(scaled), mlp(scaled)
-        except Exception:  # it wants something else
+            result, expected = faster(scaled), mlp(scaled)
+        except Exception:  # it takes other arguments
             return False
-        if not isinstance(expected, Tensor) or expected.shape != found.shape:
+        if not isinstance(expected, Tensor) or expected.shape != result.shape:
             return False
-        if not (found - expected).float().norm() <= _TOLERANCE * expected.float().norm():
+        if not (result - expected).float().norm() <= _TOLERANCE * expected.float().norm():
             return False
     return True

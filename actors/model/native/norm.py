@@ -1,4 +1,4 @@
-"""Root mean square normalisation as one pass over memory, where a model's own takes eight."""
+"""Root mean square normalisation in one pass over memory; transformers' takes eight."""
 
 import torch
 from torch import Tensor, nn
@@ -8,14 +8,14 @@ from actors.model.native.library import library
 from actors.model.operator_trace import as_one_operator
 
 _NAMES = {torch.float32: "rms_norm_float32", torch.bfloat16: "rms_norm_bfloat16"}
-_TOLERANCE = 0.01  # half a step of bfloat16 and a little more
+_TOLERANCE = 0.01  # a little more than half a step of bfloat16
 
 
 class NativeRMSNorm(nn.Module):
     """Zhang and Sennrich, arXiv 1910.07467, with transformers' rounding."""
 
     def __init__(self, original: nn.Module, weight: Tensor, eps: float) -> None:
-        """original: the layer that this one stands for, and that is asked about inputs of another type."""
+        """original: the layer that this one replaces; it still computes inputs of another dtype."""
         super().__init__()
         self.weight, self._eps, self._original = weight, eps, original
 
@@ -41,7 +41,7 @@ def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class TorchRMSNorm(nn.Module):
-    """The same in torch's own kernel, on GPUs: it rounds once, after the weights."""
+    """The same by torch's own kernel, on GPUs. It rounds once, after the weights."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class TorchRMSNorm(nn.Module):
 
 @torch.no_grad()
 def replace_norms(module: nn.Module) -> None:
-    """Replace the layers below `module` that compute what those here do: each is tried on random numbers."""
+    """Replace the layers below `module` that compute the same on random inputs."""
     for name, child in module.named_children():
         weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", getattr(child, "eps", None))
         if not type(child).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
@@ -66,7 +66,7 @@ def replace_norms(module: nn.Module) -> None:
 
 
 def _faster(norm: nn.Module, weight: Tensor, eps: float) -> nn.Module | None:
-    """What might stand for a norm, on its device."""
+    """Return a candidate to replace a norm on its device."""
     if weight.device.type == "cuda" and not hasattr(norm, "_hf_hook"):
         return TorchRMSNorm(weight, eps)
     if weight.device.type == "cpu" and weight.dtype in _NAMES and weight.is_contiguous() and library():

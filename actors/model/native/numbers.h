@@ -1,4 +1,4 @@
-// Numbers as they lie in tensors, read and written as floats, and what is computed with them in several places.
+// Elements of tensors, read and written as floats, and functions that several kernels share.
 
 #pragma once
 
@@ -19,12 +19,12 @@ inline float load(BFloat16 value) {
     return result;
 }
 
-inline void store(float value, float* place) { *place = value; }
+inline void store(float value, float* target) { *target = value; }
 
-inline void store(float value, BFloat16* place) {  // to nearest, ties to even
+inline void store(float value, BFloat16* target) {  // to nearest, ties to even
     uint32_t wide;
     std::memcpy(&wide, &value, sizeof wide);
-    place->bits = static_cast<uint16_t>((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
+    target->bits = static_cast<uint16_t>((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
 }
 
 template <typename T>

@@ -1,7 +1,7 @@
-"""Rotary position embedding in one pass over queries and keys, where a model's own takes ten.
+"""Rotary position embedding in one pass over queries and keys; transformers' takes ten.
 
-Models of transformers call it by the same name, each from its own module. What is replaced is the meaning of that name
-in the `forward` of one model's attention layers; the module is left alone.
+All transformers models call it by the same name, each from its own module. That name gets another meaning in the
+`forward` of one model's attention layers; the module stays as it is.
 """
 
 import ctypes
@@ -35,11 +35,11 @@ class NativeRotary:
     """Su et al., arXiv 2104.09864, in the half-split form of GPT-NeoX, with transformers' rounding."""
 
     def __init__(self, original: Rotate) -> None:
-        """original: the function that this one stands for, and that is asked about everything else."""
+        """original: the function that this one replaces; it still computes all other inputs."""
         self._original = original
 
     def __call__(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Of q [1, heads, N, D], k [1, kv_heads, N, D], cos and sin [1, N, D]: returns q and k, turned."""
+        """Rotate q [1, heads, N, D] and k [1, kv_heads, N, D] by cos and sin [1, N, D]; return both."""
         if options or len(given) != 4 or not _can_rotate(*given):
             return self._original(*given, **options)
         return _rotate(*given)
@@ -60,7 +60,7 @@ def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
 
 
 def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether it is a batch of one on a CPU, all of one type, whose heads turn as a whole."""
+    """Whether the tensors are a batch of one on a CPU, of one dtype, with rotation over the full head."""
     return (
         q.device.type == "cpu"
         and q.dtype in _NAMES
@@ -77,7 +77,7 @@ def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 @torch.no_grad()
 def replace_rotary(model: nn.Module) -> None:
-    """Let the attention layers below `model` rotate natively, if theirs computes the same: tried on random numbers."""
+    """Let the attention layers below `model` rotate natively, if their own function agrees on random inputs."""
     if not any(parameter.device.type == "cpu" for parameter in model.parameters()) or library() is None:
         return
     faster = {kind: _with_native_rotary(kind.forward) for kind in {type(layer) for layer in model.modules()}}
@@ -88,7 +88,7 @@ def replace_rotary(model: nn.Module) -> None:
 
 
 def _with_native_rotary(forward: Callable[..., object]) -> FunctionType | None:
-    """The function, for which one name of its module means something else; None if it does not call that."""
+    """Return the function with a native rotation; None if it calls none, or another kind."""
     if not isinstance(forward, FunctionType) or _CALLED not in forward.__code__.co_names:
         return None
     original = forward.__globals__.get(_CALLED)
@@ -108,9 +108,9 @@ def _agrees(original: Rotate) -> bool:
         given = [x.to(dtype) for x in (*heads, *angles)]
         try:
             expected = original(*given)
-        except Exception:  # it wants something else
+        except Exception:  # it takes other arguments
             return False
-        found = NativeRotary(original)(*given)
-        if not all(x.dtype == y.dtype and agree(x, y) for x, y in zip(found, expected, strict=True)):
+        result = NativeRotary(original)(*given)
+        if not all(x.dtype == y.dtype and agree(x, y) for x, y in zip(result, expected, strict=True)):
             return False
     return True

@@ -1,4 +1,4 @@
-"""Drafts that are run several tokens at a time are those that are run one by one."""
+"""Drafts that are run several tokens at a time equal those that are run one by one."""
 
 import random
 from collections.abc import Sequence
@@ -23,27 +23,27 @@ PARAMS = [
     SamplingParams(max_tokens=40, temperature=0.8, seed=3, top_k=9, eos_token_ids=(17,)),
     SamplingParams(max_tokens=12, temperature=1.3, seed=4, top_p=0.9, min_p=0.02),
 ]
-Paths = dict[tuple[int, ...], float]  # whole texts with drafts, by request; probabilities of their last tokens
+Paths = dict[tuple[int, ...], float]  # single_device texts with drafts, by request; probabilities of their last tokens
 
 
 class Stage:
     """A drafter, and what it has offered for each request."""
 
-    def __init__(self, family: str, *, whole: bool, graphs: bool = False, alternatives: int = 8) -> None:
-        """whole: whether chains are allowed. graphs: bucketed shapes and fixed buffers, but calls, not replays."""
+    def __init__(self, family: str, *, single_device: bool, graphs: bool = False, alternatives: int = 8) -> None:
+        """single_device: chains need it. graphs: bucketed shapes and fixed buffers, but calls, not replays."""
         exchange = LocalExchange()
         self._link, self._target = exchange.join("coordinator"), exchange.join("t")
         self.runner = Runner(tiny_model(family), slots=3, max_length=64, max_query=32)
         if graphs:
             self.runner.use_graphs(capture=lambda run: run)
-        self.runner.whole = whole
+        self.runner.single_device = single_device
         self.drafter = Drafter(self.runner, exchange.join("d"), alternatives=alternatives)
         self.texts: dict[int, list[int]] = {}
         self.offered: dict[int, Paths] = {}
         self.turns = 0  # that computed something
 
     def say(self, *messages: Message) -> None:
-        """Let it work until it has nothing to do."""
+        """Send messages and let it work until it is idle."""
         for message in messages:
             if isinstance(message, Admit):
                 self.texts[message.request_id] = list(message.tokens)
@@ -75,16 +75,16 @@ class Stage:
 
 def admissions(params: Sequence[SamplingParams], draft_length: int = 4) -> list[Admit]:
     return [
-        Admit(i, prompt, len(prompt), one, draft_length, drafter=True, target=TARGET)
-        for i, (prompt, one) in enumerate(zip(PROMPTS, params, strict=False))
+        Admit(i, prompt, len(prompt), row_params, draft_length, drafter=True, target=TARGET)
+        for i, (prompt, row_params) in enumerate(zip(PROMPTS, params, strict=False))
     ]
 
 
-def assert_same(found: Stage, expected: Stage) -> None:
+def assert_same(actual: Stage, expected: Stage) -> None:
     for request, paths in expected.offered.items():
         assert paths
-        assert found.offered[request].keys() == paths.keys()
-        assert found.offered[request] == pytest.approx(paths, abs=1e-6)
+        assert actual.offered[request].keys() == paths.keys()
+        assert actual.offered[request] == pytest.approx(paths, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def assert_same(found: Stage, expected: Stage) -> None:
     [("llama-gqa", False), ("llama-gqa", True), ("gemma3", False), ("gpt2", False), ("mixtral", False)],
 )
 def test_chains_offer_what_single_steps_offer(family: str, graphs: bool) -> None:
-    """Through verdicts that agree, take an alternative or something else; all alternatives included."""
-    chains, steps = Stage(family, whole=True, graphs=graphs), Stage(family, whole=False)
+    """After verdicts that agree, take an alternative or something else; with all alternatives."""
+    chains, steps = Stage(family, single_device=True, graphs=graphs), Stage(family, single_device=False)
     for stage in (chains, steps):
         stage.say(*admissions(PARAMS))
     assert_same(chains, steps)
@@ -112,8 +112,8 @@ def test_chains_offer_what_single_steps_offer(family: str, graphs: bool) -> None
 
 
 def test_a_draft_and_its_bonus_token_take_one_turn() -> None:
-    """And so does what else the lookahead allows."""
-    stage = Stage("llama-gqa", whole=True, graphs=True, alternatives=0)
+    """So do the other tokens of the lookahead."""
+    stage = Stage("llama-gqa", single_device=True, graphs=True, alternatives=0)
     stage.say(*admissions(PARAMS[:1]))
     before, base = stage.turns, len(PROMPTS[0])
     stage.say(advance(0, base, [1, 2]))  # not what it drafted
@@ -131,7 +131,7 @@ def test_a_draft_and_its_bonus_token_take_one_turn() -> None:
     ids=str,
 )
 def test_rows_whose_tokens_depend_on_the_text_take_one_step_at_a_time(params: SamplingParams) -> None:
-    chains, steps = Stage("llama-gqa", whole=True), Stage("llama-gqa", whole=False)
+    chains, steps = Stage("llama-gqa", single_device=True), Stage("llama-gqa", single_device=False)
     for stage in (chains, steps):
         stage.say(*admissions([PARAMS[0], params]))
     assert_same(chains, steps)
@@ -140,7 +140,7 @@ def test_rows_whose_tokens_depend_on_the_text_take_one_step_at_a_time(params: Sa
 
 def test_chains_end_with_the_slot() -> None:
     """Close to the end of the drafter's slots, and of the request."""
-    chains, steps = (Stage("llama-gqa", whole=whole) for whole in (True, False))
+    chains, steps = (Stage("llama-gqa", single_device=single_device) for single_device in (True, False))
     prompt = [token % VOCAB for token in range(50)]
     for stage in (chains, steps):
         stage.say(Admit(0, prompt, 50, PARAMS[0], 8, drafter=True, target=TARGET))

@@ -1,4 +1,4 @@
-"""A drafter with another tokenizer, turn by turn: it offers the text that it knows, and its slots stay right."""
+"""A drafter with another tokenizer, turn by turn: it offers the right text, and its slots stay right."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ EOS = 2
 
 
 class Stage:
-    """A drafter that knows some texts, the coordinator's end of its link, and the trie of its target."""
+    """A drafter that continues some texts, the other ends of its link, and the trie of its target."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], *, max_length: int = 512) -> None:
         exchange = LocalExchange()
@@ -54,27 +54,27 @@ class Stage:
         return self.say(advance(1, base, tokens))
 
     def say(self, *messages: Message) -> list[Message]:
-        """What it says within some turns; offers go to the trie."""
+        """Return what it sends within some turns; offers also go to the trie."""
         self.coordinator.send("d", [message for message in messages if not isinstance(message, Advance)])
         self.target.send("d", [message for message in messages if isinstance(message, Advance)])
         for _ in range(30):
             self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()
-        said = [message for link in (self.coordinator, self.target) for _, message in link.receive(0)]
-        for offer in said:
+        sent = [message for link in (self.coordinator, self.target) for _, message in link.receive(0)]
+        for offer in sent:
             if isinstance(offer, Offer):
                 self.trie.offer(offer.base, offer.tokens, offer.parents, offer.probabilities)
-        return said
+        return sent
 
     def check_slots(self) -> None:
-        """The first columns of each slot hold the row's text, all others have no say."""
+        """The first columns of each slot contain the row's text; later ones do not matter."""
         for row in self.drafter._rows:
-            assert self.runner.columns[row.slot][: row.held] == row.tokens[: row.held]
-            assert row.held <= row.cached <= len(row.tokens)
+            assert self.runner.columns[row.slot][: row.cached_prefix] == row.tokens[: row.cached_prefix]
+            assert row.cached_prefix <= row.cached <= len(row.tokens)
 
 
 def roll_out(stage: Stage, prompt: str, answer: str, sizes: Sequence[int]) -> tuple[int, int]:
-    """Verdicts of these sizes until the answer is written. Returns how many tokens were drafted right, of how many."""
+    """Commit verdicts of these sizes until the answer is complete. Returns right draft tokens, and wanted ones."""
     text = TARGET.encode(prompt)
     rest = TARGET.encode(prompt + answer)[len(text) :]
     assert TARGET.vocabulary.decode_bytes([*text, *rest]) == (prompt + answer).encode()
@@ -93,19 +93,19 @@ def roll_out(stage: Stage, prompt: str, answer: str, sizes: Sequence[int]) -> tu
 
 
 @pytest.mark.parametrize("tokenizer", OTHERS)
-def test_what_it_knows_is_what_it_offers(tokenizer: Callable[[], Tokenizer]) -> None:
+def test_it_offers_the_text_that_it_predicts(tokenizer: Callable[[], Tokenizer]) -> None:
     right = asked = 0
     for number, text in enumerate([*held_out_texts()[:6], *HARD_TEXTS[:3]]):
         stage = Stage(tokenizer(), [PROMPT + text])
-        found = roll_out(stage, PROMPT, text, random.Random(number).choices(range(1, 6), k=7))
-        right, asked = right + found[0], asked + found[1]
+        counts = roll_out(stage, PROMPT, text, random.Random(number).choices(range(1, 6), k=7))
+        right, asked = right + counts[0], asked + counts[1]
     assert right > 0.75 * asked
 
 
 @pytest.mark.parametrize("tokenizer", OTHERS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_its_slots_are_right_whatever_is_committed(tokenizer: Callable[[], Tokenizer], seed: int) -> None:
-    """What it has offered, what it has not, halves of characters, control tokens."""
+    """Offered tokens, other tokens, halves of characters, control tokens."""
     rng = random.Random(seed)
     text = PROMPT + held_out_texts()[0]
     stage = Stage(tokenizer(), [text])
@@ -124,7 +124,7 @@ def test_its_slots_are_right_whatever_is_committed(tokenizer: Callable[[], Token
 
 
 def test_half_a_word_leaves_the_draft_of_the_whole() -> None:
-    """The drafter's token goes on where the target's ends: what is drafted behind it stays."""
+    """The drafter's token is longer than the target's: drafts below it stay."""
     stage = Stage(sentencepiece_tokenizer(), [PROMPT + " the file and the file again, and the file again"])
     prompt = TARGET.encode(PROMPT)
     stage.admit(prompt)
@@ -137,19 +137,19 @@ def test_half_a_word_leaves_the_draft_of_the_whole() -> None:
     assert rest.startswith(b"he file"), rest
 
 
-def test_a_word_that_may_go_on_has_a_lower_chance_until_it_does() -> None:
+def test_a_word_that_may_go_on_has_a_lower_probability_until_it_does() -> None:
     stage = Stage(byte_level_tokenizer(), [PROMPT + " return"])
     offers = [message for message in stage.admit(TARGET.encode(PROMPT)) if isinstance(message, Offer)]
-    told = [dict(zip(offer.tokens, offer.probabilities or [], strict=True)) for offer in offers]
+    offered = [dict(zip(offer.tokens, offer.probabilities or [], strict=True)) for offer in offers]
     early = offers[0].tokens[0]
     assert b" return".startswith(TARGET.vocabulary.decode_bytes([early]))
     assert [early] != TARGET.encode(" return")
-    assert told[0][early] > 0.4
-    assert next(probabilities[early] for probabilities in reversed(told) if early in probabilities) < 0.1
+    assert offered[0][early] > 0.4
+    assert next(probabilities[early] for probabilities in reversed(offered) if early in probabilities) < 0.1
     assert stage.trie.best_path(1) == TARGET.encode(" return")
 
 
-def test_what_was_told_is_not_told_again() -> None:
+def test_offers_are_not_repeated() -> None:
     stage = Stage(sentencepiece_tokenizer(), [PROMPT + " nothing"])
     assert len(stage.admit(TARGET.encode(PROMPT))) < 12
 
@@ -163,8 +163,8 @@ def test_after_a_rejection_all_is_offered_again() -> None:
     stage.say(advance(1, len(prompt), verdict, rejected_at=len(prompt) + len(verdict)))
     (row,) = stage.drafter._rows
     assert isinstance(row, CrossTokenizerRow)
-    there = stage.trie.best_draft(1000, 64)
-    assert set(row._offered) == set(there.paths())
+    draft = stage.trie.best_draft(1000, 64)
+    assert set(row._offered) == set(draft.paths())
     assert stage.trie.best_path(2) == TARGET.encode(" file and")
 
 
@@ -217,7 +217,7 @@ def test_at_the_end_of_its_slot_it_rests() -> None:
 
 @pytest.mark.parametrize("method", ["commit", "translate"])
 def test_a_fault_of_a_tokenizer_ends_no_other_request(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the text can't be read the request is given back; where a draft can't be written there is none."""
+    """If the text can't be read, the request is given back; if a draft can't be translated, there is none."""
 
     def broken(aligner: TextAligner, tokens: Sequence[int]) -> None:
         raise IndexError("piece id is out of range")
@@ -228,10 +228,10 @@ def test_a_fault_of_a_tokenizer_ends_no_other_request(method: str, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(TextAligner, method, broken)
         target = ReplicaAddress("t", "target")
-        said = stage.say(
+        sent = stage.say(
             Admit(2, tokens, len(tokens), GREEDY, 4, drafter=True, target=target, admission=3),
             advance(1, len(tokens), TARGET.encode(" first")[:1]),
         )
-    failed = [(one.request_id, one.admission) for one in said if isinstance(one, Failed)]
+    failed = [(message.request_id, message.admission) for message in sent if isinstance(message, Failed)]
     assert sorted(failed) == ([(1, 0), (2, 3)] if method == "commit" else [])
-    assert any(isinstance(one, Offer) for one in stage.admit(tokens))
+    assert any(isinstance(message, Offer) for message in stage.admit(tokens))

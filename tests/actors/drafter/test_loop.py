@@ -1,4 +1,4 @@
-"""The drafter alone, turn by turn: what it offers is its own continuation, and verdicts steer it."""
+"""The drafter alone, turn by turn: it offers its own continuation of the committed text."""
 
 import random
 from functools import partial
@@ -30,18 +30,18 @@ class Stage:
         self.model = tiny_model("llama-gqa")
         self.link = exchange.join("d")
         self.drafter = Drafter(Runner(self.model, slots=2, max_length=64, max_query=32), self.link)
-        self.asked: list[ResendRequest] = []  # with its last offers
+        self.requests: list[ResendRequest] = []  # sent with its last offers
 
     def say(self, *messages: Message) -> list[Offer]:
-        """Its offers after a few turns."""
+        """Return its offers after a few turns."""
         self.coordinator.send("d", [message for message in messages if not isinstance(message, Advance)])
         self.target.send("d", [message for message in messages if isinstance(message, Advance)])
         for _ in range(20):
             self.coordinator.send("d", [Cancel(999)])  # something to receive, so that no turn waits
             self.drafter.turn()
-        heard = [message for _, message in self.target.receive(0)]
-        self.asked = [message for message in heard if isinstance(message, ResendRequest)]
-        return [message for message in heard if isinstance(message, Offer)]
+        received = [message for _, message in self.target.receive(0)]
+        self.requests = [message for message in received if isinstance(message, ResendRequest)]
+        return [message for message in received if isinstance(message, Offer)]
 
     @torch.no_grad()
     def continuation(self, tokens: list[int], count: int) -> list[int]:
@@ -51,17 +51,19 @@ class Stage:
 
 
 def paths(offer: Offer) -> list[list[int]]:
-    """The tokens down to each of the offer's."""
-    found: list[list[int]] = []
+    """Return the path to each of the offer's tokens."""
+    offered: list[list[int]] = []
     assert offer.parents is not None
     for token, parent in zip(offer.tokens, offer.parents, strict=True):
-        found.append([*(found[parent] if parent >= 0 else []), token])
-    return found
+        offered.append([*(offered[parent] if parent >= 0 else []), token])
+    return offered
 
 
 def longest(offers: list[Offer]) -> tuple[int, list[int]]:
-    """The first of the longest paths: the chain, which comes before what is beside it."""
-    return max(((offer.base, path) for offer in offers for path in paths(offer)), key=lambda found: len(found[1]))
+    """Return the first of the longest paths: the chain, which comes before alternatives."""
+    return max(
+        ((offer.base, path) for offer in offers for path in paths(offer)), key=lambda offer_path: len(offer_path[1])
+    )
 
 
 def test_it_runs_ahead_up_to_its_lookahead() -> None:
@@ -73,7 +75,7 @@ def test_it_runs_ahead_up_to_its_lookahead() -> None:
     assert stage.say() == []
 
 
-def test_an_agreeing_verdict_lets_it_go_on() -> None:
+def test_an_agreeing_verdict_extends_its_draft() -> None:
     stage = Stage()
     _, first = longest(stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     base, tokens = longest(stage.say(advance(1, 4, first[:4], 3)))
@@ -107,9 +109,9 @@ def test_it_does_not_draft_beyond_the_end_of_the_request() -> None:
     assert len(tokens) <= 3
     eos = stage.continuation(PROMPT, 1)[0]
     params = SamplingParams(max_tokens=30, temperature=0, eos_token_ids=(eos,))
-    found = [path for offer in stage.say(admit(2, PROMPT, 4, params, 8, drafter=True)) for path in paths(offer)]
-    assert [eos] in found
-    assert all(eos not in path[:-1] for path in found)
+    offered = [path for offer in stage.say(admit(2, PROMPT, 4, params, 8, drafter=True)) for path in paths(offer)]
+    assert [eos] in offered
+    assert all(eos not in path[:-1] for path in offered)
 
 
 def test_a_text_that_is_too_long_for_it_is_not_drafted() -> None:
@@ -131,17 +133,17 @@ def test_it_asks_again_for_what_was_lost() -> None:
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
     assert stage.say(advance(1, 9, [1])) == []
-    assert stage.asked == [ResendRequest(1, "coordinator", 4)]
+    assert stage.requests == [ResendRequest(1, "coordinator", 4)]
     base, _ = longest(stage.say(advance(1, 4, [1, 2, 3, 4, 5, 1])))
     assert base == 10
-    assert stage.asked == []
+    assert stage.requests == []
 
 
 def test_what_comes_from_an_earlier_admission_changes_nothing() -> None:
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True, admission=2))
     assert stage.say(advance(1, 4, [1, 2], admission=1), advance(1, 9, [1], admission=0)) == []
-    assert stage.asked == []
+    assert stage.requests == []
 
 
 def test_a_request_whose_latest_admission_was_lost_is_given_back() -> None:
@@ -154,7 +156,7 @@ def test_a_request_whose_latest_admission_was_lost_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("rejected_at", [0, 4, 5, 6])
-def test_under_rejection_sampling_it_begins_anew_after_a_rejection_that_it_did_not_know(rejected_at: int) -> None:
+def test_under_rejection_sampling_it_starts_a_new_tree_after_an_unknown_rejection(rejected_at: int) -> None:
     stage = Stage()
     params = SamplingParams(max_tokens=40, temperature=1, seed=3, verification="rejection")
     base, drafted = longest(stage.say(admit(1, PROMPT, 4, params, 3, drafter=True)))
@@ -173,7 +175,7 @@ def test_text_that_it_cannot_read_gives_the_request_back() -> None:
     assert stage.drafter.load().active == 0
 
 
-def test_it_rests_while_drafts_do_not_pay_and_goes_on_when_they_do() -> None:
+def test_it_rests_while_drafts_do_not_pay_and_resumes_when_they_do() -> None:
     stage = Stage()
     _, first = longest(stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True)))
     text = [*PROMPT, *first[:1]]
@@ -188,8 +190,8 @@ def test_what_follows_an_alternative_is_there_before_the_verdict() -> None:
     stage = Stage()
     offers = stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
     _, chain = longest(offers)
-    found = [path for offer in offers for path in paths(offer)]
-    beside = [path for path in found if len(path) > 1 and path[0] != chain[0]]
+    offered = [path for offer in offers for path in paths(offer)]
+    beside = [path for path in offered if len(path) > 1 and path[0] != chain[0]]
     assert beside
     assert all([path[0], *stage.continuation([*PROMPT, path[0]], 1)] in beside for path in beside)
 
@@ -226,7 +228,7 @@ def test_requests_that_it_cannot_read_are_given_back(tokens: list[int]) -> None:
     assert stage.drafter.load().active == 0
 
 
-def test_it_connects_to_targets_and_hangs_up_once_it_has_nothing_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_connects_to_targets_and_disconnects_from_those_without_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     calls: list[str] = []
     monkeypatch.setattr(stage.link, "connect", lambda address: calls.append(f"connect {address.name}"))

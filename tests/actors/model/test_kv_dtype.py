@@ -1,4 +1,4 @@
-"""KV slots of another type than the layers compute in: less memory, and nearly the same logits."""
+"""KV slots of a smaller dtype than the model's: less memory, and nearly the same logits."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from actors.model.runner import Runner
 from actors.replica.replica import load_runner
 from tests.support.models import tiny_model
 
-TEXT = [(5 + 7 * place) % 64 for place in range(40)]
+TEXT = [(5 + 7 * index) % 64 for index in range(40)]
 
 
 def runner(folder: Path, kv_dtype: str) -> Runner:
@@ -23,8 +23,8 @@ def runner(folder: Path, kv_dtype: str) -> Runner:
 
 
 def logits(runner: Runner) -> Tensor:
-    """[T, V] in chunks, and the last tokens one by one."""
-    steps = [(0, 16), (16, 32), *((at, at + 1) for at in range(32, 40))]
+    """Return [T, V] logits, computed in chunks, and the last tokens one by one."""
+    steps = [(0, 16), (16, 32), *((start, start + 1) for start in range(32, 40))]
     return torch.cat([runner.logits([RowInput(1, start, TEXT[start:end])]) for start, end in steps])
 
 
@@ -39,11 +39,11 @@ def test_slots_of_fewer_bits(kv_dtype: str, tolerance: float, tmp_path: Path) ->
 
 
 def test_what_is_written_is_rounded_once(tmp_path: Path) -> None:
-    """The slots hold what the layers computed, in their own type, also after a path of a tree was moved."""
+    """Slots contain what the layers computed, in the slots' dtype, also after a path of a tree was moved."""
     tiny_model("llama-gqa").save_pretrained(tmp_path)
     exact, coarse = runner(tmp_path, "auto"), runner(tmp_path, "float8_e4m3fn")
-    for one in (exact, coarse):
-        one.logits([RowInput(0, 0, TEXT[:3], trunk=0, paths=[[0], [0, 1], [0, 2]])])
-        one.keep(0, 0, [0, 2])
-    first = [next(iter(one.cache.layers.values()))[0][0, :, :2] for one in (exact, coarse)]
+    for model_runner in (exact, coarse):
+        model_runner.logits([RowInput(0, 0, TEXT[:3], trunk=0, paths=[[0], [0, 1], [0, 2]])])
+        model_runner.compact(0, 0, [0, 2])
+    first = [next(iter(model_runner.cache.layers.values()))[0][0, :, :2] for model_runner in (exact, coarse)]
     assert torch.equal(first[1].float(), first[0].to(torch.float8_e4m3fn).float())

@@ -1,4 +1,4 @@
-"""Which slot a text gets, and what the slot holds of it already."""
+"""Which slot a text gets, and how much of it is cached there."""
 
 from actors.model.kv_slots import LEAST_SHARED, SlotCache, common_prefix
 
@@ -12,7 +12,7 @@ def test_the_lowest_empty_slot_is_taken() -> None:
     assert [cache.free, cache.take(), cache.take(), cache.free] == [2, (0, 0), (2, 0), 0]
 
 
-def test_a_text_gets_the_slot_that_holds_most_of_it() -> None:
+def test_a_text_gets_the_slot_with_the_longest_common_prefix() -> None:
     cache = SlotCache(slots=3, capacity=4 * LEAST_SHARED)
     text = list(range(3 * LEAST_SHARED))
     for _ in range(3):
@@ -21,11 +21,11 @@ def test_a_text_gets_the_slot_that_holds_most_of_it() -> None:
     cache.give_back(1, [*text[: 2 * LEAST_SHARED], 7])
     cache.give_back(2)
     assert cache.take(text) == (1, 2 * LEAST_SHARED)
-    assert cache.take(text[: LEAST_SHARED - 1]) == (2, 0)  # too little to matter: what is held stays
+    assert cache.take(text[: LEAST_SHARED - 1]) == (2, 0)  # too short to reuse: the cached text stays
     assert cache.take([5, 6]) == (0, 0)
 
 
-def test_of_slots_that_hold_other_texts_the_longest_free_is_taken() -> None:
+def test_among_slots_with_other_texts_the_longest_free_is_taken() -> None:
     cache = SlotCache(slots=2, capacity=4)
     cache.take()
     cache.take()

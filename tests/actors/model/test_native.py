@@ -1,4 +1,4 @@
-"""The C++ part: where it can't be used, torch does the same."""
+"""The C++ functions compute what torch does, and torch replaces them where they can't be used."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from actors.model.native.gated_mlp import GatedMLP, replace_mlps
 from actors.model.native.library import library
 from actors.model.native.norm import NativeRMSNorm, replace_norms
 from actors.model.native.rotary import NativeRotary, replace_rotary
-from actors.model.packed_linear import OneOfSeveral, pack_linears
+from actors.model.packed_linear import GroupedLinear, pack_linears
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "sh -c 'exit 1'"])
@@ -36,16 +36,16 @@ def test_a_cache_that_cannot_be_written_costs_only_speed(tmp_path: Path, monkeyp
 
 
 class Norms(nn.Module):
-    """One norm that is like Llama's, and one that is not."""
+    """A norm like Llama's, and another."""
 
     def __init__(self) -> None:
         super().__init__()
         self.usual = LlamaRMSNorm(32)
-        self.unusual = OneMoreRMSNorm(32)
+        self.unusual = ResidualRMSNorm(32)
 
 
-class OneMoreRMSNorm(LlamaRMSNorm):
-    """As Gemma's, whose weights are relative to one."""
+class ResidualRMSNorm(LlamaRMSNorm):
+    """Adds its input, as Gemma's weights relative to one do."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = super().forward(hidden_states) + hidden_states
@@ -59,7 +59,7 @@ def test_norms_are_replaced_where_they_compute_the_same(dtype: torch.dtype) -> N
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
     replace_norms(norms)
     kinds = [type(child) for child in norms.children()]
-    assert kinds == [NativeRMSNorm, OneMoreRMSNorm]
+    assert kinds == [NativeRMSNorm, ResidualRMSNorm]
     torch.testing.assert_close(norms.usual(x), expected(x), rtol=0.01, atol=1e-6)
     torch.testing.assert_close(norms.usual(other), expected(other))
 
@@ -81,7 +81,7 @@ def test_layers_computed_together_may_be_called_in_any_order() -> None:
     inputs = [torch.randn(2, 32) for _ in range(3)]
     expected = [model(x) for x in inputs]
     pack_linears(model)
-    assert isinstance(model.gate_proj, OneOfSeveral)
+    assert isinstance(model.gate_proj, GroupedLinear)
     for x, (up, gate) in zip(inputs, expected, strict=True):
         torch.testing.assert_close(model(x), (up, gate))
 
@@ -101,7 +101,7 @@ def test_gated_layers_are_replaced_where_they_compute_the_same(dtype: torch.dtyp
 
 
 class Limited(LlamaMLP):
-    """Whose gates go no further than 7."""
+    """A layer whose gates are limited to 7."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate = self.gate_proj(x).clamp(max=7.0)
@@ -110,7 +110,7 @@ class Limited(LlamaMLP):
 
 
 class Odd(LlamaMLP):
-    """Which returns something beside."""
+    """A layer that returns a second value."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         return super().forward(x), None
@@ -133,16 +133,16 @@ def heads(count: int, *, tokens: int = 7, dtype: torch.dtype = torch.float32) ->
 def test_rotation_is_that_of_transformers(dtype: torch.dtype, tokens: int) -> None:
     q, k = (heads(count, tokens=tokens, dtype=dtype) for count in (6, 2))
     cos, sin = (heads(count, tokens=tokens, dtype=dtype)[:, 0].contiguous() for count in (1, 3))
-    found = NativeRotary(refuse)(q, k, cos, sin)
+    rotated = NativeRotary(refuse)(q, k, cos, sin)
     expected = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rotated, expected, rtol=1e-6, atol=1e-6)
 
 
 def refuse(*given: object, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
     raise AssertionError
 
 
-def test_what_else_is_asked_of_a_rotation_goes_to_the_model_s_own() -> None:
+def test_other_inputs_go_to_the_models_own_rotation() -> None:
     rotary = NativeRotary(modeling_llama.apply_rotary_pos_emb)
     q, k, cos, sin = heads(4), heads(2), heads(1)[:, 0], heads(3)[:, 0]
     for given in (
@@ -154,14 +154,14 @@ def test_what_else_is_asked_of_a_rotation_goes_to_the_model_s_own() -> None:
         torch.testing.assert_close(rotary(*given), modeling_llama.apply_rotary_pos_emb(*given))
 
 
-def test_only_layers_that_rotate_in_this_way_are_changed_and_no_module_of_transformers() -> None:
+def test_only_layers_with_this_rotation_change_and_no_module_of_transformers() -> None:
     before = [module.apply_rotary_pos_emb for module in (modeling_llama, modeling_gemma, modeling_glm)]
     sizes: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
     layers = nn.ModuleList(
         [
             modeling_llama.LlamaAttention(LlamaConfig(**sizes), 0),
             modeling_gemma.GemmaAttention(GemmaConfig(**sizes), 0),
-            modeling_glm.GlmAttention(GlmConfig(**sizes), 0),  # which turns pairs of neighbours
+            modeling_glm.GlmAttention(GlmConfig(**sizes), 0),  # rotates pairs of neighbours
         ]
     )
     replace_rotary(layers)

@@ -1,4 +1,4 @@
-"""Calls without the Python in them do what the calls do, at any size; those that can't be had so are refused."""
+"""Traces do what their calls do, at any size; calls that can't be traced are refused."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def traced(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def layers(x: Tensor, keep: Tensor) -> Tensor:
-    """Views by size, constants, an operator in place, several results, and a tensor that is made anew."""
+    """Views by size, constants, an in-place operator, several results, and a new tensor."""
     heads = (x @ WEIGHT).view(len(x), 2, 2).transpose(0, 1)
     first, second = heads.reshape(len(x) * 4).view(2 * len(x), 2).split([1, 1], dim=1)
     x = x + torch.cat([first, second]).view(len(x), 4).sum(1, keepdim=True)
@@ -71,20 +71,19 @@ def test_what_counts_as_one_operator_may_look_at_values() -> None:
     assert seen == [3, 5, 40, 40]
 
 
-def test_what_went_in_as_it_is() -> None:
-    """Not only tensors can be inputs."""
+def test_inputs_that_are_not_tensors() -> None:
     parts = torch.ones(3), torch.ones(5)
 
     @as_one_operator
-    def second(of: tuple[Tensor, str]) -> Tensor:
-        return of[0] * len(of[1])
+    def scale(pair: tuple[Tensor, str]) -> Tensor:
+        return pair[0] * len(pair[1])
 
     pairs = (parts[0], "one"), (parts[1], "three")
-    run = trace(second, *(Example((len(pair[0]),), (pair,)) for pair in pairs))
+    run = trace(scale, *(Example((len(pair[0]),), (pair,)) for pair in pairs))
     assert torch.equal(run(2, (torch.ones(2), "ab")), torch.full((2,), 2.0))
 
 
-def test_what_is_written_by_one_operator_though_nobody_asks_for_its_result() -> None:
+def test_an_operator_without_a_used_result_still_writes() -> None:
     store = torch.zeros(80)
 
     @as_one_operator
@@ -108,7 +107,7 @@ def test_what_is_written_by_one_operator_though_nobody_asks_for_its_result() -> 
     assert torch.equal(store[:70], x[:, 0])
 
 
-def test_a_tensor_made_of_numbers_is_made_anew() -> None:
+def test_a_tensor_made_from_numbers_is_made_at_each_call() -> None:
     def call(x: Tensor, keep: Tensor) -> Tensor:
         count = torch.tensor([0.0])
         count += 1
@@ -132,7 +131,7 @@ def chooses_by_value(x: Tensor, keep: Tensor) -> Tensor:
     return x[x[:, 0] > 0]
 
 
-def finds_places(x: Tensor, keep: Tensor) -> Tensor:
+def indexes_by_nonzero(x: Tensor, keep: Tensor) -> Tensor:
     return x[x[:, 0].nonzero()[:, 0]]
 
 
@@ -156,9 +155,9 @@ def makes_a_tensor_of_numbers(x: Tensor, keep: Tensor) -> Tensor:
     return x[keep] * torch.tensor([float(len(x) + 1)])
 
 
-def takes_one_or_the_other(x: Tensor, keep: Tensor) -> Tensor:
-    one, other = x[keep] * 2, x[keep] * 3
-    return one + 1 if len(x) > 4 else other + 1
+def chooses_an_operator_by_size(x: Tensor, keep: Tensor) -> Tensor:
+    double, triple = x[keep] * 2, x[keep] * 3
+    return double + 1 if len(x) > 4 else triple + 1
 
 
 def writes_another_number(x: Tensor, keep: Tensor) -> Tensor:
@@ -171,13 +170,13 @@ def writes_another_number(x: Tensor, keep: Tensor) -> Tensor:
         branches_on_a_value,
         reads_a_value,
         chooses_by_value,
-        finds_places,
+        indexes_by_nonzero,
         is_one_longer,
         loops_over_tokens,
         joins_tokens,
         branches_on_its_size,
         makes_a_tensor_of_numbers,
-        takes_one_or_the_other,
+        chooses_an_operator_by_size,
         writes_another_number,
     ],
 )

@@ -28,8 +28,8 @@ def test_a_packed_layer_equals_the_layer(dtype: torch.dtype, tolerance: float, b
     torch.testing.assert_close(PackedLinear(linear.weight, linear.bias)(x), linear(x), atol=tolerance, rtol=tolerance)
 
 
-def test_what_stands_for_layers_on_a_gpu_computes_the_same() -> None:
-    """Tried here on the CPU."""
+def test_replacements_on_a_gpu_compute_the_same() -> None:
+    """Run on the CPU here."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, 5, 48, generator=generator)
     parts = [nn.Linear(48, size).requires_grad_(False) for size in (32, 16, 16)]
@@ -48,9 +48,9 @@ def test_a_packed_model_gives_the_same_logits(family: str) -> None:
     assert not any(type(module) is nn.Linear for module in model.modules())
     native = library() is not None and family in ("llama", "llama-gqa", "qwen3", "mistral", "mistral-window")
     assert any(isinstance(module, GatedMLP) for module in model.modules()) == native
-    assert any("forward" in vars(module) for module in model.modules()) >= native  # which rotate natively
-    found = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
-    torch.testing.assert_close(found, expected, atol=5e-6, rtol=5e-6)
+    assert any("forward" in vars(module) for module in model.modules()) >= native  # native rotation
+    logits = Runner(model, slots=3, max_length=16, max_query=8).logits(rows)
+    torch.testing.assert_close(logits, expected, atol=5e-6, rtol=5e-6)
 
 
 def test_packed_layers_compute_few_numbers_of_tokens() -> None:
@@ -72,7 +72,7 @@ def test_padding_changes_no_bit(dtype: torch.dtype) -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_sizes() -> None:
-    """Both caches, oneDNN's own and torch's before it, keep something for each number of tokens they have seen."""
+    """oneDNN's cache and torch's own have an entry for each number of tokens."""
     packed = PackedLinear(torch.randn(96, 80), None)
     x = torch.randn(256, 80)
     before = native_bytes()

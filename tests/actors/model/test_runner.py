@@ -60,9 +60,9 @@ def test_any_sequence_of_calls(family: str, graphs: bool) -> None:
             texts[slot] = [*texts[slot][:start], *new]
             rows.append(RowInput(slot, start, new))
         logits = run(runner, *rows)
-        for row, found in zip(rows, logits, strict=True):
+        for row, row_logits in zip(rows, logits, strict=True):
             expected = plain(runner.model, texts[row.slot])
-            assert_close(found, expected[row.start :])
+            assert_close(row_logits, expected[row.start :])
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -83,12 +83,12 @@ def test_last_only_of_equal_lengths() -> None:
     rng = random.Random(4)
     texts = [random_tokens(rng, 12) for _ in range(3)]
     logits = runner.logits([RowInput(slot, 0, text) for slot, text in enumerate(texts)], last_only=True)
-    for found, text in zip(logits, texts, strict=True):
-        assert_close(found, plain(runner.model, text)[-1])
+    for row_logits, text in zip(logits, texts, strict=True):
+        assert_close(row_logits, plain(runner.model, text)[-1])
 
 
 def test_padding_at_the_end_of_a_slot_touches_no_other_slot() -> None:
-    """A full slot beside a long query: its padding is written behind it, not into the next slot."""
+    """A full slot beside a long query: its padding is not written into the next slot."""
     runner = make_runner()
     rng = random.Random(5)
     full, neighbour = random_tokens(rng, 80), random_tokens(rng, 20)
@@ -101,7 +101,7 @@ def test_padding_at_the_end_of_a_slot_touches_no_other_slot() -> None:
 
 
 def test_a_query_that_is_too_long_is_refused() -> None:
-    """It would be written over the next slot."""
+    """It would overwrite the next slot."""
     runner = make_runner()
     with pytest.raises(ValueError, match="a row writes 105 positions"):
         run(runner, RowInput(0, 79, [1]), RowInput(1, 79, [1] * 26))
@@ -115,7 +115,7 @@ def test_the_vocabulary_is_the_width_of_the_logits() -> None:
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
-    """Each node's logits are those of its own path; a path that is kept continues as text."""
+    """Each node's logits are those of its own path; a compacted path continues as text."""
     runner = make_runner(family, graphs=graphs)
     rng = random.Random(family)
     texts = [random_tokens(rng, length) for length in (7, 20)]
@@ -138,14 +138,14 @@ def test_trees_grown_over_several_calls(family: str, graphs: bool) -> None:
                 assert_close(logits[slot][j], plain(runner.model, texts[slot] + path)[-1])
     for slot, text in enumerate(texts):
         columns, path = max(nodes[slot], key=lambda node: len(node[0]))
-        runner.keep(slot, len(text), columns)
+        runner.compact(slot, len(text), columns)
         new = random_tokens(rng, 3)
         logits = run(runner, RowInput(slot, len(text) + len(path), new))
         assert_close(logits[0], plain(runner.model, text + path + new)[-3:])
 
 
-def test_what_cannot_be_recorded_is_called_and_too_little_memory_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """A bucket for which there was no room is recorded another time."""
+def test_unrecordable_calls_run_directly_and_lack_of_memory_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    """A bucket that ran out of memory is recorded later."""
     errors: list[Exception] = [torch.OutOfMemoryError("full"), RuntimeError("not while capturing")]
 
     def capture(run: Replay) -> Replay:
