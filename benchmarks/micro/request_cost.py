@@ -29,7 +29,7 @@ from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
-from deployments.answers.writers import CompletionWriter
+from deployments.answers.completion_writers import CompletionWriter
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ROOT, ModelConfig

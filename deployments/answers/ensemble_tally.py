@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from actors.coordinator.request import Delta, Request
-from deployments.answers.ensemble_shapes import EnsembleDetail, of_outcome, of_shares
+from deployments.answers.ensemble_details import EnsembleDetail, of_outcome, of_shares
 from deployments.strategies.progress import Outcome
 
 

@@ -8,8 +8,8 @@ from actors.wire.messages import MemberView
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
-from deployments.answers.echo import Echo, begins
-from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.answers.echoed_prompt import Echo, begins
+from deployments.tokenizers.token_decoder import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

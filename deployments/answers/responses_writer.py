@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from actors.coordinator.request import Delta, Request
+from deployments.answers.chat_tool_calls import tool_parser
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import typed_event
 from deployments.answers.output_items import CallItem, Event, MessageItem, Status
 from deployments.answers.parts import Choice, Part
-from deployments.answers.responses import speculation_of
-from deployments.answers.token_shapes import content_logprobs, token_details
-from deployments.answers.tool_caller import tool_parser
+from deployments.answers.schema import speculation_of
+from deployments.answers.token_details import content_logprobs, token_details
 from deployments.answers.writer import Writer
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.strategies.progress import Outcome, Progress
+from deployments.tokenizers.token_decoder import Vocabulary
 from deployments.tokenizers.tool_format import Arguments, CallStart
-from deployments.tokenizers.vocabulary import Vocabulary
 from deployments.validation.errors import body_of
 
 _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "top_logprobs", "user")

@@ -24,18 +24,18 @@ from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.entry_point import load_callable
 from deployments.configuration.model import ModelConfig, locate
 from deployments.endpoints.drafting import check_drafter
-from deployments.endpoints.encoding import Encoder
+from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.feasibility import check_feasible
-from deployments.endpoints.joining import check_members
 from deployments.endpoints.logprob_budget import LogprobBudget
-from deployments.endpoints.structures import StructureChecker
+from deployments.endpoints.structure_checker import StructureChecker
+from deployments.endpoints.tokenizer_compatibility import check_members
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.strategies.loading import load_strategy
 from deployments.strategies.options import StrategyOptions
-from deployments.tokenizers.vocabulary import Vocabulary, uses_backend
+from deployments.tokenizers.token_decoder import Vocabulary, uses_backend
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ import msgspec
 
 from actors.coordinator.request import Delta
 from deployments.answers.writer import Writer
-from deployments.endpoints.answering import EventBatch
+from deployments.endpoints.answer_events import EventBatch
 from deployments.strategies.progress import Outcome, Progress
 
 _SLICE = 32  # events of a usual stream that are written at once

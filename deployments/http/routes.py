@@ -14,26 +14,26 @@ from pydantic import BaseModel
 
 from actors.coordinator import request as actors_request
 from decoding.errors import ConsortError
-from deployments.answers.responses import Answer
+from deployments.answers.completion_writers import ChatWriter, CompletionWriter
 from deployments.answers.responses_writer import ResponsesWriter
+from deployments.answers.schema import Answer
 from deployments.answers.writer import Writer
-from deployments.answers.writers import ChatWriter, CompletionWriter
 from deployments.configuration.key_ring import KeyRing
-from deployments.endpoints.answering import EventBatch, answers
+from deployments.endpoints.answer_events import EventBatch, answers
 from deployments.endpoints.logprob_budget import tokens_told
 from deployments.endpoints.service import Service
 from deployments.http.base_urls import BaseUrls, base_names, named_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
+from deployments.http.early_refusal import Turnstile
 from deployments.http.gate import Gate
 from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
 from deployments.http.status_routes import add_status_routes
-from deployments.http.turnstile import Turnstile
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
-from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.tokenizers.token_decoder import Vocabulary
 from deployments.validation.errors import ErrorBody, install_error_handlers
 
 _MANY_TOKENS_TOLD = 2000  # beyond, an answer is written in a thread
@@ -79,7 +79,7 @@ def make_api(
     bounds = service.admission.check_bounds
     api.add_middleware(Turnstile, check=service.check_room, check_bounds=bounds, max_body_bytes=max_body_bytes)
     if service.tracer is not None:
-        from deployments.http.traced import Traced
+        from deployments.http.tracing_middleware import Traced
 
         api.add_middleware(Traced, tracer=service.tracer)
     api.add_middleware(BaseUrls, names=base_names(kinds))

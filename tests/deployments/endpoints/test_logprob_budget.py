@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.answers.responses import Answer
+from deployments.answers.schema import Answer
 from deployments.configuration.config import load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service

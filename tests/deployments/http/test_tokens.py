@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.tokenizers.token_decoder import Vocabulary
 from tests.support.byte_level import byte_level_tokenizer
 
 TEXT = "def naïve(x):\n    return '漢字'"

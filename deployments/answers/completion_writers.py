@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.coordinator.request import Delta, Request, Statistics
-from deployments.answers.echo import Echo
-from deployments.answers.ensemble_shapes import of_progress
+from deployments.answers.chat_tool_calls import ToolCaller
+from deployments.answers.echoed_prompt import Echo
+from deployments.answers.ensemble_details import of_progress
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import event as sse
 from deployments.answers.parts import Choice, Part
-from deployments.answers.responses import (
+from deployments.answers.schema import (
     Answer,
     AnswerChoice,
     ChatChoice,
@@ -24,18 +25,17 @@ from deployments.answers.responses import (
     Usage,
     speculation_of,
 )
-from deployments.answers.token_shapes import (
+from deployments.answers.token_details import (
     Json,
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
     token_details,
 )
-from deployments.answers.tool_caller import ToolCaller
 from deployments.answers.writer import Writer
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.strategies.progress import Outcome, Progress
-from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.tokenizers.token_decoder import Vocabulary
 from deployments.validation.errors import body_of
 
 

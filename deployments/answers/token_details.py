@@ -14,7 +14,7 @@ from actors.coordinator.request import TokenSource
 from actors.wire.messages import MemberView
 from decoding.sampling.logprobs import TokenLogprobs
 from deployments.answers.parts import Part
-from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.tokenizers.token_decoder import Vocabulary
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 _DIGITS = 4  # of what members thought

@@ -9,8 +9,8 @@ from deployments.admission.admission import Limits
 from deployments.configuration.key_ring import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
+from deployments.http.early_refusal import Turnstile
 from deployments.http.routes import make_api
-from deployments.http.turnstile import Turnstile
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 

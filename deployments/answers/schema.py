@@ -8,8 +8,8 @@ from pydantic import BaseModel, SkipValidation
 
 from actors.coordinator.request import Statistics
 from decoding.sampling.stopping import FinishReason
-from deployments.answers.ensemble_shapes import EnsembleDetail, ProgressDetail
-from deployments.answers.token_shapes import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TokenDetail
+from deployments.answers.ensemble_details import EnsembleDetail, ProgressDetail
+from deployments.answers.token_details import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TokenDetail
 
 
 class Usage(BaseModel):

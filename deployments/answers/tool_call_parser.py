@@ -6,7 +6,7 @@ What is told does not depend on the pieces in which the text comes, so an answer
 import re
 from collections.abc import Sequence
 
-from deployments.answers.call_reader import SPACE, CallReader, Wait
+from deployments.answers.tool_call_reader import SPACE, CallReader, Wait
 from deployments.tokenizers.tool_format import AnswerEvent, CallStart, ToolFormat
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"

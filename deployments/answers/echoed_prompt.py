@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 
-from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.tokenizers.token_decoder import Vocabulary
 
 
 class Echo:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from deployments.answers.parts import Part
-from deployments.answers.responses import FunctionCall, FunctionPiece, ToolCall, ToolCallPiece
-from deployments.answers.tool_parser import ToolParser
+from deployments.answers.schema import FunctionCall, FunctionPiece, ToolCall, ToolCallPiece
+from deployments.answers.tool_call_parser import ToolParser
 from deployments.requests.tool_fields import ToolUse
 from deployments.tokenizers.tool_format import AnswerEvent, Arguments, CallStart, ToolFormat
 
