@@ -134,7 +134,7 @@ class Host:
         for _ in range(_STEPS):
             steps.append(_timed(self._target_turn)[1])
             self._coordinator_turn()
-        writer = CompletionWriter(body, requests, self.served.vocabulary, seed=0)
+        writer = CompletionWriter(body, requests, self.served.token_decoder, seed=0)
         _, token_ms = _timed(lambda: [writer.add(*pair) for pair in deltas] and writer.whole())
         for request in requests:
             self.coordinator.cancel(request.request_id)

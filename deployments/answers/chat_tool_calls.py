@@ -1,48 +1,45 @@
-"""Gives an answer in a chat its calls of tools, as OpenAI has them."""
+"""Tool calls of a chat answer in OpenAI's format. Knows no syntax of calls."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from deployments.answers.parts import Part
-from deployments.answers.schema import FunctionCall, FunctionPiece, ToolCall, ToolCallPiece
-from deployments.answers.tool_call_parser import ToolParser
+from deployments.answers.schema import ChatFinishReason, FunctionCall, FunctionPiece, ToolCall, ToolCallPiece
+from deployments.answers.tool_call_parser import ToolCallParser
 from deployments.requests.tool_fields import ToolUse
 from deployments.tokenizers.tool_format import AnswerEvent, Arguments, CallStart, ToolFormat
 
-Piece = tuple[str, list[ToolCallPiece]]  # content, and what is new of calls
+Piece = tuple[str, list[ToolCallPiece]]  # new content, new pieces of calls
 
 
-def tool_parser(body: ToolUse, form: ToolFormat | None) -> ToolParser:
-    """Of one answer to a request. form: of the model's calls."""
+def make_parser(body: ToolUse, tool_format: ToolFormat | None) -> ToolCallParser:
+    """Parser of one answer to the request."""
     if not body.offered_tools:
-        return ToolParser(None)
+        return ToolCallParser(None)
     name = None if body.tool_choice is None else body.tool_choice.name
-    return ToolParser(form, must_call=body.must_call, name=name)
+    return ToolCallParser(tool_format, must_call=body.must_call, name=name)
 
 
-class ToolCaller:
-    """Of one answer, whole or in a stream."""
+class ChatToolCalls:
+    """Splits one answer, whole or streamed, into content and tool calls."""
 
-    def __init__(self, body: ToolUse, form: ToolFormat | None) -> None:
-        """form: of the model's calls."""
-        self._parser = tool_parser(body, form)
+    def __init__(self, body: ToolUse, tool_format: ToolFormat | None) -> None:
+        self._parser = make_parser(body, tool_format)
         self._count = 0
 
     def whole(self, part: Part) -> tuple[str, list[ToolCall]]:
-        """The content and the calls of an answer."""
-        content, calls = "", list[ToolCall]()
+        """Content and calls of a whole answer."""
+        content, calls = list[str](), list[tuple[CallStart, list[str]]]()
         for event in self._events(part):
             if isinstance(event, str):
-                content += event
+                content.append(event)
             elif isinstance(event, CallStart):
-                function = FunctionCall(name=event.name, arguments="")
-                calls.append(ToolCall(id=event.id, type="function", function=function))
+                calls.append((event, []))
             else:
-                calls[-1].function.arguments += event.text
-        return content, calls
+                calls[-1][1].append(event.text)
+        return "".join(content), [_tool_call(start, "".join(arguments)) for start, arguments in calls]
 
     def pieces(self, part: Part) -> Sequence[Piece]:
-        """What the answer's next part adds, one or more: a call's first piece comes before those of its arguments."""
+        """Pieces that the next part adds, at least one. A piece has at most one new piece of each call."""
         pieces: list[Piece] = [("", [])]
         for event in self._events(part):
             content, calls = pieces[-1]
@@ -55,10 +52,9 @@ class ToolCaller:
             pieces[-1][1].append(piece)
         return pieces
 
-    def told(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A choice's fields, with the reason why the answer ended if that is a call."""
-        ended = self._parser.called and fields["finish_reason"] == "stop"
-        return fields | {"finish_reason": "tool_calls"} if ended else fields
+    def finish_reason(self, part: Part) -> ChatFinishReason | None:
+        """Why the answer ended with this part: `tool_calls` instead of `stop` if it has calls; None: it goes on."""
+        return "tool_calls" if self._parser.has_called and part.finish == "stop" else part.finish
 
     def _events(self, part: Part) -> Iterable[AnswerEvent]:
         return self._parser.add(part.text, last=part.finish is not None)
@@ -69,3 +65,7 @@ class ToolCaller:
         self._count += 1
         function = FunctionPiece(name=event.name, arguments="")
         return ToolCallPiece(index=self._count - 1, id=event.id, type="function", function=function)
+
+
+def _tool_call(start: CallStart, arguments: str) -> ToolCall:
+    return ToolCall(id=start.id, type="function", function=FunctionCall(name=start.name, arguments=arguments))

@@ -1,31 +1,31 @@
-"""A prompt that begins its answers: what all of them have in common is made once."""
+"""A prompt that the answer repeats first (`echo: true`). Choices of one prompt share its pieces."""
 
 from collections.abc import Sequence
 from functools import cached_property
 
-from deployments.tokenizers.token_decoder import Vocabulary
+from deployments.tokenizers.token_decoder import TokenDecoder
 
 
-class Echo:
-    """Of one prompt."""
+class EchoedPrompt:
+    """The text and tokens of one prompt, and the text of each token, made when first needed."""
 
-    def __init__(self, text: str, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
-        self.text, self.tokens, self._vocabulary = text, tokens, vocabulary
+    def __init__(self, text: str, tokens: Sequence[int], decoder: TokenDecoder) -> None:
+        self.text, self.tokens, self._decoder = text, tokens, decoder
 
     @cached_property
     def pieces(self) -> list[str]:
-        """What each token adds to the text."""
-        splitter = self._vocabulary.pieces(())
+        """Text that each token adds."""
+        splitter = self._decoder.detokenizer(())
         return [splitter.add([token]) for token in self.tokens]
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Where in the text each token begins, in characters."""
-        return begins(self.pieces)
+        """Index of the character at which each token begins."""
+        return piece_offsets(self.pieces)
 
 
-def begins(pieces: Sequence[str]) -> list[int]:
-    """Where each piece begins, if one follows the other."""
+def piece_offsets(pieces: Sequence[str]) -> list[int]:
+    """Index of the character at which each piece begins in the joined text."""
     offsets, end = [], 0
     for piece in pieces:
         offsets.append(end)

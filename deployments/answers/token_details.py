@@ -1,6 +1,6 @@
-"""How answers tell about single tokens: OpenAI's log-probabilities of both kinds, vLLM's of prompts, and sources.
+"""What answers say about single tokens: OpenAI's log-probabilities, vLLM's of prompts, and sources of tokens.
 
-There may be very many, so the models here only say what they look like, and functions write their JSON.
+The models only document the format. Functions encode the JSON directly, because there may be very many tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,17 +14,17 @@ from actors.coordinator.request import TokenSource
 from actors.wire.messages import MemberView
 from decoding.sampling.logprobs import TokenLogprobs
 from deployments.answers.parts import Part
-from deployments.tokenizers.token_decoder import Vocabulary
+from deployments.tokenizers.token_decoder import TokenDecoder
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
-_DIGITS = 4  # of what members thought
+_DIGITS = 4  # of the numbers of members
 _encoder = msgspec.json.Encoder()
 
-Json = Any  # what msgspec writes as JSON, with parts that are written already
+Json = Any  # values for msgspec, with msgspec.Raw for parts that are encoded already
 
 
 class CompletionLogprobs(BaseModel):
-    """Of a completion's tokens; one entry for each in every list. null: nothing comes before."""
+    """Log-probabilities of a completion; every list has one entry per token. null: the first token of a prompt."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -33,7 +33,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """A token that could have come."""
+    """A candidate token and its log-probability."""
 
     token: str
     logprob: float
@@ -41,20 +41,20 @@ class TopLogprob(BaseModel):
 
 
 class ChatLogprob(TopLogprob):
-    """A token that came, and the most probable ones in its place."""
+    """A token of the answer, with the most probable candidates at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """Of a message's tokens."""
+    """Log-probabilities of a message."""
 
     content: list[ChatLogprob]
     refusal: None = None
 
 
 class PromptLogprob(BaseModel):
-    """A token in a place of the prompt."""
+    """A token at a position of the prompt."""
 
     logprob: float
     rank: int
@@ -65,16 +65,16 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class TokenMember(BaseModel):
-    """What a member of a blend thought of a token."""
+    """A blend member's view of a token."""
 
     model: str
-    logprob: float  # to this member alone
-    agreed: bool  # whether it was its own most probable token
-    share: float  # weight × probability, of 1 in all members
+    logprob: float  # under this member alone
+    agreed: bool  # whether it was this member's most probable token
+    share: float  # weight × probability, normalised over members
 
 
 class TokenDetail(BaseModel):
-    """A token of the answer, what it adds to the text, and how it came to be. Fields that are not set are not sent."""
+    """A token of the answer, its text and its source. Unset fields are not sent."""
 
     id: int
     text: str
@@ -82,61 +82,61 @@ class TokenDetail(BaseModel):
     members: list[TokenMember] | None = None
 
 
-def completion_logprobs(part: Part, count: int, vocabulary: Vocabulary) -> Json:
-    """CompletionLogprobs. count: how many most probable tokens to tell in each place, beside the token itself."""
+def completion_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
+    """JSON of CompletionLogprobs. count: most probable tokens per position, beside the token itself."""
 
-    def tops(told: TokenLogprobs) -> dict[str, float]:
-        pairs = [(told.token, told.logprob), *told.top[:count]]
-        return {vocabulary.text_of(token): _finite(logprob) for token, logprob in pairs}
+    def tops(token_logprobs: TokenLogprobs) -> dict[str, float]:
+        pairs = [(token_logprobs.token, token_logprobs.logprob), *token_logprobs.top[:count]]
+        return {decoder.text_of(token): _finite(logprob) for token, logprob in pairs}
 
     return {
-        "tokens": [vocabulary.text_of(token) for token in part.tokens],
-        "token_logprobs": [None if told is None else _finite(told.logprob) for told in part.logprobs],
-        "top_logprobs": _written(None if told is None else tops(told) for told in part.logprobs),
+        "tokens": [decoder.text_of(token) for token in part.tokens],
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in part.logprobs],
+        "top_logprobs": _encode_list(None if entry is None else tops(entry) for entry in part.logprobs),
         "text_offset": list(part.offsets),
     }
 
 
-def chat_logprobs(part: Part, count: int, vocabulary: Vocabulary) -> Json:
-    """ChatLogprobs. count: how many of the most probable tokens to tell in each place."""
-    return {"content": content_logprobs(part, count, vocabulary), "refusal": None}
+def chat_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
+    """JSON of ChatLogprobs. count: most probable tokens per position."""
+    return {"content": content_logprobs(part, count, decoder), "refusal": None}
 
 
-def content_logprobs(part: Part, count: int, vocabulary: Vocabulary) -> Json:
-    """A list of ChatLogprob."""
+def content_logprobs(part: Part, count: int, decoder: TokenDecoder) -> Json:
+    """JSON of a list of ChatLogprob."""
 
     def fields(token: int, logprob: float) -> dict[str, Any]:
-        data = list(vocabulary.bytes_of(token))
-        return {"token": vocabulary.text_of(token), "logprob": _finite(logprob), "bytes": data}
+        data = list(decoder.bytes_of(token))
+        return {"token": decoder.text_of(token), "logprob": _finite(logprob), "bytes": data}
 
-    def entry(told: TokenLogprobs) -> dict[str, Any]:
-        top = [fields(token, logprob) for token, logprob in told.top[:count]]
-        return {**fields(told.token, told.logprob), "top_logprobs": top}
+    def entry(position: TokenLogprobs) -> dict[str, Any]:
+        top = [fields(token, logprob) for token, logprob in position.top[:count]]
+        return {**fields(position.token, position.logprob), "top_logprobs": top}
 
-    return _written(entry(told) for told in part.logprobs if told is not None)
+    return _encode_list(entry(position) for position in part.logprobs if position is not None)
 
 
-def prompt_logprobs(told: Sequence[TokenLogprobs], count: int, vocabulary: Vocabulary) -> Json:
-    """PromptLogprobs, by token id in each place of the prompt: its own token, and the `count` most probable ones."""
+def prompt_logprobs(logprobs: Sequence[TokenLogprobs], count: int, decoder: TokenDecoder) -> Json:
+    """JSON of PromptLogprobs: at each position by token id, the prompt's token and the `count` most probable ones."""
 
     def entry(position: TokenLogprobs) -> dict[int, Any]:
         ranked = [(position.token, position.logprob, position.rank)]
         ranked += [(token, logprob, rank) for rank, (token, logprob) in enumerate(position.top[:count], 1)]
         return {
-            token: {"logprob": _finite(logprob), "rank": rank, "decoded_token": vocabulary.text_of(token)}
+            token: {"logprob": _finite(logprob), "rank": rank, "decoded_token": decoder.text_of(token)}
             for token, logprob, rank in ranked
         }
 
-    return _written(chain([None], map(entry, told)))
+    return _encode_list(chain([None], map(entry, logprobs)))
 
 
 def token_details(part: Part) -> Json:
-    """A list of TokenDetail. Of a part without an echoed prompt's tokens, whose source is the client."""
+    """JSON of a list of TokenDetail, without the tokens of an echoed prompt."""
     count = len(part.sources)
     answered = zip(part.tokens[-count:], part.pieces[-count:], part.sources, strict=True) if count else ()
     details = ({"id": token, "text": text, "source": source} for token, text, source in answered)
-    views = chain(part.views, repeat(None))  # of ensembles alone
-    return _written(
+    views = chain(part.views, repeat(None))  # empty without an ensemble
+    return _encode_list(
         detail if members is None else {**detail, "members": [_member(view) for view in members]}
         for detail, members in zip(details, views, strict=False)
     )
@@ -151,6 +151,6 @@ def _finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
 
 
-def _written(items: Iterable[Any]) -> msgspec.Raw:
-    """A list, as JSON. Item by item: all at once would hold up the other threads, and take far more memory."""
+def _encode_list(items: Iterable[Any]) -> msgspec.Raw:
+    """Encode a list as JSON, item by item: at once it would block other threads and take far more memory."""
     return msgspec.Raw(b"[" + b",".join(map(_encoder.encode, items)) + b"]")

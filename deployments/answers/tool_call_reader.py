@@ -1,6 +1,6 @@
-"""Reads calls of tools out of text that comes in pieces. Tells of a call, and of its arguments, as soon as it is one.
+"""Reads JSON tool calls from streamed text and emits them as early as possible. Knows no tags and no models.
 
-Methods that may need text which is not there yet are generators: they yield until it is. Knows no tags and no models.
+Methods that may need more text are generators: they yield until it arrives.
 """
 
 import json
@@ -14,104 +14,105 @@ Wait = Generator[None, None, None]
 WaitText = Generator[None, None, str]
 
 SPACE = " \t\r\n"
-_BETWEEN = SPACE + ";,[]"  # calls: in lists, or with ";" between
+_BETWEEN = SPACE + ";,[]"  # between calls, in lists or with ";"
 _ARGUMENTS = {"arguments", "parameters"}
-# Outside of strings only these are JSON, so anything else ends a value that was never closed.
+# A character that is neither these nor a bracket or quote is no JSON: it ends a value that was never closed.
 _NOT_SCALAR = re.compile(r"[^\w\s+\-.,:]")
 _SCALAR_END = re.compile(r"[^\w+\-.]")
 _STRING_PART_END = re.compile(r'["\\]')
 
 
 class NoCallError(Exception):
-    """What stands here is not a call."""
+    """The text at the current position is not a call."""
 
 
-class CallReader:
-    """A text as it comes. What was read and not told yet lies between `_told` and `_at`."""
+class ToolCallReader:
+    """Reader of streamed text. Text from `_emitted` to `_position` was read but not emitted."""
 
     def __init__(self) -> None:
         self.events: list[AnswerEvent] = []
-        self.called = False  # whether there was a call
-        self._text, self._at, self._told, self._ended = "", 0, 0, False
+        self.has_called = False
+        self._text, self._position, self._emitted, self._has_ended = "", 0, 0, False
         self._in_arguments = False
 
     def extend(self, text: str, *, last: bool) -> None:
-        """More text; last: nothing comes after it."""
+        """Append text. last: no more follows."""
         self._text += text
-        self._ended = last
+        self._has_ended = last
 
-    def tell_content(self, *, but: str = "") -> None:
-        """What was read is content; any of the characters `but` at its end wait until it is known what follows."""
-        content = self._text[self._told : self._at].rstrip(but) if but else self._text[self._told : self._at]
+    def emit_content(self, *, keep: str = "") -> None:
+        """Emit what was read as content. keep: characters that are held back at its end."""
+        content = self._text[self._emitted : self._position]
+        content = content.rstrip(keep) if keep else content
         if content:
             self.events.append(content)
-        self._at -= self._told + len(content)
-        self._text, self._told = self._text[self._told + len(content) :], 0
+        self._position -= self._emitted + len(content)
+        self._text, self._emitted = self._text[self._emitted + len(content) :], 0
 
-    def tell_arguments(self) -> None:
-        """What was read of arguments is told at once; to be called when there is no more text."""
-        if self._in_arguments and self._told < self._at:
-            self.events.append(Arguments(self._text[self._told : self._at]))
-            self._told = self._at
+    def emit_arguments(self) -> None:
+        """Emit the arguments read so far. Call it when there is no more text for now."""
+        if self._in_arguments and self._emitted < self._position:
+            self.events.append(Arguments(self._text[self._emitted : self._position]))
+            self._emitted = self._position
 
-    def forget(self) -> None:
-        """Drop what was read, told or not."""
-        self._text, self._at, self._told = self._text[self._at :], 0, 0
+    def discard(self) -> None:
+        """Drop what was read, emitted or not."""
+        self._text, self._position, self._emitted = self._text[self._position :], 0, 0
 
-    def next(self) -> WaitText:
-        """The next character, which stays where it is; "" at the end."""
-        while self._at >= len(self._text):
-            if self._ended:
+    def peek(self) -> WaitText:
+        """Return the next character without reading it; "" at the end."""
+        while self._position >= len(self._text):
+            if self._has_ended:
                 return ""
             yield
-        return self._text[self._at]
+        return self._text[self._position]
 
     def skip(self, characters: str) -> Wait:
-        """Past any of these."""
-        while (character := (yield from self.next())) and character in characters:
-            self._at += 1
+        """Read any of these characters."""
+        while (character := (yield from self.peek())) and character in characters:
+            self._position += 1
 
-    def until(self, stops: re.Pattern[str]) -> WaitText:
-        """To the next of the characters that stop, which is returned and stays where it is; "" at the end."""
+    def read_until(self, stops: re.Pattern[str]) -> WaitText:
+        """Read up to the next match of `stops`; return the match without reading it, or "" at the end."""
         while True:
-            found = stops.search(self._text, self._at)
-            self._at = found.start() if found else len(self._text)
-            if found or self._ended:
-                return found[0] if found else ""
+            match = stops.search(self._text, self._position)
+            self._position = match.start() if match else len(self._text)
+            if match or self._has_ended:
+                return match[0] if match else ""
             yield
 
     def calls(self) -> Generator[None, None, bool]:
-        """All calls that follow one another here, and whether there is any; stops before what is none."""
-        found = False
+        """Read all consecutive calls; return whether there is any."""
+        any_call = False
         while True:
             yield from self.skip(_BETWEEN)
-            yield from self.next()
-            if found:
-                self.forget()
-            start = self._at
+            yield from self.peek()
+            if any_call:
+                self.discard()
+            start = self._position
             try:
                 yield from self._call()
             except NoCallError:
-                self._at = start
-                return found
-            self.called = found = True
-            self.forget()
+                self._position = start
+                return any_call
+            self.has_called = any_call = True
+            self.discard()
 
     def _call(self) -> Wait:
-        """An object with a name, and with arguments if there are any.
+        """Read an object with a name and perhaps arguments.
 
         Raises:
-            NoCallError: it is something else, and nothing was told of it.
+            NoCallError: it is something else; nothing was emitted.
         """
         yield from self._expect("{")
         name, arguments = "", "{}"
         while True:
             yield from self.skip(SPACE + ",")
-            if (yield from self.next()) != '"':
+            if (yield from self.peek()) != '"':
                 break
             key = json.loads((yield from self._json()))
             yield from self.skip(SPACE + ":")
-            if name and key in _ARGUMENTS and (yield from self.next()) == "{":
+            if name and key in _ARGUMENTS and (yield from self.peek()) == "{":
                 yield from self._stream_arguments(name)
                 return
             value = yield from self._json()
@@ -124,31 +125,31 @@ class CallReader:
         self.events += [CallStart(name), Arguments(text if isinstance(text, str) else arguments)]
 
     def _stream_arguments(self, name: str) -> Wait:
-        """Arguments after the name. From here on it is a call, whatever follows."""
+        """Emit the arguments as they stream. After name and "{" it counts as a call, whatever follows."""
         self.events.append(CallStart(name))
-        self.called, self._told, self._in_arguments = True, self._at, True
+        self.has_called, self._emitted, self._in_arguments = True, self._position, True
         yield from self._value()
-        self.tell_arguments()
+        self.emit_arguments()
         self._in_arguments = False
         yield from self.skip(SPACE + ",")
-        while (yield from self.next()) == '"':  # fields that are of no interest
+        while (yield from self.peek()) == '"':  # other fields are ignored
             yield from self._string()
             yield from self.skip(SPACE + ":")
             yield from self._value()
             yield from self.skip(SPACE + ",")
-        if (yield from self.next()) == "}":
-            self._at += 1
+        if (yield from self.peek()) == "}":
+            self._position += 1
 
     def _expect(self, character: str) -> Wait:
-        if (yield from self.next()) != character:
+        if (yield from self.peek()) != character:
             raise NoCallError
-        self._at += 1
+        self._position += 1
 
     def _json(self) -> WaitText:
-        """A whole value, as it is written."""
-        start = self._at
+        """Read a whole value; return its text."""
+        start = self._position
         yield from self._value()
-        text = self._text[start : self._at]
+        text = self._text[start : self._position]
         try:
             json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -156,33 +157,33 @@ class CallReader:
         return text
 
     def _value(self) -> Wait:
-        """Past a value. Brackets and strings are looked at, and nothing else of whether it is JSON."""
-        first = yield from self.next()
+        """Read a value. Checks brackets and strings only, not that it is JSON."""
+        first = yield from self.peek()
         if first == '"':
             yield from self._string()
         elif first not in "{[":
-            yield from self.until(_SCALAR_END)
+            yield from self.read_until(_SCALAR_END)
         else:
             yield from self._nested()
 
     def _nested(self) -> Wait:
         depth = 0
-        while (character := (yield from self.until(_NOT_SCALAR))) and character in '"{[}]':
+        while (character := (yield from self.read_until(_NOT_SCALAR))) and character in '"{[}]':
             if character == '"':
                 yield from self._string()
                 continue
-            self._at += 1
+            self._position += 1
             depth += 1 if character in "{[" else -1
             if depth == 0:
                 return
 
     def _string(self) -> Wait:
-        self._at += 1
-        while (yield from self.until(_STRING_PART_END)) == "\\":
-            self._at += 1
-            yield from self.next()
-            self._at += 1
-        self._at += 1
+        self._position += 1
+        while (yield from self.read_until(_STRING_PART_END)) == "\\":
+            self._position += 1
+            yield from self.peek()
+            self._position += 1
+        self._position += 1
 
 
 def _name(value: Any) -> str:

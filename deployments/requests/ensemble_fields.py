@@ -36,7 +36,7 @@ class EnsembleFields(StrictModel):
         None, description="false: leave out what each member contributed, with `return_token_details` to each token."
     )
 
-    def ensemble_over(
+    def override_ensemble(
         self, options: EnsembleOptions, *, model: str, count: int, blends: bool
     ) -> EnsembleOptions | None:
         """The endpoint's options with what the request says of them; None if it says nothing.

@@ -46,7 +46,7 @@ class SamplingFields(StrictModel):
     ignore_eos: bool | None = Field(None, description="true: go on after end-of-text tokens, up to `max_tokens`.")
     max_time: float | None = Field(None, description="The answer ends after so many seconds, as it is then.")
 
-    def over(self, defaults: "SamplingFields") -> "SamplingFields":
+    def with_defaults(self, defaults: "SamplingFields") -> "SamplingFields":
         """These fields, and the defaults' where they are null."""
         return SamplingFields.model_construct(**{**_given(defaults), **_given(self)})
 

@@ -181,7 +181,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
             bad_words_ids: the tokens of `bad_words`.
             verification: the endpoint's.
         """
-        fields = self.over(defaults)
+        fields = self.with_defaults(defaults)
         if self.searches:
             fields = fields.model_copy(update={"temperature": self.temperature or 0.0, "max_time": None})
         structure, logprobs = self.structure, self.logprob_count

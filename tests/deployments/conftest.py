@@ -89,7 +89,7 @@ def fake(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[Tes
 def with_tools() -> dict[str, ServedEndpoint]:
     endpoints = load_endpoints(load_config())
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
-    endpoints["consort"].vocabulary.tool_format = "hermes"
+    endpoints["consort"].token_decoder.tool_format = "hermes"
     return endpoints
 
 

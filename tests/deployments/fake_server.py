@@ -24,7 +24,7 @@ def main(port: int) -> None:
     fake: Any = coordinator
     endpoints = load_endpoints(config)
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
-    endpoints["consort"].vocabulary.tool_format = "hermes"
+    endpoints["consort"].token_decoder.tool_format = "hermes"
     api = make_api(Service(endpoints, fake, limits=Limits(max_requests=8)))
 
     async def set_replicas(model: str, count: int) -> None:

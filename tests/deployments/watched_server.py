@@ -77,7 +77,7 @@ def main(port: int) -> None:
         model.max_length = CONTEXT
     endpoints, fake = load_endpoints(config), coordinator
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
-    endpoints["consort"].vocabulary.tool_format = "hermes"
+    endpoints["consort"].token_decoder.tool_format = "hermes"
     service: Any = Service(endpoints, fake, limits=Limits(max_requests=256))  # type: ignore[arg-type]
     api = make_api(service)
 

@@ -60,11 +60,11 @@ class World:
         self.now_s += STEP_S
         for request_id in list(self.written):
             self.written[request_id] += 1
-            self.admission.progress(request_id, self.written[request_id])
+            self.admission.record_progress(request_id, self.written[request_id])
             if self.written[request_id] == self.lengths[request_id]:
                 del self.written[request_id]
                 self.ended_s[request_id] = self.now_s
-                self.admission.finished(request_id)
+                self.admission.finish(request_id)
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / STEP_S)):
@@ -230,9 +230,9 @@ def test_what_is_held_back_are_those_who_wait_and_those_who_were_refused() -> No
         def test(world: World) -> None:
             crowd = Crowd(world, clients=40)
             crowd.run(60)
-            assert 24 <= world.admission.held_back(ENDPOINT.target) <= 40
-            assert world.admission.held_back("other") == 0
+            assert 24 <= world.admission.count_unserved(ENDPOINT.target) <= 40
+            assert world.admission.count_unserved("other") == 0
             world.run(60)
-            assert world.admission.held_back(ENDPOINT.target) < 1
+            assert world.admission.count_unserved(ENDPOINT.target) < 1
 
         in_world(test, max_queue_wait_s=longest_s)

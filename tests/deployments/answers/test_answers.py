@@ -70,7 +70,7 @@ def test_a_completions_logprobs(fake: TestClient, endpoints: dict[str, ServedEnd
     (choice,) = complete(fake, logprobs=3)["choices"]
     logprobs = choice["logprobs"]
     assert [len(values) for values in logprobs.values()] == [12] * 4
-    vocabulary = endpoints["consort"].vocabulary
+    vocabulary = endpoints["consort"].token_decoder
     likeliest = {vocabulary.text_of(token) for token, _ in told(9, 3).top}
     for token, logprob, top, begin in zip(*logprobs.values(), strict=True):
         assert set(top) == likeliest | {token}

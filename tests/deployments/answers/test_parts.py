@@ -53,7 +53,7 @@ def test_what_is_held_back_comes_as_a_whole(endpoints: dict[str, ServedEndpoint]
         }
     )
     request = Request(served.endpoint, [10], SamplingParams(max_tokens=9000))
-    writer = ResponsesWriter(body, [request], served.vocabulary, seed=0)
+    writer = ResponsesWriter(body, [request], served.token_decoder, seed=0)
     assert writer.begin()
     pieces = ['[{"parameters": {"a": "', *["word "] * 300, '"}, "name": "f"}]']
     written = [
@@ -67,7 +67,7 @@ def test_what_is_held_back_comes_as_a_whole(endpoints: dict[str, ServedEndpoint]
 
 
 def test_the_bytes_of_a_token_are_looked_up_once(endpoints: dict[str, ServedEndpoint]) -> None:
-    vocabulary = endpoints["consort"].vocabulary
-    vocabulary._known.cache_clear()
+    vocabulary = endpoints["consort"].token_decoder
+    vocabulary._cached_bytes.cache_clear()
     assert vocabulary.text_of(300) == vocabulary.bytes_of(300).decode(errors="replace")
-    assert vocabulary._known.cache_info().misses == 1
+    assert vocabulary._cached_bytes.cache_info().misses == 1

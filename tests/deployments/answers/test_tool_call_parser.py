@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.answers.tool_call_parser import ToolParser
+from deployments.answers.tool_call_parser import ToolCallParser
 from deployments.tokenizers.tool_format import AnswerEvent, Arguments, CallStart, ToolFormat, tool_format
 
 ARGUMENTS = r'{"city": "Zürich", "say": "\"}</tool_call>", "x": [1, {"y": null}]}'
@@ -38,7 +38,7 @@ CASES: list[tuple[ToolFormat | None, str, str, list[tuple[str, str]]]] = [
 ]
 
 
-def parse(parser: ToolParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
+def parse(parser: ToolCallParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
     """Content, and names and arguments."""
     content, calls = "", list[tuple[str, str]]()
     for at in range(0, max(1, len(text)), size):
@@ -57,7 +57,7 @@ def test_calls_are_found_in_pieces_of_any_size(
     form: ToolFormat | None, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     for size in range(1, len(text) + 1):
-        assert parse(ToolParser(form), text, size) == (content, calls), size
+        assert parse(ToolCallParser(form), text, size) == (content, calls), size
 
 
 SNIPPETS = ["<tool_call>", "</tool_call>", CALL, OTHER, *'{}[]":,;\\ \n', "name", '"name": ', '"arguments": ', "x", "1"]
@@ -70,11 +70,11 @@ SNIPPETS = ["<tool_call>", "</tool_call>", CALL, OTHER, *'{}[]":,;\\ \n', "name"
     form=st.sampled_from(["hermes", "mistral", "llama"]),
 )
 def test_whatever_comes_is_read_alike_whole_and_in_pieces(text: str, size: int, form: ToolFormat) -> None:
-    assert parse(ToolParser(form), text, size) == parse(ToolParser(form), text, len(text) or 1)
+    assert parse(ToolCallParser(form), text, size) == parse(ToolCallParser(form), text, len(text) or 1)
 
 
 def test_arguments_are_told_as_they_come() -> None:
-    parser = ToolParser("hermes")
+    parser = ToolCallParser("hermes")
     text = f"<tool_call>{CALL}</tool_call>"
     begins = text.index(ARGUMENTS)
     told: list[AnswerEvent] = []
@@ -88,11 +88,11 @@ def test_arguments_are_told_as_they_come() -> None:
 
 
 def test_a_forced_answer_is_all_call() -> None:
-    named = ToolParser("hermes", must_call=True, name="weather")
+    named = ToolCallParser("hermes", must_call=True, name="weather")
     start, first = named.add('{"city"', last=False)
     assert (start, first) == (CallStart("weather", start.id), Arguments('{"city"'))  # type: ignore[union-attr]
     assert named.add(': "Bern"}', last=True) == [Arguments(': "Bern"}')]
-    events = ToolParser(None, must_call=True).add(f"[{CALL}, {CALL}]", last=True)
+    events = ToolCallParser(None, must_call=True).add(f"[{CALL}, {CALL}]", last=True)
     one, other = [event.id for event in events if isinstance(event, CallStart)]
     assert one != other
     assert len(one) == 9

@@ -92,7 +92,7 @@ def test_a_stop_token_ends_the_answer(client: TestClient, endpoints: dict[str, S
     assert [one["id"] for one in choice["token_details"]][-1] == 51
     assert len(choice["token_details"]) > 3
     (shown,) = ask(client, **fields, include_stop_str_in_output=True)["choices"]
-    assert shown["text"] == choice["text"] + endpoints["consort"].vocabulary.text_of(51)
+    assert shown["text"] == choice["text"] + endpoints["consort"].token_decoder.text_of(51)
 
 
 def test_json_answers_validate(client: TestClient) -> None:

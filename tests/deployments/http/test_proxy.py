@@ -8,7 +8,7 @@ from ray.serve._private.utils import call_function_from_import_path
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.http import proxy
-from deployments.http.proxy import LastWord
+from deployments.http.proxy import CoordinatorLossMiddleware
 
 
 def answer(*messages: Message, path: str = "/v1/completions") -> tuple[int, dict[str, str], str]:
@@ -18,7 +18,7 @@ def answer(*messages: Message, path: str = "/v1/completions") -> tuple[int, dict
         for message in messages:
             await send(message)
 
-    reply = TestClient(LastWord(application)).post(path, headers={"X-Request-Id": "mine"})
+    reply = TestClient(CoordinatorLossMiddleware(application)).post(path, headers={"X-Request-Id": "mine"})
     return reply.status_code, dict(reply.headers), reply.text
 
 
@@ -60,4 +60,4 @@ def test_whole_answers_pass(messages: list[Message]) -> None:
 
 def test_serve_finds_it() -> None:
     (middleware,) = call_function_from_import_path(proxy.CALLBACK)
-    assert middleware.cls is LastWord
+    assert middleware.cls is CoordinatorLossMiddleware
