@@ -174,7 +174,7 @@ class ServedEndpoint:
             )
         if wanted is None:
             return min(body.default_max_tokens or room, room, most or room)
-        if body.takes_less:
+        if body.limit_is_upper_bound:
             return min(wanted, room, most or room)
         if wanted > room:
             raise InvalidRequestError(

@@ -34,7 +34,7 @@ class LogprobBudget:
         if per_token == 0:
             return None
         most = (self.total - in_prompts) // (per_token * body.choices * len(prompts))
-        if most < 1 or (not body.takes_less and most < (body.wanted_max_tokens or 0)):
+        if most < 1 or (not body.limit_is_upper_bound and most < (body.wanted_max_tokens or 0)):
             tokens = body.choices * len(prompts) * max(1, body.wanted_max_tokens or 0)
             raise self._too_many(body.logprobs_field, in_prompts + tokens * per_token, most)
         return most

@@ -124,7 +124,7 @@ def _json(answer: BaseModel) -> Response:
 async def _answer(
     service: Service, request: Request, body: _Body, make_writer: _MakeWriter[_Body], rendering: ThreadPoolExecutor
 ) -> Response:
-    """Respond with a whole answer or a stream. Streams begin at the first delta, so earlier errors keep their status."""
+    """Respond with a whole answer or a stream. Errors before a stream's first delta keep their HTTP status."""
     body.model = resolve_model(body.model, request)
     served, seed = service.endpoint(body.model), body.seed_or_new()
     requests = await service.prepare(body, seed=seed)

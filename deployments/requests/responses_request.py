@@ -1,4 +1,4 @@
-"""What clients may send to /v1/responses: OpenAI's newer API, of which we serve what needs no state."""
+"""Body of POST /v1/responses, OpenAI's newer API, as far as it needs no stored state. Knows no models."""
 
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,7 @@ class TextFormat(StrictModel):
 
     @property
     def response_format(self) -> ResponseFormat:
-        """The same as chat has it."""
+        """The format as chat has it."""
         schema = None if self.schema_ is None else {"schema": self.schema_}
         return ResponseFormat.model_validate({"type": self.type, "json_schema": schema})
 
@@ -100,7 +100,7 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as chat has it."""
+        """The input as chat messages."""
         return conversation(self.input, self.instructions)
 
     @property
