@@ -80,7 +80,7 @@ def coordinator() -> FakeCoordinator:
 
 @pytest.fixture
 def fake(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[TestClient]:
-    """A server whose answers are made up: see the fake."""
+    """A client of a server over the fake coordinator."""
     with TestClient(make_api(Service(endpoints, coordinator, limits=Limits(max_requests=MAX_REQUESTS)))) as client:
         yield client
 

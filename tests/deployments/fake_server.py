@@ -1,4 +1,4 @@
-"""A server over the fake coordinator, with every route, for `make fuzz-http`; its argument is the port."""
+"""A server over the fake coordinator with every route, for `make fuzz-http`. Argument: the port."""
 
 import gc
 import sys
@@ -18,7 +18,7 @@ from tests.deployments.scripted import TEMPLATE
 
 
 def main(port: int) -> None:
-    """Serve until interrupted. A line of JSON for each request goes to standard error."""
+    """Serve until interrupted. Requests are logged to standard error, one JSON line each."""
     log_requests()
     config, coordinator = load_config(), FakeCoordinator()
     fake: Any = coordinator
@@ -28,7 +28,7 @@ def main(port: int) -> None:
     api = make_api(Service(endpoints, fake, limits=Limits(max_requests=8)))
 
     async def set_replicas(model: str, count: int) -> None:
-        """Nothing scales here."""
+        """Do nothing."""
 
     add_scaling_route(api, config.roles(), set_replicas)
     gc.collect()

@@ -1,4 +1,4 @@
-"""The queue in front of the coordinator: bounds, order, fairness, deadlines. Nothing ends until the test says so."""
+"""Admission: bounds, order, fairness, deadlines. Requests end only when the test ends them."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -20,7 +20,7 @@ ALICE, BOB = ApiKey("alice"), ApiKey("bob")
 
 
 class Backend:
-    """Collects what begins."""
+    """Records the requests that begin."""
 
     def __init__(self) -> None:
         self.begun: list[Request] = []
@@ -115,7 +115,7 @@ def test_a_key_has_bounds_of_its_own() -> None:
 
 
 async def order_of(admission: Admission, backend: Backend) -> list[int]:
-    """The order in which all that waits begins, one after the other."""
+    """End requests one by one; return the order in which waiting requests begin."""
     while sum(admission.counts()[0].values()):
         admission.finish(backend.ids[-1])
     return backend.ids
@@ -177,12 +177,12 @@ def test_urgent_requests_of_a_key_come_first() -> None:
 def test_deadlines_hold_in_the_queue_and_shrink_by_it() -> None:
     async def run() -> None:
         admission, backend = make()
-        told: list[Delta] = []
+        deltas: list[Delta] = []
         admission.submit(request(0), nothing)
-        admission.submit(request(1, timeout_s=0.02), told.append)
+        admission.submit(request(1, timeout_s=0.02), deltas.append)
         admission.submit(request(2, timeout_s=60), nothing)
         await asyncio.sleep(0.05)
-        assert isinstance(told[0].error, DeadlineError)
+        assert isinstance(deltas[0].error, DeadlineError)
         admission.finish(1)
         admission.finish(0)
         timeout_s = backend.begun[-1].timeout_s
@@ -198,10 +198,10 @@ def test_a_refusal_when_it_is_a_requests_turn_reaches_its_client() -> None:
             raise OverloadedError("full")
 
     async def run() -> None:
-        told: list[Delta] = []
-        Admission(Full(), Limits()).submit(request(0), told.append)
-        assert isinstance(told[0].error, OverloadedError)
-        assert told[0].statistics == Statistics()
+        deltas: list[Delta] = []
+        Admission(Full(), Limits()).submit(request(0), deltas.append)
+        assert isinstance(deltas[0].error, OverloadedError)
+        assert deltas[0].statistics == Statistics()
 
     in_loop(run())
 

@@ -1,4 +1,4 @@
-"""Calls of tools over HTTP: offered by the chat template, read from answers, forced by structure."""
+"""Tool calls over HTTP: tools in the chat template, calls in answers, forced calls."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Calls are found in texts, however these are cut into pieces, told as they come, and nothing else is lost."""
+"""Tool calls are parsed however the text is split, emitted early, and no content is lost."""
 
 import json
 from itertools import pairwise
@@ -39,10 +39,10 @@ CASES: list[tuple[ToolFormat | None, str, str, list[tuple[str, str]]]] = [
 
 
 def parse(parser: ToolCallParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
-    """Content, and names and arguments."""
+    """Return the content, and names and arguments of calls."""
     content, calls = "", list[tuple[str, str]]()
-    for at in range(0, max(1, len(text)), size):
-        for event in parser.add(text[at : at + size], last=at + size >= len(text)):
+    for start in range(0, max(1, len(text)), size):
+        for event in parser.add(text[start : start + size], last=start + size >= len(text)):
             if isinstance(event, str):
                 content += event
             elif isinstance(event, CallStart):
@@ -77,12 +77,12 @@ def test_arguments_are_told_as_they_come() -> None:
     parser = ToolCallParser("hermes")
     text = f"<tool_call>{CALL}</tool_call>"
     begins = text.index(ARGUMENTS)
-    told: list[AnswerEvent] = []
+    events: list[AnswerEvent] = []
     lengths = [0]
-    for at, character in enumerate(text):
-        told += parser.add(character, last=at + 1 == len(text))
-        lengths.append(sum(len(event.text) for event in told if isinstance(event, Arguments)))
-    assert isinstance(told[0], CallStart)
+    for index, character in enumerate(text):
+        events += parser.add(character, last=index + 1 == len(text))
+        lengths.append(sum(len(event.text) for event in events if isinstance(event, Arguments)))
+    assert isinstance(events[0], CallStart)
     assert lengths[begins + 1] == 1
     assert all(later == earlier + 1 for earlier, later in pairwise(lengths[begins : begins + len(ARGUMENTS) + 1]))
 
@@ -93,10 +93,10 @@ def test_a_forced_answer_is_all_call() -> None:
     assert (start, first) == (CallStart("weather", start.id), Arguments('{"city"'))  # type: ignore[union-attr]
     assert named.add(': "Bern"}', last=True) == [Arguments(': "Bern"}')]
     events = ToolCallParser(None, must_call=True).add(f"[{CALL}, {CALL}]", last=True)
-    one, other = [event.id for event in events if isinstance(event, CallStart)]
-    assert one != other
-    assert len(one) == 9
-    assert one.isalnum()
+    first, second = [event.id for event in events if isinstance(event, CallStart)]
+    assert first != second
+    assert len(first) == 9
+    assert first.isalnum()
     assert json.loads("".join(event.text for event in events[:2] if isinstance(event, Arguments)))["city"] == "Zürich"
 
 

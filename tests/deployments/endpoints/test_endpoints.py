@@ -1,4 +1,4 @@
-"""The text side of endpoints: vocabularies, EOS ids, templates."""
+"""Endpoints: vocabularies, EOS ids, chat templates."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def with_drafter(folder: Path) -> ServerConfig:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the bundled drafter, without its weights."""
+    """Copy the bundled drafter without its weights."""
     return Path(shutil.copytree(BUNDLED, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors")))
 
 

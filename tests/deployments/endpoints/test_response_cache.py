@@ -1,4 +1,4 @@
-"""Only whole answers to requests that determine them are kept, and only so many."""
+"""Only whole answers to deterministic requests are cached, within the bound."""
 
 from dataclasses import replace
 from typing import Any

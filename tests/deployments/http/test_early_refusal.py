@@ -1,4 +1,4 @@
-"""Where nothing can be taken on, a request is refused before it is read."""
+"""Without room, requests are refused before their bodies are read."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ def test_a_keys_own_bound_holds(endpoints: dict[str, ServedEndpoint]) -> None:
 
 
 def test_the_bodies_of_requests_in_progress_are_bounded() -> None:
-    """Nine bodies of the largest size are one too many, small ones never."""
+    """More than eight bodies of the largest size are refused; small bodies never are."""
     most, statuses = 2**16, list[int]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

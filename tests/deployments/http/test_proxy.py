@@ -1,4 +1,4 @@
-"""What clients see of a coordinator that dies, from the proxy that outlives it."""
+"""What clients get from Serve's proxy when a coordinator dies."""
 
 import json
 
@@ -12,7 +12,7 @@ from deployments.http.proxy import CoordinatorLossMiddleware
 
 
 def answer(*messages: Message, path: str = "/v1/completions") -> tuple[int, dict[str, str], str]:
-    """Status, headers and body where the application sends these and then returns, as Serve's does."""
+    """Return status, headers and body if the application sends these messages and returns, as Serve's does."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         for message in messages:

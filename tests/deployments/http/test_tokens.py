@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: as vLLM has them. And what tokens look like."""
+"""/tokenize and /detokenize as in vLLM, and texts of single tokens."""
 
 from typing import Any
 
