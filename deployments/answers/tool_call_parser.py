@@ -75,9 +75,8 @@ class ToolCallParser(ToolCallReader):
         """Read content up to the next tag or the end."""
         while True:
             tag = self._text.find(_OPEN, self._position)
-            self._position = (
-                tag if tag >= 0 else len(self._text) - (0 if self._has_ended else _overlap(self._text, _OPEN))
-            )
+            held_back = 0 if self._has_ended else _overlap(self._text, _OPEN)
+            self._position = tag if tag >= 0 else len(self._text) - held_back
             self.emit_content(keep=SPACE)
             if tag >= 0 or self._has_ended:
                 return

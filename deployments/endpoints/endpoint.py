@@ -218,8 +218,9 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
             through_text[endpoint.drafter] = compatibility
     vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in same_tokens)])
     context_length = min(config.models[model].max_length for model in (endpoint.target, *endpoint.others))
+    colocated = endpoint.drafter in config.inside(endpoint.target)
     return ServedEndpoint(
-        _endpoint(name, endpoint, _text_decoder(tokenizer), inside=endpoint.drafter in config.inside(endpoint.target)),
+        _endpoint(name, endpoint, _text_decoder(tokenizer), colocated=colocated),
         endpoint,
         Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=context_length),
         TokenDecoder(tokenizer, vocab_size),
@@ -240,7 +241,7 @@ def _recommended(model: ModelConfig) -> SamplingFields:
     return SamplingFields.model_construct(**fields)
 
 
-def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str], *, inside: bool) -> Endpoint:
+def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str], *, colocated: bool) -> Endpoint:
     key, ngram = f"endpoints.{name}.stopping", endpoint.ngram
     return Endpoint(
         name,
@@ -251,7 +252,7 @@ def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]],
         ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
         members=endpoint.others if endpoint.strategy is None else (),
         ensemble=endpoint.ensemble_options(),
-        inside=inside,
+        inside=colocated,
         criteria=tuple(load_callable(path, key=key) for path in endpoint.stopping),
     )
 

@@ -42,7 +42,7 @@ class LogprobBudget:
     def _too_many(self, field: str, count: int, max_tokens: int = 0) -> InvalidRequestError:
         way = f"set max_tokens to {max_tokens} or less" if max_tokens > 0 else "ask for fewer answers"
         reason = (
-            f"{field}: in all positions of all answers and prompts, up to {count} tokens would be told of; at most "
+            f"{field}: in all positions of all answers and prompts, up to {count} tokens would be reported; at most "
             f"{self.total} are allowed (http.max_logprobs_per_request). Ask for fewer, or {way}."
         )
         return InvalidRequestError(reason, field=field)

@@ -39,13 +39,9 @@ class LiveMetrics(Collector):
         replicas = replica_loads(self._service)
         yield from self._endpoint_metrics(replicas)
         yield _replica_metric("rows", "Requests that hold a slot.", {load: load.running for load in replicas})
-        yield _replica_metric(
-            "waiting", "Requests that wait for a slot.", {replica: replica.waiting for replica in replicas}
-        )
-        yield _replica_metric(
-            "slots", "Requests that can run at once.", {replica: replica.slots for replica in replicas}
-        )
-        targets = {replica: replica.drafting for replica in replicas if replica.drafting is not None}
+        yield _replica_metric("waiting", "Requests that wait for a slot.", {load: load.waiting for load in replicas})
+        yield _replica_metric("slots", "Requests that can run at once.", {load: load.slots for load in replicas})
+        targets = {load: load.drafting for load in replicas if load.drafting is not None}
         yield _replica_metric("drafting", "Whether a target wants drafts.", targets)
         text = "Batches of replicas' messages that made no sense."
         yield CounterMetricFamily("consort:malformed_batches", text, value=self._service.malformed)

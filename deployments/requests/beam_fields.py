@@ -24,7 +24,7 @@ class BeamFields(StrictModel):
     """Fields of beam search, named as in vLLM's API and transformers' `generate`."""
 
     use_beam_search: bool | None = Field(
-        None, description="true: search for the `n` most probable answers; without `temperature`, by no chance."
+        None, description="true: search for the `n` most probable answers; deterministic without `temperature`."
     )
     num_beams: Annotated[int, Field(ge=1, le=MAX_BEAMS)] | None = Field(
         None, description="Beams of the search; by default `best_of` or `n`, or 4. More than one make a search."
@@ -38,9 +38,9 @@ class BeamFields(StrictModel):
     num_beam_groups: Annotated[int, Field(ge=1, le=MAX_BEAMS)] | None = Field(
         None, description="Groups of beams that avoid each other's tokens (arXiv 1610.02424); 1 by default."
     )
-    diversity_penalty: float | None = Field(None, description="How much they avoid them; needs `num_beam_groups`.")
+    diversity_penalty: float | None = Field(None, description="How strongly they avoid them; needs `num_beam_groups`.")
     force_words: Annotated[list[Alternatives], Field(max_length=64)] | None = Field(
-        None, description="Texts that every answer of a search has; of a list in a text's place, one of its texts."
+        None, description="Texts that every answer of a search must have; for a list of texts, one of them."
     )
 
     @property

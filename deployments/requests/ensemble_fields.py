@@ -17,7 +17,7 @@ class EnsembleFields(StrictModel):
     """Ensemble fields of a request. null means the endpoint's value."""
 
     weights: Annotated[list[float], Field(min_length=1, max_length=_MAX_MEMBERS)] | None = Field(
-        None, description="How much each member of the ensemble counts, in the order of its members."
+        None, description="Weight of each member of the ensemble, in order."
     )
     blend: BlendFields | None = Field(
         None,
@@ -33,7 +33,8 @@ class EnsembleFields(StrictModel):
         None, description="When a member fails: `fail`, or go on with the others (`drop`)."
     )
     return_members: bool | None = Field(
-        None, description="false: leave out what each member contributed, with `return_token_details` to each token."
+        None,
+        description="false: leave out members' contributions, also to each token in `return_token_details`.",
     )
 
     def override_ensemble(

@@ -14,7 +14,7 @@ from decoding.errors import InvalidRequestError
 from deployments.validation.strict import problem_of
 
 MAX_BODY_BYTES = 6 * 2**20  # default: 4 MB of text with its escapes
-_BYTES_PER_VALUE = 32  # the largest body may have one value per so many bytes
+_BYTES_PER_VALUE = 32  # body bytes for each value that it may have
 _MOST_DIGITS = 400  # any double has fewer; parsing time grows with their square
 _MOST_LEVELS = 100
 _SLICE_BYTES = 2**18
@@ -60,11 +60,11 @@ def _openings(text: bytes) -> int:
 
 def _openings_outside_strings(body: bytes) -> int:
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # now every quote begins or ends a string
-    count, inside = 0, False
+    count, in_string = 0, False
     for start in range(0, len(plain), _SLICE_BYTES):
         pieces = plain[start : start + _SLICE_BYTES].split(b'"')
-        count += _openings(b" ".join(pieces[inside::2]))
-        inside ^= len(pieces) % 2 == 0
+        count += _openings(b" ".join(pieces[in_string::2]))
+        in_string ^= len(pieces) % 2 == 0
     return count
 
 

@@ -65,7 +65,7 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
         None, description="`message.output_text.logprobs`: log-probabilities of the output."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Of so many most probable tokens in each place; log-probabilities are then included."
+        None, description="Report this many most probable tokens per position, and include log-probabilities."
     )
     previous_response_id: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
     conversation: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")

@@ -37,14 +37,14 @@ class SamplingFields(StrictModel):
     begin_suppress_tokens: TokenIds | None = Field(None, description="Forbidden as the answer's first token.")
     forced_bos_token_id: TokenId | None = Field(None, description="The answer's first token.")
     forced_eos_token_id: TokenId | None = Field(None, description="The token at `max_tokens`, if it comes to that.")
-    min_tokens: Limit | None = Field(None, description="No end of the answer before so many tokens.")
+    min_tokens: Limit | None = Field(None, description="Least tokens of an answer.")
     stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
     stop_token_ids: TokenIds | None = Field(None, description="The answer ends at any of these tokens too.")
     include_stop_str_in_output: bool | None = Field(
         None, description="true: what ended the answer, a stop string or token, is part of it."
     )
     ignore_eos: bool | None = Field(None, description="true: go on after end-of-text tokens, up to `max_tokens`.")
-    max_time: float | None = Field(None, description="The answer ends after so many seconds, as it is then.")
+    max_time: float | None = Field(None, description="The answer ends after this many seconds.")
 
     def with_defaults(self, defaults: "SamplingFields") -> "SamplingFields":
         """These fields, with the defaults' values where they are null."""

@@ -47,14 +47,14 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     seed: int | None = Field(None, description="Same seed, same text; drawn if missing, and returned either way.")
     n: Choices | None = Field(None, description="Answers per prompt; 1 by default.")
     best_of: Choices | None = Field(
-        None, description="Make so many answers per prompt and return the `n` with the highest mean log-probability."
+        None, description="Make this many answers per prompt; return the `n` with the highest mean log-probability."
     )
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Of the prompt's tokens, and of so many most probable ones in their places."
+        None, description="Report the prompt's tokens and this many most probable ones per position."
     )
     response_format: ResponseFormat | None = Field(None, description="`text`, `json_object` or a `json_schema`.")
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="What the answer must match: `json` (a schema), `regex`, `choice` (of texts) or `grammar`."
+        None, description="Structure of the answer: `json` (a schema), `regex`, `choice` (of texts) or `grammar`."
     )
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
@@ -211,7 +211,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts = Field(description="A text or a list of token ids, or a list of either: one choice for each.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Of the answer's tokens, and of so many most probable ones in their places."
+        None, description="Report the answer's tokens and this many most probable ones per position."
     )
     echo: bool | None = Field(
         None, description="Begin the text with the prompt, which may be all of it (`max_tokens: 0`)."
@@ -255,7 +255,7 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
     )
     logprobs: bool | None = Field(None, description="true: answers have log-probabilities.")
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_CHAT_LOGPROBS)] | None = Field(
-        None, description="Of so many most probable tokens in each place; needs `logprobs`."
+        None, description="Report this many most probable tokens per position; needs `logprobs`."
     )
     add_generation_prompt: bool | None = Field(None, description="false: don't begin the assistant's turn.")
     continue_final_message: bool | None = Field(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import openai
@@ -42,9 +43,7 @@ def test_a_stream_brings_the_arguments_as_they_come(client: openai.OpenAI, monke
     events = list(client.responses.create(**ASKED, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
-    seen = [
-        kind for index, kind in enumerate(kinds) if kind not in kinds[index - 1 : index]
-    ]  # the first of several in a row
+    seen = [kind for kind, _ in groupby(kinds)]
     message = ["output_item.added", "content_part.added", "output_text.delta"]
     message += ["output_text.done", "content_part.done", "output_item.done"]
     call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
