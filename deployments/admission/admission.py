@@ -165,7 +165,6 @@ class Admission:
         self._begin_next(ticket.target)
 
     def record_progress(self, request_id: int, committed: int) -> None:
-        """Record how many tokens a request's answer has."""
         ticket = self._tickets.get(request_id)
         if ticket is not None and ticket.state == "running":
             self._loads[ticket.target].add_tokens(committed - ticket.committed)
@@ -257,7 +256,6 @@ class Admission:
         return self._running[target] < self._limit(target)
 
     def _begin_next(self, target: str) -> None:
-        """Begin waiting requests while the target has room."""
         while self._has_room(target) and (ticket := self._queue.pop(target)) is not None:
             self._begin(ticket)
         full = not self._has_room(target)

@@ -48,7 +48,6 @@ class Load:
         self._running, self._full = running, full
 
     def add_tokens(self, tokens: int) -> None:
-        """Record new tokens of a running request."""
         self._speeds[self._full].add_tokens(tokens)
 
     def add_answer(self, tokens: int) -> None:

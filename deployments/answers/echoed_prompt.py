@@ -14,7 +14,6 @@ class EchoedPrompt:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """Text that each token adds."""
         splitter = self._decoder.detokenizer(())
         return [splitter.add([token]) for token in self.tokens]
 

@@ -17,12 +17,10 @@ class EnsembleTally:
         self._details: dict[int, EnsembleDetail] = {}
 
     def add(self, index: int, delta: Delta) -> None:
-        """Record the contributions to a blend so far."""
         if self._wanted and delta.members is not None:
             self._details[index] = describe_blend(self._blends[index], delta.members)
 
     def conclude(self, index: int, outcome: Outcome) -> None:
-        """Record the outcome of a choice among whole answers."""
         if self._wanted:
             self._details[index] = describe_outcome(outcome)
 

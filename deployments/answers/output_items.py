@@ -23,11 +23,9 @@ class OutputItem(ABC):
         self.status: Status = "in_progress"
 
     def begin(self) -> Sequence[Event]:
-        """Events before anything is added."""
         return [self._item_event("added")]
 
     def end(self, status: Status) -> Sequence[Event]:
-        """Events at the end of the item."""
         self.status = status
         return [self._item_event("done")]
 
@@ -94,7 +92,6 @@ class CallItem(OutputItem):
         self._arguments: list[str] = []
 
     def add(self, arguments: str) -> Sequence[Event]:
-        """Add a piece of the arguments; return the events."""
         self._arguments.append(arguments)
         return [("response.function_call_arguments.delta", {**self._ids, "delta": arguments})]
 

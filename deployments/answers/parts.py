@@ -96,7 +96,6 @@ class Choice:
         return part, first
 
     def whole(self) -> Part:
-        """Join all parts so far."""
         return Part.joined(self._parts)
 
     def _part(self, delta: Delta) -> Part:

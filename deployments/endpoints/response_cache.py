@@ -22,7 +22,6 @@ class ResponseCache:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether answers are cached."""
         return self._max_tokens > 0
 
     def can_hold(self, request: Request) -> bool:

@@ -74,7 +74,6 @@ class Service:
 
     @property
     def max_requests(self) -> int:
-        """Most requests that may run or wait at once."""
         return self._limits.max_requests
 
     def check_room(self, key: ApiKey, endpoint: str | None = None) -> None:

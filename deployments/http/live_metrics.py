@@ -35,7 +35,6 @@ class LiveMetrics(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Current metrics, for prometheus_client."""
         replicas = replica_loads(self._service)
         yield from self._endpoint_metrics(replicas)
         yield _replica_metric("rows", "Requests that hold a slot.", {load: load.running for load in replicas})

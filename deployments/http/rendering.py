@@ -28,7 +28,6 @@ class Renderer:
         self._tokens = 0
 
     async def begin(self) -> str:
-        """Return the stream's text before the first event."""
         return await self._call(self._writer.begin)
 
     async def add(self, batch: EventBatch) -> str:
@@ -41,15 +40,12 @@ class Renderer:
         return "".join(texts)
 
     async def end(self) -> str:
-        """Return the stream's text after the last event."""
         return await self._call(self._writer.end)
 
     async def fail(self, error: Exception) -> str:
-        """Return the error event that ends a failed stream."""
         return await self._call(lambda: self._writer.fail(error))
 
     async def whole(self) -> bytes:
-        """Return the whole answer as JSON."""
 
         def write() -> bytes:
             return msgspec.json.encode(self._writer.whole())

@@ -45,7 +45,6 @@ class BeamFields(StrictModel):
 
     @property
     def searches(self) -> bool:
-        """Whether the request is a beam search."""
         return self.use_beam_search is True or (self.num_beams or 1) > 1
 
     def beams(

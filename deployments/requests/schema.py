@@ -119,7 +119,6 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
 
     @property
     def prompt_count(self) -> int:
-        """Number of prompts."""
         return 1
 
     @property

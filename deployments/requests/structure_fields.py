@@ -64,7 +64,6 @@ class StructuredOutputs(StrictModel):
 
     @property
     def structure(self) -> Structure:
-        """Structure for the decoder."""
         if self.regex is not None:
             return Structure(kind="regex", definition=self.regex)
         if self.choice is not None:

@@ -45,7 +45,6 @@ class FlatTool(FunctionDefinition):
 
     @property
     def definition(self) -> FunctionDefinition:
-        """The function without the type."""
         return FunctionDefinition(
             name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
         )
@@ -130,7 +129,6 @@ class ToolUse(StrictModel):
 
     @property
     def given_functions(self) -> Sequence[FunctionDefinition]:
-        """All functions of the request."""
         raise NotImplementedError
 
     @property
@@ -141,7 +139,6 @@ class ToolUse(StrictModel):
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer must be a call."""
         return self.tool_choice is not None and self.tool_choice.is_forced
 
     def tool_conditions(self) -> list[tuple[bool, str, str]]:
