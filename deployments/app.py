@@ -147,7 +147,7 @@ class CoordinatorIngress:
         )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
-        held_back = self._service.admission.held_back
+        held_back = self._service.admission.count_unserved
         ask = {
             model: partial(_addresses, handle, link.name, partial(held_back, model))
             for model, handle in handles.items()
@@ -166,7 +166,8 @@ class CoordinatorIngress:
         if self._http.access_log:
             log_requests()
         bound = self._http.max_body_bytes
-        api = make_api(self._service, keys=self._http.key_ring(), max_body_bytes=bound, tell_id=False)  # Serve does
+        keys = self._http.key_ring()
+        api = make_api(self._service, keys=keys, max_body_bytes=bound, add_request_id=False)  # Serve does
         add_scaling_route(api, self._roles, self._scale)
         return api
 

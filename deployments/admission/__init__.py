@@ -1,1 +1,1 @@
-"""Which requests are taken on, and when."""
+"""Admission control: which requests are accepted, and when they begin."""

@@ -1,7 +1,7 @@
-"""Decides whether a request is taken on, and when it begins: bounded, fair between API keys, before its deadline.
+"""Decides whether a request is accepted and when it begins: bounded, fair between API keys, before its deadline.
 
-Requests wait here and not at the models, so that one client's backlog can't hold up another's. How long one would wait
-is predicted from what runs and waits before it. One event loop uses it; it knows no HTTP.
+Requests wait here, not at the models, so one client's backlog can't delay another's. Waiting times are predicted from
+running and waiting requests. Runs in one event loop; knows no HTTP.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.configuration.model import ModelConfig
 
 _MOST_SLOTS = 64  # of a replica whose slots are `auto`
-_READY = 2  # requests beyond the slots, so that none stays empty while the next one is fetched
-_LEAST_BOUND = 256  # of requests at hand, where nothing is configured
-_LONGEST_WAIT = 0.5  # of an answer's time, where nothing is configured …
-_PATIENCE_S = 1.0  # … but at least that
-_LONGEST_RETRY_S = 60  # OpenAI's clients ignore longer ones, and come back at once
+_READY = 2  # requests beyond the slots, so that no slot stays empty between two requests
+_LEAST_BOUND = 256  # least default of max_requests
+_LONGEST_WAIT = 0.5  # default longest wait, as a share of the time of an answer …
+_PATIENCE_S = 1.0  # … but at least this
+_LONGEST_RETRY_S = 60  # OpenAI's clients ignore longer delays and retry at once
 
 
 class Backend(Protocol):
-    """What makes answers: the coordinator."""
+    """What runs requests: the coordinator."""
 
     def submit(self, request: Request, sink: Sink) -> None: ...
 
@@ -39,17 +39,17 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is taken on at once; what exceeds it is refused."""
+    """Bounds of accepted requests; more are refused."""
 
     max_requests: int = 256  # in progress or waiting
-    max_tokens: int | None = None  # of their prompts and answers together
-    # By target, how many may be in progress, or more if its replicas have more slots; else: any.
+    max_tokens: int | None = None  # prompts and answers together
+    # By target: requests that may run, more if its replicas have more slots. Targets not listed: any number.
     running: Mapping[str, int] = field(default_factory=dict)
-    max_queue_wait_s: float | None = math.inf  # as predicted; None: half as long as an answer takes
+    max_queue_wait_s: float | None = math.inf  # predicted; None: half the time of an answer
 
 
 def limits_of(config: ServerConfig) -> Limits:
-    """As many requests in progress as the targets have slots, and a few that are ready when one gets free."""
+    """Limits of a configuration. By default as many requests run as the targets have slots, and a few more."""
     targets = {name: config.models[name] for endpoint in config.endpoints.values() for name in endpoint.models}
     running = {name: _slots(model) * model.replicas + _READY for name, model in targets.items()}
     most = sum(_slots(model) * _most_replicas(model) for model in targets.values())
@@ -72,14 +72,15 @@ class Admission:
         self,
         backend: Backend,
         limits: Limits,
-        began: Callable[[Request], None] = lambda request: None,
-        slots: Callable[[str], int] = lambda target: 0,
+        on_begin: Callable[[Request], None] = lambda request: None,
+        count_slots: Callable[[str], int] = lambda target: 0,
     ) -> None:
         """
-        began: is told of each request that begins.
-        slots: how many the live replicas of a target have together, as far as is known.
+        on_begin: called with each request that begins.
+        count_slots: known slots of a target's live replicas together.
         """
-        self._backend, self._limits, self._began, self._slots = backend, limits, began, slots
+        self._backend, self._limits = backend, limits
+        self._on_begin, self._count_slots = on_begin, count_slots
         self._tickets: dict[int, Ticket] = {}
         self._queue = FairQueue()
         self._running: Counter[str] = Counter()  # by target
@@ -87,26 +88,26 @@ class Admission:
         self._loads = defaultdict[str, Load](Load)  # by target
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
-        """Requests that wait, and requests that have begun, by endpoint."""
+        """Number of waiting requests and of running requests, by endpoint."""
         waiting, running = Counter[str](), Counter[str]()
         for ticket in self._tickets.values():
             (running if ticket.state == "running" else waiting)[ticket.request.endpoint.name] += 1
         return waiting, running
 
-    def held_back(self, model: str) -> int:
-        """Requests that lack a slot of the model: those that wait, and those that were told to come back later."""
+    def count_unserved(self, model: str) -> int:
+        """Number of requests that lack a slot of the model: waiting, or refused and not yet due to retry."""
         endpoints = [ticket.request.endpoint for ticket in self._tickets.values() if ticket.state == "waiting"]
         waiting = sum(model in (endpoint.target, *endpoint.members) for endpoint in endpoints)
-        return waiting + self._loads[model].coming_back(_now_s())
+        return waiting + self._loads[model].count_returning(_now_s())
 
     def check_room(self, targets: Collection[str], key: ApiKey = ANYBODY) -> None:
-        """Refuse a request that no target can take on, whatever it says.
+        """Refuse a request before its body is read if no target could accept it.
 
         Args:
-            targets: one of them would answer it.
+            targets: targets that the request may be for.
 
         Raises:
-            OverloadedError: the server, or the key, has as many requests as it may have, or all queues are too long.
+            OverloadedError: the server or the key is at its bound, or the queues of all targets are too long.
         """
         refusals = {target: self._refusal(1, 0, target, key) for target in targets}
         errors = {target: error for target, error in refusals.items() if error is not None}
@@ -114,10 +115,10 @@ class Admission:
             self._refuse(*min(errors.items(), key=lambda item: item[1].retry_after_s))
 
     def check(self, requests: Sequence[Request], key: ApiKey = ANYBODY, priority: int = 0) -> None:
-        """Refuse requests that belong together, all or none. How long they wait for each other is not counted.
+        """Refuse all requests of a group, or none. Their wait for each other is not counted.
 
         Raises:
-            OverloadedError: the server, or the key, has all that it may have, or a queue is too long.
+            OverloadedError: the server or the key is at its bound, or a queue is too long.
         """
         tokens = sum(_tokens(request) for request in requests)
         for target in {request.endpoint.target for request in requests}:
@@ -126,14 +127,14 @@ class Admission:
                 self._refuse(target, error, len(requests))
 
     def check_bounds(self, key: ApiKey) -> None:
-        """Raises OverloadedError if the server, or the key, has as many requests as it may have."""
-        reached = self._bound_reached(1, 0, key)
+        """Raise OverloadedError if the server or the key has no room for one more request."""
+        reached = self._reached_bound(1, 0, key)
         if reached is not None:
             raise _overloaded(*reached, 0.0)
 
     @contextmanager
     def hold(self, key: ApiKey) -> Iterator[None]:
-        """Count a request that needs no model among those in progress; raises as `check_bounds`."""
+        """Count a request that needs no model as in progress; raise as `check_bounds` does."""
         self.check_bounds(key)
         self._held[key] += 1
         try:
@@ -142,17 +143,18 @@ class Admission:
             self._held[key] -= 1
 
     def submit(self, request: Request, sink: Sink, *, key: ApiKey = ANYBODY, priority: int = 0) -> None:
-        """Begin a request now or later. `sink` gets its deltas, from any thread, and must not block.
+        """Begin a request now or queue it.
 
         Args:
-            priority: among the requests of one key, lower ones begin first.
+            sink: called with each delta, from any thread; must not block.
+            priority: among the requests of one key, lower priorities begin first.
 
         Raises:
-            OverloadedError: the server, or the key, has all that it may have.
+            OverloadedError: the server or the key is at its bound.
         """
         loop = asyncio.get_running_loop()
         ticket = Ticket(request, sink, key, loop.time())
-        reached = self._bound_reached(1, ticket.tokens, key)
+        reached = self._reached_bound(1, ticket.tokens, key)
         if reached is not None:
             wait_s = self._seconds(ticket.target, self._tokens_ahead(ticket.target, key, priority))
             self._refuse(ticket.target, _overloaded(*reached, wait_s))
@@ -162,34 +164,33 @@ class Admission:
         self._tickets[request.request_id] = ticket
         self._begin_next(ticket.target)
 
-    def progress(self, request_id: int, committed: int) -> None:
-        """A request's answer has so many tokens by now."""
+    def record_progress(self, request_id: int, committed: int) -> None:
         ticket = self._tickets.get(request_id)
         if ticket is not None and ticket.state == "running":
-            self._loads[ticket.target].committed(committed - ticket.committed)
+            self._loads[ticket.target].add_tokens(committed - ticket.committed)
             ticket.committed = committed
 
     def cancel(self, request_id: int) -> None:
-        """End a request without another delta; unknown and ended ids are ignored."""
+        """End a request without another delta. Unknown and ended ids are ignored."""
         ticket = self._tickets.get(request_id)
         if ticket is not None and ticket.state == "running":
             self._backend.cancel(request_id)
         self._forget(request_id)
 
-    def finished(self, request_id: int) -> None:
-        """To be called in the event loop when a request's last delta is there."""
+    def finish(self, request_id: int) -> None:
+        """Release a request after its last delta. Call it in the event loop."""
         self._forget(request_id)
 
     def _refuse(self, target: str, error: OverloadedError, requests: int = 1) -> None:
-        if not error.bound.startswith("key_"):  # more replicas would not help those
-            self._loads[target].refused(requests, error.retry_after_s, _now_s())
+        if not error.bound.startswith("key_"):  # more replicas would not help against the bounds of a key
+            self._loads[target].add_refused(requests, error.retry_after_s, _now_s())
         raise error
 
     def _refusal(
         self, requests: int, tokens: int, target: str, key: ApiKey, priority: int = 0
     ) -> OverloadedError | None:
-        """Why requests with so many tokens can't be taken on; None: they can."""
-        reached = self._bound_reached(requests, tokens, key)
+        """Error for requests with that many tokens in all; None: they are accepted."""
+        reached = self._reached_bound(requests, tokens, key)
         if reached is None and self._limits.max_queue_wait_s == math.inf:
             return None
         ahead = self._tokens_ahead(target, key, priority)
@@ -199,16 +200,16 @@ class Admission:
             reached = "max_queue_wait_s", reason
         return None if reached is None else _overloaded(*reached, wait_s)
 
-    def _bound_reached(self, requests: int, tokens: int, key: ApiKey) -> tuple[Bound, str] | None:
-        """Which hard bound would be exceeded by that many more, and in words."""
-        every, limits = list(self._tickets.values()), self._limits
-        if len(every) + self._held.total() + requests > limits.max_requests:
+    def _reached_bound(self, requests: int, tokens: int, key: ApiKey) -> tuple[Bound, str] | None:
+        """Bound that the new requests would exceed, with a message; None: no bound."""
+        tickets, limits = list(self._tickets.values()), self._limits
+        if len(tickets) + self._held.total() + requests > limits.max_requests:
             return "max_requests", f"{limits.max_requests} requests are in progress already."
-        if limits.max_tokens is not None and _sum(every) + tokens > limits.max_tokens:
+        if limits.max_tokens is not None and _sum(tickets) + tokens > limits.max_tokens:
             return "max_tokens", f"with {tokens} more, the tokens in progress would exceed {limits.max_tokens}."
         if key.max_requests is None and key.max_tokens is None:
             return None
-        own = [ticket for ticket in every if ticket.key == key]
+        own = [ticket for ticket in tickets if ticket.key == key]
         if key.max_requests is not None and len(own) + self._held[key] + requests > key.max_requests:
             return "key_max_requests", f"{key.max_requests} requests are of this API key in progress already."
         if key.max_tokens is not None and _sum(own) + tokens > key.max_tokens:
@@ -222,22 +223,25 @@ class Admission:
         return self._loads[target].seconds(tokens, _now_s())
 
     def _longest_wait(self, target: str) -> float:
-        """In tokens of one slot. Before the speed is known, it is a whole answer, so that as many may wait as run."""
+        """Longest accepted wait, in tokens of one slot: a whole answer until the speed is known."""
         load, longest_s = self._loads[target], self._limits.max_queue_wait_s
         speed = load.tokens_per_s(_now_s())
         if longest_s is not None and speed:
             return longest_s * speed
-        most = max((one.request.params.max_tokens for one in self._tickets.values() if one.target == target), default=1)
+        most = max((ticket.request.params.max_tokens for ticket in self._tickets_of(target)), default=1)
         answer = load.answer_tokens(most)
         return max(_LONGEST_WAIT * answer, _PATIENCE_S * speed) if speed else answer
 
     def _tokens_ahead(self, target: str, key: ApiKey, priority: int = 0) -> float:
-        """How many tokens a slot will write until a request that comes now may begin there."""
+        """Expected tokens of one slot before a request that arrives now begins there."""
         if self._has_room(target):
             return 0.0
-        running = [one for one in self._tickets.values() if one.target == target and one.state == "running"]
-        before = self._queue.before(target, key, priority, self._holders())
+        running = [ticket for ticket in self._tickets_of(target) if ticket.state == "running"]
+        before = self._queue.tickets_before(target, key, priority, self._holders())
         return self._loads[target].tokens_ahead(running, before, slots=max(1, int(self._limit(target))))
+
+    def _tickets_of(self, target: str) -> list[Ticket]:
+        return [ticket for ticket in self._tickets.values() if ticket.target == target]
 
     def _holders(self) -> Iterator[ApiKey]:
         return (ticket.key for ticket in self._tickets.values())
@@ -245,25 +249,24 @@ class Admission:
     # Beginning and ending
 
     def _limit(self, target: str) -> float:
-        slots = self._slots(target)
+        slots = self._count_slots(target)
         return max(self._limits.running.get(target, math.inf), slots + _READY if slots else 0)
 
     def _has_room(self, target: str) -> bool:
         return self._running[target] < self._limit(target)
 
     def _begin_next(self, target: str) -> None:
-        """Begin what the target has room for."""
         while self._has_room(target) and (ticket := self._queue.pop(target)) is not None:
             self._begin(ticket)
         full = not self._has_room(target)
-        self._loads[target].runs(self._running[target], full=full, now_s=_now_s())
+        self._loads[target].set_running(self._running[target], full=full, now_s=_now_s())
 
     def _begin(self, ticket: Ticket) -> None:
         ticket.state = "running"
         self._running[ticket.target] += 1
         request = ticket.request
         waited_s = _now_s() - ticket.arrived_s
-        self._began(request)
+        self._on_begin(request)
         if ticket.deadline is not None and request.timeout_s is not None:
             ticket.deadline.cancel()
             request = replace(request, timeout_s=max(request.timeout_s - waited_s, 0.001))
@@ -273,7 +276,7 @@ class Admission:
             ticket.sink(Delta("", (), Statistics(), error=error))
 
     def _expire(self, request_id: int) -> None:
-        """A request has waited past its deadline."""
+        """Fail a request that has waited past its deadline."""
         ticket = self._tickets.get(request_id)
         if ticket is not None and ticket.state == "waiting":
             reason = f"timeout_s: the request waited for {ticket.request.timeout_s:g} s without beginning"
@@ -285,10 +288,10 @@ class Admission:
             return
         if ticket.deadline is not None:
             ticket.deadline.cancel()
-        ran, ticket.state = ticket.state == "running", "ended"
-        if ran:
+        was_running, ticket.state = ticket.state == "running", "ended"
+        if was_running:
             self._running[ticket.target] -= 1
-            self._loads[ticket.target].ended(ticket.committed)
+            self._loads[ticket.target].add_answer(ticket.committed)
             self._begin_next(ticket.target)
 
 

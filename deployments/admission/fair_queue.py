@@ -1,6 +1,6 @@
-"""Whose turn it is: start-time fair queueing of tokens between API keys, by priority within a key.
+"""Start-time fair queueing of tokens between API keys, by priority within a key. Knows no limits and no clock.
 
-Goyal, Vin, Cheng: Start-time Fair Queueing (1996). It knows no limits and no clock.
+Goyal, Vin, Cheng: Start-time Fair Queueing (1996).
 """
 
 import heapq
@@ -18,7 +18,7 @@ _Entry = tuple[int, int, Ticket]  # priority, order of arrival
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The tickets of a key, in their order, and its virtual time."""
+    """Waiting tickets of one key, in order, and the key's virtual time."""
 
     served: float
     weight: float
@@ -26,22 +26,22 @@ class _Line:
 
 
 class FairQueue:
-    """Tickets that wait, by target. Those that ended meanwhile are passed over."""
+    """Waiting tickets by target. Tickets that ended while they waited are skipped."""
 
     def __init__(self) -> None:
         self._queues: dict[str, dict[ApiKey, list[_Entry]]] = {}  # by target
-        self._served: dict[ApiKey, float] = {}  # tokens by weight: virtual time
+        self._served: dict[ApiKey, float] = {}  # virtual time: tokens / weight
         self._order = count()
 
     def push(self, ticket: Ticket, priority: int, holders: Iterable[ApiKey]) -> None:
-        """Add a ticket. holders: the keys of all other tickets, waiting or running."""
+        """Add a ticket. holders: keys of all other tickets, waiting or running."""
         queues = self._queues.setdefault(ticket.target, {})
         if not queues.get(ticket.key):
             self._served[ticket.key] = self._start(ticket.target, ticket.key, holders)
         heapq.heappush(queues.setdefault(ticket.key, []), (priority, next(self._order), ticket))
 
     def pop(self, target: str) -> Ticket | None:
-        """The next ticket: of the key that was served least, the most urgent. None: nobody waits."""
+        """Remove and return the most urgent ticket of the key that was served least; None: nobody waits."""
         queues = self._queues.get(target, {})
         while queues:
             key = min(queues, key=self._served.__getitem__)
@@ -53,8 +53,8 @@ class FairQueue:
                 return ticket
         return None
 
-    def before(self, target: str, key: ApiKey, priority: int, holders: Iterable[ApiKey]) -> Iterator[Ticket]:
-        """The tickets whose turn would come before that of one that is pushed now."""
+    def tickets_before(self, target: str, key: ApiKey, priority: int, holders: Iterable[ApiKey]) -> Iterator[Ticket]:
+        """Tickets that would begin before a ticket that is pushed now, in order."""
         lines: list[_Line] = []
         own: _Line | None = None
         for other, queue in self._queues.get(target, {}).items():
@@ -76,8 +76,8 @@ class FairQueue:
                 lines.remove(first)
 
     def _start(self, target: str, key: ApiKey, holders: Iterable[ApiKey]) -> float:
-        """Virtual time from which an idle key competes: it has saved up nothing."""
+        """Virtual time at which an idle key starts. It gets no credit for the time when it was idle."""
         waiting = [self._served[other] for other, queue in self._queues.get(target, {}).items() if queue]
-        if not waiting:  # that of whoever is busy
+        if not waiting:  # nobody waits: start level with the running keys
             waiting = [self._served[other] for other in holders if other != key and other in self._served]
         return max(self._served.get(key, 0.0), min(waiting, default=0.0))

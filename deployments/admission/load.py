@@ -1,4 +1,4 @@
-"""How fast a target's requests get on, how long their answers are, and how many were told to come back."""
+"""Load of one target: speed of its requests, length of their answers, refused requests. Knows no limits."""
 
 import heapq
 import math
@@ -8,100 +8,99 @@ from collections.abc import Iterable
 from deployments.admission.ticket import Ticket
 
 _MEMORY_S = 10.0  # over which speed is averaged
-_SMOOTHING = 0.1  # of the length of answers
-_LEAST_S = 1.0  # of a speed, before it counts as known
+_SMOOTHING = 0.1  # weight of a new answer in the mean length
+_LEAST_S = 1.0  # of measurement before a speed counts as known
 
 
 class _Speed:
-    """Tokens per second of one request, averaged over the requests that run."""
+    """Tokens per second of one request: an exponential average over the running requests."""
 
     def __init__(self) -> None:
-        self._tokens = self._request_s = self._seen_s = 0.0  # older ones count less
+        self._tokens = self._request_s = self._seen_s = 0.0
 
     def add_tokens(self, tokens: int) -> None:
         self._tokens += tokens
 
     def add_time(self, running: int, seconds: float) -> None:
-        kept = math.exp(-seconds / _MEMORY_S)
-        self._tokens *= kept
-        self._request_s = kept * self._request_s + running * seconds
+        decay = math.exp(-seconds / _MEMORY_S)
+        self._tokens *= decay
+        self._request_s = decay * self._request_s + running * seconds
         self._seen_s += seconds
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None: not known yet."""
+        """Speed; None: not known yet."""
         return self._tokens / self._request_s if self._seen_s >= _LEAST_S and self._tokens else None
 
 
 class Load:
-    """One target, as one coordinator sees it. Times are the event loop's."""
+    """Load of one target, as one coordinator sees it. Times are the event loop's."""
 
     def __init__(self) -> None:
-        self._speeds = {full: _Speed() for full in (False, True)}  # with few requests each one is faster
+        self._speeds = {full: _Speed() for full in (False, True)}  # each request is faster when few run
         self._running, self._full, self._seen_s = 0, False, 0.0
         self._answer_tokens: float | None = None
-        self._coming_back: Counter[int] = Counter()  # refused requests, by the second
+        self._returning: Counter[int] = Counter()  # refused requests by the second of their retry
 
-    def runs(self, running: int, *, full: bool, now_s: float) -> None:
-        """From now on so many requests run. full: another would have to wait."""
-        self._pass(now_s)
+    def set_running(self, running: int, *, full: bool, now_s: float) -> None:
+        """Set how many requests run from now on. full: another request would have to wait."""
+        self._advance(now_s)
         self._running, self._full = running, full
 
-    def committed(self, tokens: int) -> None:
-        """A running request got so many tokens."""
+    def add_tokens(self, tokens: int) -> None:
         self._speeds[self._full].add_tokens(tokens)
 
-    def ended(self, tokens: int) -> None:
-        """A request has left its slot with so many tokens."""
-        before = tokens if self._answer_tokens is None else self._answer_tokens
-        self._answer_tokens = before + _SMOOTHING * (tokens - before)
+    def add_answer(self, tokens: int) -> None:
+        """Record the length of a finished answer, in tokens."""
+        mean = tokens if self._answer_tokens is None else self._answer_tokens
+        self._answer_tokens = mean + _SMOOTHING * (tokens - mean)
 
-    def refused(self, requests: int, retry_after_s: int, now_s: float) -> None:
-        """So many requests were told to come back then."""
-        self._coming_back[math.ceil(now_s + retry_after_s)] += requests
+    def add_refused(self, requests: int, retry_after_s: int, now_s: float) -> None:
+        """Record refused requests and when they may retry."""
+        self._returning[math.ceil(now_s + retry_after_s)] += requests
         self._drop_past(now_s)
 
-    def coming_back(self, now_s: float) -> int:
-        """Refused requests that have not had the time to come back: they wait elsewhere."""
+    def count_returning(self, now_s: float) -> int:
+        """Number of refused requests whose time to retry has not come yet."""
         self._drop_past(now_s)
-        return self._coming_back.total()
+        return self._returning.total()
 
     def tokens_per_s(self, now_s: float) -> float | None:
-        """Speed of one request while every slot is taken, or else while they never were; None: not known yet."""
-        self._pass(now_s)
+        """Speed of one request with all slots taken, or if unknown with free slots; None: both unknown."""
+        self._advance(now_s)
         return self._speeds[True].tokens_per_s or self._speeds[False].tokens_per_s
 
     def answer_tokens(self, most: int) -> float:
-        """Length to expect of an answer that may have so many tokens."""
+        """Expected length of an answer of at most `most` tokens."""
         return float(most) if self._answer_tokens is None else min(float(most), max(1.0, self._answer_tokens))
 
     def tokens_ahead(self, running: Iterable[Ticket], before: Iterable[Ticket], slots: int) -> float:
-        """How many tokens a slot will write until the next request may begin there.
+        """Expected tokens of one slot until the next request begins there.
 
         Args:
-            running: requests that hold the slots, all of them.
-            before: those that begin earlier, in their order.
+            running: all requests that hold slots.
+            before: requests that begin earlier, in order.
         """
-        ends = sorted(self._tokens_left(ticket) for ticket in running)[-slots:]  # a heap, too
+        ends = sorted(self._tokens_left(ticket) for ticket in running)[-slots:]  # sorted, so a heap
         for ticket in before:
             heapq.heapreplace(ends, ends[0] + self._tokens_left(ticket))
         return ends[0]
 
     def seconds(self, tokens: float, now_s: float) -> float:
-        """The time in which a slot writes so many tokens; 0 while the speed is not known."""
+        """Seconds in which one slot generates the tokens; 0 while the speed is unknown."""
         speed = self.tokens_per_s(now_s)
         return tokens / speed if speed else 0.0
 
     def _tokens_left(self, ticket: Ticket) -> float:
-        """What an answer will still get: as much as others have, unless it may not."""
+        """Expected remaining tokens of a running answer: a mean answer, within its `max_tokens`."""
         return self.answer_tokens(max(1, ticket.request.params.max_tokens - ticket.committed))
 
     def _drop_past(self, now_s: float) -> None:
-        for second in [second for second in self._coming_back if second <= now_s]:
-            del self._coming_back[second]
+        for second in [second for second in self._returning if second <= now_s]:
+            del self._returning[second]
 
-    def _pass(self, now_s: float) -> None:
-        """Count the time since the last look."""
+    def _advance(self, now_s: float) -> None:
+        """Account for the time since the last call."""
         passed_s, self._seen_s = now_s - self._seen_s, now_s
         if self._running:
             self._speeds[self._full].add_time(self._running, passed_s)

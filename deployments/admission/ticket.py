@@ -1,4 +1,4 @@
-"""A request in the server's hands, from its admission to its end."""
+"""A request from its admission to its end. Knows no queue."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Sink = Callable[[Delta], None]
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request that waits or runs."""
+    """A waiting or running request."""
 
     request: Request
     sink: Sink
@@ -25,7 +25,7 @@ class Ticket:
 
     @property
     def tokens(self) -> int:
-        """The most that its slot will hold."""
+        """Most tokens that its slot will hold."""
         return len(self.request.prompt) + self.request.params.max_tokens
 
     @property

@@ -1,1 +1,1 @@
-"""What clients get: answers whole or in chunks, as OpenAI's API has them, with tokens, members and calls of tools."""
+"""Answers in OpenAI's formats, whole or in chunks, with log-probabilities, ensemble members and tool calls."""

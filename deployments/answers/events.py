@@ -1,4 +1,4 @@
-"""Server-sent events as text."""
+"""Server-sent events as text. Knows nothing of what they say."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 def event(data: str, *, name: str | None = None) -> str:
-    """One event. data: JSON in one line; name: its type, for clients that look at it."""
+    """Format an event. data: one line of JSON. name: optional event type."""
     return f"data: {data}\n\n" if name is None else f"event: {name}\ndata: {data}\n\n"
 
 
 def typed_event(data: dict[str, Any]) -> str:
-    """An event whose name is its document's `type`, as in OpenAI's API of responses."""
+    """Format an event of /v1/responses, whose name is the `type` in its data."""
     return event(msgspec.json.encode(data).decode(), name=data["type"])

@@ -1,7 +1,4 @@
-"""What the output of /v1/responses is made of: messages and calls of functions, with the events that make them.
-
-An event is its type and its fields; who numbers and writes it is not known here.
-"""
+"""Output items of /v1/responses, messages and function calls, and their events. Numbers and writes no events."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -11,68 +8,66 @@ from typing import Any, Literal
 from deployments.answers.parts import Part
 from deployments.tokenizers.tool_format import CallStart
 
-Event = tuple[str, dict[str, Any]]
+Event = tuple[str, dict[str, Any]]  # type, other fields
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputItem(ABC):
-    """One of them, as it grows."""
+    """An output item while it is generated."""
 
     id: str
 
     def __init__(self, index: int) -> None:
-        """index: among all items."""
-        self._place: dict[str, Any] = {"item_id": self.id, "output_index": index}
+        """index: of the item in the output."""
+        self._ids: dict[str, Any] = {"item_id": self.id, "output_index": index}
         self.status: Status = "in_progress"
 
     def begin(self) -> Sequence[Event]:
-        """Before anything is added."""
-        return [self._whole("added")]
+        return [self._item_event("added")]
 
     def end(self, status: Status) -> Sequence[Event]:
-        """Nothing is added after this."""
         self.status = status
-        return [self._whole("done")]
+        return [self._item_event("done")]
 
     @abstractmethod
     def document(self) -> dict[str, Any]:
-        """As it is now."""
+        """The item so far, as JSON."""
 
-    def _whole(self, what: str) -> Event:
-        return f"response.output_item.{what}", {"output_index": self._place["output_index"], "item": self.document()}
+    def _item_event(self, kind: str) -> Event:
+        return f"response.output_item.{kind}", {"output_index": self._ids["output_index"], "item": self.document()}
 
 
 class MessageItem(OutputItem):
-    """A text."""
+    """A text message."""
 
-    def __init__(self, index: int, tell: Callable[[Part], dict[str, Any]]) -> None:
-        """tell: log-probabilities and details of a part's tokens."""
+    def __init__(self, index: int, token_fields: Callable[[Part], dict[str, Any]]) -> None:
+        """token_fields: function that gives the fields about a part's tokens, such as `logprobs`."""
         self.id = f"msg_{secrets.token_hex(24)}"
         super().__init__(index)
-        self._place["content_index"] = 0
-        self._tell = tell
+        self._ids["content_index"] = 0
+        self._token_fields = token_fields
         self._parts: list[Part] = []
-        self._ended: dict[str, Any] | None = None  # the whole content
+        self._final_content: dict[str, Any] | None = None
 
     def begin(self) -> Sequence[Event]:
-        added = self._whole("added")
+        added = self._item_event("added")
         self._parts.append(Part())
-        return [added, ("response.content_part.added", {**self._place, "part": self._content()})]
+        return [added, ("response.content_part.added", {**self._ids, "part": self._content()})]
 
     def add(self, part: Part) -> Sequence[Event]:
-        """More text, or tokens that add none."""
+        """Add text, or tokens without text; return the events."""
         self._parts.append(part)
-        told = self._tell(part)
-        if not (part.text or (part.sources and "token_details" in told)):
+        fields = self._token_fields(part)
+        if not (part.text or (part.sources and "token_details" in fields)):
             return []
-        return [("response.output_text.delta", {**self._place, "delta": part.text, **told})]
+        return [("response.output_text.delta", {**self._ids, "delta": part.text, **fields})]
 
     def end(self, status: Status) -> Sequence[Event]:
-        content = self._ended = self._content()
+        content = self._final_content = self._content()
         done = {"text": content["text"], "logprobs": content["logprobs"]}
         return [
-            ("response.output_text.done", {**self._place, **done}),
-            ("response.content_part.done", {**self._place, "part": content}),
+            ("response.output_text.done", {**self._ids, **done}),
+            ("response.content_part.done", {**self._ids, "part": content}),
             *super().end(status),
         ]
 
@@ -81,14 +76,14 @@ class MessageItem(OutputItem):
         return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
 
     def _content(self) -> dict[str, Any]:
-        if self._ended is not None:
-            return self._ended
+        if self._final_content is not None:
+            return self._final_content
         whole = Part.joined(self._parts)
-        return {"type": "output_text", "text": whole.text, "annotations": [], **self._tell(whole)}
+        return {"type": "output_text", "text": whole.text, "annotations": [], **self._token_fields(whole)}
 
 
 class CallItem(OutputItem):
-    """A call of a function."""
+    """A function call."""
 
     def __init__(self, index: int, start: CallStart) -> None:
         self.id = f"fc_{secrets.token_hex(24)}"
@@ -97,13 +92,12 @@ class CallItem(OutputItem):
         self._arguments: list[str] = []
 
     def add(self, arguments: str) -> Sequence[Event]:
-        """More of the arguments."""
         self._arguments.append(arguments)
-        return [("response.function_call_arguments.delta", {**self._place, "delta": arguments})]
+        return [("response.function_call_arguments.delta", {**self._ids, "delta": arguments})]
 
     def end(self, status: Status) -> Sequence[Event]:
         done = {"arguments": "".join(self._arguments)}
-        return [("response.function_call_arguments.done", {**self._place, **done}), *super().end(status)]
+        return [("response.function_call_arguments.done", {**self._ids, **done}), *super().end(status)]
 
     def document(self) -> dict[str, Any]:
         return {

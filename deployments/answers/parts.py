@@ -1,4 +1,4 @@
-"""An answer as its deltas come in: each is a part, and all parts together are the whole. Knows no JSON."""
+"""Parts of an answer, one per delta, which joined are the whole answer. Knows no JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,31 +8,31 @@ from actors.wire.messages import MemberView
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
-from deployments.answers.echo import Echo, begins
-from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.answers.echoed_prompt import EchoedPrompt, piece_offsets
+from deployments.tokenizers.token_decoder import TokenDecoder
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of an answer, an echoed prompt, or several joined. What nobody asked for is empty."""
+    """A piece of an answer, an echoed prompt, or several joined. Fields that were not requested are empty."""
 
     text: str = ""
     tokens: Sequence[int] = ()
-    pieces: Sequence[str] = ()  # what each token adds to the text; a character comes with its last token
-    offsets: Sequence[int] = ()  # where in the text each token begins, in characters
+    pieces: Sequence[str] = ()  # text that each token adds; a character comes with its last token
+    offsets: Sequence[int] = ()  # index of the character at which each token begins
     sources: Sequence[TokenSource] = ()
-    views: Sequence[Sequence[MemberView]] = ()  # of each token, what an ensemble's members thought of it
-    logprobs: Sequence[TokenLogprobs | None] = ()  # of each token; None: there is nothing before it
+    views: Sequence[Sequence[MemberView]] = ()  # for each token, the view of each member of an ensemble
+    logprobs: Sequence[TokenLogprobs | None] = ()  # for each token; None: the first of a prompt
     prompt_logprobs: Sequence[TokenLogprobs] | None = None  # from the prompt's second token on
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
-    score: float | None = None  # of an answer that was searched for
+    score: float | None = None  # of beam search
 
     @staticmethod
     def joined(parts: "Sequence[Part]") -> "Part":
-        """All of them as one, which ends as the last one does."""
+        """Join parts into one that ends as the last does."""
         last = parts[-1] if parts else Part()
-        told = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
+        prompt_logprobs = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
         return Part(
             "".join(part.text for part in parts),
             [token for part in parts for token in part.tokens],
@@ -41,7 +41,7 @@ class Part:
             [source for part in parts for source in part.sources],
             [view for part in parts for view in part.views],
             [logprob for part in parts for logprob in part.logprobs],
-            told[-1] if told else None,
+            prompt_logprobs[-1] if prompt_logprobs else None,
             last.finish,
             last.stop_reason,
             last.score,
@@ -49,20 +49,26 @@ class Part:
 
 
 class Choice:
-    """One answer."""
+    """One answer, which grows with its deltas."""
 
     def __init__(
-        self, request: Request, vocabulary: Vocabulary, *, by_token: bool, echo: Echo | None = None, prompt_only: bool
+        self,
+        request: Request,
+        decoder: TokenDecoder,
+        *,
+        by_token: bool,
+        echo: EchoedPrompt | None = None,
+        prompt_only: bool,
     ) -> None:
         """
-        by_token: whether texts and offsets of single tokens are wanted.
-        echo: of the prompt, which begins the answer; None: it does not.
-        prompt_only: leave out what the model answers.
+        by_token: whether to split the text into pieces with offsets.
+        echo: prompt that begins the answer; None: no echo.
+        prompt_only: leave out the model's answer.
         """
         self._params = request.params
-        self._splitter = _Splitter(vocabulary, request.prompt, request.params) if by_token else None
+        self._splitter = _Splitter(decoder, request.prompt, request.params) if by_token else None
         self._echo, self._prompt_only = echo, prompt_only
-        self._length = 0  # of the text, as far as tokens made it
+        self._length = 0  # characters of all pieces so far
         self._parts: list[Part] = []
         self._logprobs: list[float] = []
         self.statistics = Statistics()
@@ -73,11 +79,11 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Per token of the answer; of an answer without tokens, minus infinity."""
+        """Mean log-probability of the answer's tokens; −∞ without tokens."""
         return sum(self._logprobs) / len(self._logprobs) if self._logprobs else float("-inf")
 
     def add(self, delta: Delta) -> tuple[Part, bool]:
-        """The part that a delta adds, and whether it is the first."""
+        """Add a delta; return its part, and whether it is the first."""
         if self._prompt_only:
             delta = _without_answer(delta)
         first = not self._parts
@@ -85,12 +91,11 @@ class Choice:
         if first and self._echo is not None:
             part = Part.joined([self._echoed(self._echo, delta), part])
         self._parts.append(part)
-        self._logprobs += [one.logprob for one in delta.logprobs or ()]
+        self._logprobs += [token.logprob for token in delta.logprobs or ()]
         self.statistics = delta.statistics
         return part, first
 
     def whole(self) -> Part:
-        """All parts so far."""
         return Part.joined(self._parts)
 
     def _part(self, delta: Delta) -> Part:
@@ -109,7 +114,7 @@ class Choice:
             delta.score,
         )
 
-    def _echoed(self, echo: Echo, first: Delta) -> Part:
+    def _echoed(self, echo: EchoedPrompt, first: Delta) -> Part:
         logprobs = () if first.prompt_logprobs is None else (None, *first.prompt_logprobs)
         if self._splitter is None:
             return Part(echo.text, echo.tokens, logprobs=logprobs)
@@ -118,14 +123,14 @@ class Choice:
     def _offsets(self, pieces: Sequence[str]) -> list[int]:
         offset = self._length + (0 if self._echo is None else len(self._echo.text))
         self._length += sum(map(len, pieces))
-        return [offset + begin for begin in begins(pieces)]
+        return [offset + begin for begin in piece_offsets(pieces)]
 
 
 class _Splitter:
-    """Tells what each of an answer's tokens adds to its text."""
+    """Splits an answer's text into the pieces that its tokens add."""
 
-    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = vocabulary.pieces(prompt)
+    def __init__(self, decoder: TokenDecoder, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._detokenizer = decoder.detokenizer(prompt)
         self._hidden = params.hidden_token_ids
 
     def split(self, delta: Delta) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes answers to /v1/responses: OpenAI's objects, and the events by which they come about."""
+"""Writes answers to /v1/responses, as OpenAI's response objects and their events. Knows no HTTP."""
 
 import secrets
 import time
@@ -7,38 +7,38 @@ from dataclasses import replace
 from typing import Any
 
 from actors.coordinator.request import Delta, Request
+from deployments.answers.chat_tool_calls import make_parser
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import typed_event
 from deployments.answers.output_items import CallItem, Event, MessageItem, Status
 from deployments.answers.parts import Choice, Part
-from deployments.answers.responses import speculation_of
-from deployments.answers.token_shapes import content_logprobs, token_details
-from deployments.answers.tool_caller import tool_parser
+from deployments.answers.schema import speculation_of
+from deployments.answers.token_details import content_logprobs, token_details
 from deployments.answers.writer import Writer
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.strategies.progress import Outcome, Progress
+from deployments.tokenizers.token_decoder import TokenDecoder
 from deployments.tokenizers.tool_format import Arguments, CallStart
-from deployments.tokenizers.vocabulary import Vocabulary
 from deployments.validation.errors import body_of
 
 _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "top_logprobs", "user")
 
 
 class ResponsesWriter(Writer):
-    """Turns the deltas of one request into a response: messages, and calls of functions."""
+    """Writes the deltas of one request as messages and function calls."""
 
     def __init__(
-        self, body: ResponsesRequest, requests: Sequence[Request], vocabulary: Vocabulary, *, seed: int
+        self, body: ResponsesRequest, requests: Sequence[Request], decoder: TokenDecoder, *, seed: int
     ) -> None:
         (request,) = requests
-        self._body, self._vocabulary, self._seed = body, vocabulary, seed
+        self._body, self._decoder, self._seed = body, decoder, seed
         self._prompt_tokens = len(request.prompt)
         self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
         by_token = body.logprob_count is not None or bool(body.return_token_details)
-        self._choice = Choice(request, vocabulary, by_token=by_token, prompt_only=False)
-        self._parser = tool_parser(body, vocabulary.tool_format)
+        self._choice = Choice(request, decoder, by_token=by_token, prompt_only=False)
+        self._parser = make_parser(body, decoder.tool_format)
         self._items: list[MessageItem | CallItem] = []
-        self._untold: list[Part] = []  # their tokens belong to a text that is not there yet, or to a call
+        self._pending: list[Part] = []  # parts whose text the parser still holds back
         self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
         self._sequence = 0
 
@@ -49,24 +49,24 @@ class ResponsesWriter(Writer):
     def add(self, index: int, delta: Delta) -> str:
         part, _ = self._choice.add(delta)
         self._ensembles.add(index, delta)
-        self._untold.append(part)
+        self._pending.append(part)
         events: list[Event] = []
         for event in self._parser.add(part.text, last=part.finish is not None):
             match event:
                 case str(text):
-                    events += self._say(text)
+                    events += self._add_text(text)
                 case CallStart():
                     events += self._begin(CallItem(len(self._items), event))
-                    self._untold.clear()
+                    self._pending.clear()
                 case Arguments(text):
-                    events += self._call().add(text)
-                    self._untold.clear()
+                    events += self._current_call().add(text)
+                    self._pending.clear()
         if part.finish is not None:
             events += self._end(_status(part))
         return self._write(events)
 
-    def tell(self, index: int, event: Progress | Outcome) -> str:
-        """Progress has no event in OpenAI's API."""
+    def add_progress(self, index: int, event: Progress | Outcome) -> str:
+        """Record an outcome. Progress has no event in OpenAI's API."""
         if isinstance(event, Outcome):
             self._ensembles.conclude(index, event)
         return ""
@@ -90,42 +90,44 @@ class ResponsesWriter(Writer):
             "total_tokens": self._prompt_tokens + statistics.committed,
         }
         speculation = speculation_of(statistics).model_dump()
-        told = self._ensembles.of(0)
-        ensemble = {} if told is None else {"ensemble": told.model_dump(exclude_unset=True)}
+        detail = self._ensembles.detail(0)
+        ensemble = {} if detail is None else {"ensemble": detail.model_dump(exclude_unset=True)}
         response = self._response(_status(self._choice))
         return {**response, "usage": usage, "speculation": speculation, **ensemble, "seed": self._seed}
 
-    def _say(self, text: str) -> Sequence[Event]:
-        """Add to the message, or begin one."""
+    def _add_text(self, text: str) -> Sequence[Event]:
+        """Add text to the current message, or begin a message."""
         item, events = self._items[-1] if self._items else None, list[Event]()
         if not isinstance(item, MessageItem):
             item = MessageItem(len(self._items), self._token_fields)
             events += self._begin(item)
-        events += item.add(replace(Part.joined(self._untold), text=text))
-        self._untold.clear()
+        events += item.add(replace(Part.joined(self._pending), text=text))
+        self._pending.clear()
         return events
 
-    def _call(self) -> CallItem:
+    def _current_call(self) -> CallItem:
         assert isinstance(self._items[-1], CallItem)
         return self._items[-1]
 
     def _begin(self, item: MessageItem | CallItem) -> Sequence[Event]:
-        """One more item, which ends the one before."""
+        """Begin an item and end the item before it."""
         ended = self._items[-1].end("completed") if self._items else []
         self._items.append(item)
         return [*ended, *item.begin()]
 
     def _end(self, status: Status) -> Sequence[Event]:
-        """The last item ends, which is an empty message where there is none."""
+        """End the last item. An answer without items gets an empty message."""
         more: Sequence[Event] = []
-        if not self._items or (any(part.tokens for part in self._untold) and isinstance(self._items[-1], MessageItem)):
-            more = self._say("")
+        if not self._items or (any(part.tokens for part in self._pending) and isinstance(self._items[-1], MessageItem)):
+            more = self._add_text("")
         return [*more, *self._items[-1].end(status)]
 
     def _write(self, events: Sequence[Event]) -> str:
         numbered = enumerate(events, self._sequence)
         self._sequence += len(events)
-        return "".join(typed_event({"type": kind, "sequence_number": at, **fields}) for at, (kind, fields) in numbered)
+        return "".join(
+            typed_event({"type": kind, "sequence_number": number, **fields}) for number, (kind, fields) in numbered
+        )
 
     def _response(self, status: Status) -> dict[str, Any]:
         body = self._body
@@ -151,9 +153,9 @@ class ResponsesWriter(Writer):
         }
 
     def _token_fields(self, part: Part) -> dict[str, Any]:
-        """What clients asked to be told of a part's tokens."""
+        """Fields about a part's tokens, as the request wants them."""
         count = self._body.logprob_count
-        logprobs = [] if count is None else content_logprobs(part, count, self._vocabulary)
+        logprobs = [] if count is None else content_logprobs(part, count, self._decoder)
         if not self._body.return_token_details:
             return {"logprobs": logprobs}
         return {"logprobs": logprobs, "token_details": token_details(part)}

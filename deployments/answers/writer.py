@@ -1,4 +1,4 @@
-"""What writes an answer: takes in the deltas of one HTTP request, gives its events or its whole document."""
+"""Interface of what writes an answer: deltas of one HTTP request in, events or a whole document out."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -8,28 +8,28 @@ from deployments.strategies.progress import Outcome, Progress
 
 
 class Writer(ABC):
-    """One kind of answer. Events are texts, several at once or none."""
+    """Writer of one answer. Returned events are text: none, one or several."""
 
     @abstractmethod
     def begin(self) -> str:
-        """The events before the first delta's."""
+        """Return the events before the first delta."""
 
     @abstractmethod
     def add(self, index: int, delta: Delta) -> str:
-        """Take in a delta of one of the requests; returns its events."""
+        """Add a delta of the request with that index; return its events."""
 
-    def tell(self, index: int, event: Progress | Outcome) -> str:
-        """Take in how far the choice among whole answers to one of the requests is; returns its events."""
+    def add_progress(self, index: int, event: Progress | Outcome) -> str:
+        """Add progress or the outcome of a choice among whole answers; return its events."""
         return ""
 
     @abstractmethod
     def end(self) -> str:
-        """The events after the last delta's."""
+        """Return the events after the last delta."""
 
     @abstractmethod
     def fail(self, error: Exception) -> str:
-        """The last event of a stream that can't go on."""
+        """Return the error event that ends a failed stream."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """The whole answer, once all deltas are in."""
+        """Return the whole answer after the last delta, for msgspec."""

@@ -1,1 +1,1 @@
-"""The text side of an endpoint: prompts become requests to models, tokens become answers. Knows no HTTP."""
+"""Endpoints: HTTP bodies become requests to models, deltas become answers. Knows no HTTP."""

@@ -1,4 +1,4 @@
-"""The text side of an endpoint: tokenizer, limits, defaults. Turns prompts into requests; loads no weights."""
+"""An endpoint's tokenizers, limits and defaults, which turn HTTP bodies into requests. Loads no weights."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping
@@ -18,45 +18,44 @@ from decoding.errors import ConfigError, InvalidRequestError
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.alignment import Compatibility
-from decoding.tokenizers.vocabulary import Vocabulary as Tokens
+from decoding.tokenizers.vocabulary import Vocabulary
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.entry_point import load_callable
 from deployments.configuration.model import ModelConfig, locate
-from deployments.endpoints.drafting import check_drafter
-from deployments.endpoints.encoding import Encoder
+from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.feasibility import check_feasible
-from deployments.endpoints.joining import check_members
 from deployments.endpoints.logprob_budget import LogprobBudget
-from deployments.endpoints.structures import StructureChecker
+from deployments.endpoints.structure_checker import StructureChecker
+from deployments.endpoints.tokenizer_compatibility import check_drafter, check_members
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.strategies.loading import load_strategy
 from deployments.strategies.options import StrategyOptions
-from deployments.tokenizers.vocabulary import Vocabulary, uses_backend
+from deployments.tokenizers.token_decoder import TokenDecoder, uses_backend
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedEndpoint:
-    """An endpoint, and what it takes to prepare its requests and to tell about their tokens."""
+    """An endpoint with what is needed to prepare requests and to describe their tokens."""
 
     endpoint: Endpoint
     config: EndpointConfig
-    encoder: Encoder  # of one thread
-    vocabulary: Vocabulary  # of another
+    encoder: Encoder  # used by the tokenizing thread only
+    token_decoder: TokenDecoder  # used by the threads that write answers
     context_length: int  # tokens, prompt and answer together
     eos_token_ids: tuple[int, ...]
     defaults: SamplingFields
     structures: StructureChecker
-    strategy: StrategyOptions | None = None  # choose among whole answers of the members; None: one answer is made
-    through_text: Mapping[str, Compatibility] = field(default_factory=dict)  # models that have other tokens, by name
+    strategy: StrategyOptions | None = None  # chooses among whole answers of the members; None: no choice
+    through_text: Mapping[str, Compatibility] = field(default_factory=dict)  # by model with other tokens
     budget: LogprobBudget = field(default_factory=LogprobBudget)
 
     @property
     def requests_per_answer(self) -> int:
-        """How many requests to models an answer takes at once."""
+        """Most requests to models that run at once for one answer."""
         return 1 if self.strategy is None else self.strategy.candidates * len(self.config.models)
 
     @property
@@ -64,21 +63,21 @@ class ServedEndpoint:
         return self.endpoint.name
 
     def token_reports(self) -> dict[str, str]:
-        """How the tokens of models that have others than the target fit its own, in words, by model."""
-        return {model: str(found) for model, found in self.through_text.items()}
+        """How tokens fit the target's, in words, by model; models with the target's tokens are left out."""
+        return {model: str(compatibility) for model, compatibility in self.through_text.items()}
 
     def is_ready(self, up: Collection[str]) -> bool:
-        """Whether those members are up that a request needs. up: models that have a live replica."""
+        """Whether enough members are up to answer. up: models with a live replica."""
         present = [name in up for name in self.config.models]
         leads = present[0] or self.strategy is not None
         return leads and self.endpoint.ensemble.has_quorum(present)
 
     def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
-        """For each prompt in the body, one request for each choice; of a beam search, that many times the same.
+        """For each prompt of the body, one request per choice. A beam search repeats the same request instead.
 
         Raises:
             InvalidRequestError: a prompt is empty, too long or has an unknown token id; a parameter is out of
-                range or suits no token; a conversation doesn't suit the model's chat template.
+                range or leaves no token; the chat template refuses the conversation.
         """
         match body:
             case CompletionRequest():
@@ -97,29 +96,29 @@ class ServedEndpoint:
                 prompts = [self.encoder.conversation(body.messages, tools=body.offered_tools)]
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
-        bad_words_ids = self.encoder.words(body.over(self.defaults).bad_words or ())
+        bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
         most = self.budget.answer_tokens(body, prompts)
-        sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # parameters may name many tokens
+        sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # checking many token ids takes long
         requests = [self._request(prompt, body, sampling(self._max_tokens(prompt, body, most))) for prompt in prompts]
         if body.searches:
             return [request for request in requests for _ in range(body.choices)]
         return [_choice(request, index) for request in requests for index in range(body.choices)]
 
     def tokenize(self, body: TokenizeRequest) -> Tokenization:
-        """Raises InvalidRequestError if the text or conversation can't be tokenized."""
+        """Answer /tokenize; raises InvalidRequestError if the input can't be tokenized."""
         tokens = self.encoder.tokenize(body)
-        texts = [self.vocabulary.text_of(token) for token in tokens] if body.return_token_strs else None
+        texts = [self.token_decoder.text_of(token) for token in tokens] if body.return_token_strs else None
         return Tokenization(count=len(tokens), max_model_len=self.context_length, tokens=tokens, token_strs=texts)
 
     def detokenize(self, body: DetokenizeRequest) -> Detokenization:
-        """Raises InvalidRequestError if an id is not the model's."""
+        """Answer /detokenize; raises InvalidRequestError for an unknown token id."""
         self.encoder.check_tokens([("tokens", body.tokens)])
-        return Detokenization(prompt=self.vocabulary.spell(body.tokens))
+        return Detokenization(prompt=self.token_decoder.decode_with_special(body.tokens))
 
     def _sampling(
         self, body: GenerationRequest, bad_words_ids: list[tuple[int, ...]], seed: int, max_tokens: int
     ) -> SamplingParams:
-        """What all choices have in common, checked."""
+        """Checked parameters that all choices of a prompt share."""
         params = body.sampling(
             max_tokens=max_tokens,
             eos_token_ids=self.eos_token_ids,
@@ -129,7 +128,7 @@ class ServedEndpoint:
             verification=self.config.verification,
         )
         self.encoder.check_tokens(params.named_tokens())
-        check_feasible(params, self.vocabulary.size)
+        check_feasible(params, self.token_decoder.size)
         return params
 
     def _request(self, prompt: list[int], body: GenerationRequest, params: SamplingParams) -> Request:
@@ -146,11 +145,13 @@ class ServedEndpoint:
         )
 
     def _ensemble(self, body: GenerationRequest) -> EnsembleOptions | None:
-        """How members answer, where the request changes it."""
+        """Ensemble options of the request; None: the endpoint's."""
         has_members = self.config.kind in ("ensemble", "contrastive")
         blends = has_members and self.strategy is None
         count = len(self.config.models) if has_members else 0
-        changed = body.ensemble_over(self.endpoint.ensemble, model=self.name, count=count, blends=self.strategy is None)
+        changed = body.override_ensemble(
+            self.endpoint.ensemble, model=self.name, count=count, blends=self.strategy is None
+        )
         if blends and body.return_token_details and body.return_members is not False:
             return replace(changed or self.endpoint.ensemble, report_contributions=True)
         return changed
@@ -164,7 +165,7 @@ class ServedEndpoint:
         return options
 
     def _max_tokens(self, prompt: list[int], body: GenerationRequest, most: int | None) -> int:
-        """What the client wants, or else the default as far as there is room. most: the budget of log-probabilities."""
+        """Limit of an answer's tokens: the client's, or the default within the context. most: the logprob budget's."""
         field, wanted = body.prompt_field, body.wanted_max_tokens
         room = self.context_length - len(prompt)
         if not prompt or room < 1:
@@ -173,7 +174,7 @@ class ServedEndpoint:
             )
         if wanted is None:
             return min(body.default_max_tokens or room, room, most or room)
-        if body.takes_less:
+        if body.limit_is_upper_bound:
             return min(wanted, room, most or room)
         if wanted > room:
             raise InvalidRequestError(
@@ -185,13 +186,13 @@ class ServedEndpoint:
 
 
 def _choice(request: Request, index: int) -> Request:
-    """The request for one of a prompt's answers."""
+    """Request for the index-th answer to a prompt, with a seed of its own."""
     params = request.params.with_seed(choice_seed(request.params.seed, index))
     return replace(request, params=params, request_id=new_request_id())
 
 
 def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
-    """Every endpoint's text side, by name.
+    """Load every endpoint's tokenizers and defaults, by name.
 
     Raises:
         ConfigError: a tokenizer or a stopping criterion can't be loaded, a drafter can't draft for its target, or a
@@ -206,25 +207,26 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
     others = {model: _vocabulary(model, config) for model in endpoint.others}
     through_text = check_members(name, endpoint, _vocabulary(endpoint.target, config), others)
-    attached_drafters = [model for model in endpoint.others if model not in through_text]
+    same_tokens = [model for model in endpoint.others if model not in through_text]
     if endpoint.drafter is not None:
         drafter = config.models[endpoint.drafter]
-        drafters = _tokenizer(endpoint.drafter, drafter), _vocab_size(drafter)
-        found = check_drafter(name, endpoint, (tokenizer, vocab_size), drafters)
-        if found is None:
-            attached_drafters.append(endpoint.drafter)
+        other = _tokenizer(endpoint.drafter, drafter), _vocab_size(drafter)
+        compatibility = check_drafter(name, endpoint, (tokenizer, vocab_size), other)
+        if compatibility is None:
+            same_tokens.append(endpoint.drafter)
         else:
-            through_text[endpoint.drafter] = found
-    vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in attached_drafters)])
+            through_text[endpoint.drafter] = compatibility
+    vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in same_tokens)])
     context_length = min(config.models[model].max_length for model in (endpoint.target, *endpoint.others))
+    colocated = endpoint.drafter in config.inside(endpoint.target)
     return ServedEndpoint(
-        _endpoint(name, endpoint, _decoder(tokenizer), inside=endpoint.drafter in config.inside(endpoint.target)),
+        _endpoint(name, endpoint, _text_decoder(tokenizer), colocated=colocated),
         endpoint,
         Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=context_length),
-        Vocabulary(tokenizer, vocab_size),
+        TokenDecoder(tokenizer, vocab_size),
         context_length,
         eos_token_ids,
-        endpoint.defaults.over(_recommended(target)) if endpoint.generation_config else endpoint.defaults,
+        endpoint.defaults.with_defaults(_recommended(target)) if endpoint.generation_config else endpoint.defaults,
         StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
         None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=f"endpoints.{name}.strategy"),
         through_text,
@@ -233,13 +235,13 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
 
 
 def _recommended(model: ModelConfig) -> SamplingFields:
-    """What the checkpoint's authors say."""
+    """Sampling defaults of the checkpoint's generation configuration."""
     given = load_sampling_defaults(locate(model.path), model.revision).given()
     fields: dict[str, Any] = {name: value for name, value in given.items() if name in SamplingFields.model_fields}
     return SamplingFields.model_construct(**fields)
 
 
-def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str], *, inside: bool) -> Endpoint:
+def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str], *, colocated: bool) -> Endpoint:
     key, ngram = f"endpoints.{name}.stopping", endpoint.ngram
     return Endpoint(
         name,
@@ -250,7 +252,7 @@ def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]],
         ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
         members=endpoint.others if endpoint.strategy is None else (),
         ensemble=endpoint.ensemble_options(),
-        colocated=inside,
+        colocated=colocated,
         criteria=tuple(load_callable(path, key=key) for path in endpoint.stopping),
     )
 
@@ -262,12 +264,12 @@ def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
         raise ConfigError(f"models.{name}.path: {error}") from error
 
 
-def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
-    """Ids to text, with a tokenizer of its own: texts are encoded and decoded in different threads."""
-    own = copy.deepcopy(tokenizer)
-    if uses_backend(own):  # then what it decodes with does the same in half the time
-        return partial(own.backend_tokenizer.decode, skip_special_tokens=True)
-    return lambda ids: str(own.decode(ids, skip_special_tokens=True))
+def _text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
+    """Function from ids to text, with a copy of the tokenizer: encoding runs in another thread."""
+    copied = copy.deepcopy(tokenizer)
+    if uses_backend(copied):  # half the time for the same text
+        return partial(copied.backend_tokenizer.decode, skip_special_tokens=True)
+    return lambda ids: str(copied.decode(ids, skip_special_tokens=True))
 
 
 def _vocab_size(model: ModelConfig) -> int:
@@ -277,7 +279,7 @@ def _vocab_size(model: ModelConfig) -> int:
 
 
 def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Where answers end: the generation configuration's EOS ids, and the tokenizer's."""
+    """EOS ids of the generation configuration and of the tokenizer."""
     try:
         revision = model.revision or "main"
         configured = GenerationConfig.from_pretrained(locate(model.path), revision=revision).eos_token_id
@@ -287,6 +289,6 @@ def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tu
     return tuple(sorted({int(eos) for eos in (*ids, tokenizer.eos_token_id) if eos is not None}))
 
 
-def _vocabulary(name: str, config: ServerConfig) -> Tokens:
+def _vocabulary(name: str, config: ServerConfig) -> Vocabulary:
     tokenizer = _tokenizer(name, config.models[name])
     return vocabulary_of(tokenizer, len(tokenizer))

@@ -1,4 +1,4 @@
-"""How many log-probabilities a request may ask for: what is told of a token costs the server time and memory."""
+"""Bounds the log-probabilities and token details of a request, which cost time and memory. Knows no models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from deployments.requests.schema import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class LogprobBudget:
-    """Of each request."""
+    """Bounds for each request."""
 
-    max_logprobs: int = 20  # most probable tokens told in each position
-    total: int = 500_000  # in all positions of all answers and their prompts; details of a token count as one
+    max_logprobs: int = 20  # most probable tokens per position
+    total: int = 500_000  # over all positions of answers and prompts; the details of a token count as one
 
     def answer_tokens(self, body: GenerationRequest, prompts: Sequence[Sequence[int]]) -> int | None:
-        """How many tokens each answer may have by this budget; None: any.
+        """Most tokens of each answer within this budget; None: any.
 
         Raises:
             InvalidRequestError: too many are asked for in each position, or for the prompts alone.
@@ -25,34 +25,36 @@ class LogprobBudget:
             if (count or 0) > self.max_logprobs:
                 reason = f"{field}: should be at most {self.max_logprobs} (http.max_logprobs), not {count}."
                 raise InvalidRequestError(reason, field=field)
-        of_prompts = body.choices * sum(map(len, prompts)) * _told(body.prompt_logprob_count, details=body.echoes)
-        if of_prompts > self.total:
-            raise self._too_many("prompt_logprobs", of_prompts)
-        of_a_token = _told(body.logprob_count, details=bool(body.return_token_details))
-        if of_a_token == 0:
+        in_prompts = (
+            body.choices * sum(map(len, prompts)) * _tokens_per_position(body.prompt_logprob_count, details=body.echoes)
+        )
+        if in_prompts > self.total:
+            raise self._too_many("prompt_logprobs", in_prompts)
+        per_token = _tokens_per_position(body.logprob_count, details=bool(body.return_token_details))
+        if per_token == 0:
             return None
-        most = (self.total - of_prompts) // (of_a_token * body.choices * len(prompts))
-        if most < 1 or (not body.takes_less and most < (body.wanted_max_tokens or 0)):
+        most = (self.total - in_prompts) // (per_token * body.choices * len(prompts))
+        if most < 1 or (not body.limit_is_upper_bound and most < (body.wanted_max_tokens or 0)):
             tokens = body.choices * len(prompts) * max(1, body.wanted_max_tokens or 0)
-            raise self._too_many(body.logprobs_field, of_prompts + tokens * of_a_token, most)
+            raise self._too_many(body.logprobs_field, in_prompts + tokens * per_token, most)
         return most
 
     def _too_many(self, field: str, count: int, max_tokens: int = 0) -> InvalidRequestError:
         way = f"set max_tokens to {max_tokens} or less" if max_tokens > 0 else "ask for fewer answers"
         reason = (
-            f"{field}: in all positions of all answers and prompts, up to {count} tokens would be told of; at most "
+            f"{field}: in all positions of all answers and prompts, up to {count} tokens would be reported; at most "
             f"{self.total} are allowed (http.max_logprobs_per_request). Ask for fewer, or {way}."
         )
         return InvalidRequestError(reason, field=field)
 
 
-def tokens_told(body: GenerationRequest, requests: Sequence[Request]) -> int:
-    """Of how many tokens the answers tell at most, those of an echoed prompt included."""
-    of_a_token = _told(body.logprob_count, details=bool(body.return_token_details))
-    of_prompts = _told(body.prompt_logprob_count, details=body.echoes)
-    return sum(len(one.prompt) * of_prompts + one.params.max_tokens * of_a_token for one in requests)
+def count_reported_tokens(body: GenerationRequest, requests: Sequence[Request]) -> int:
+    """Most tokens that the answers report, echoed prompts included."""
+    per_token = _tokens_per_position(body.logprob_count, details=bool(body.return_token_details))
+    per_prompt_token = _tokens_per_position(body.prompt_logprob_count, details=body.echoes)
+    return sum(len(request.prompt) * per_prompt_token + request.params.max_tokens * per_token for request in requests)
 
 
-def _told(count: int | None, *, details: bool) -> int:
-    """Of how many tokens the answer tells in a position."""
+def _tokens_per_position(count: int | None, *, details: bool) -> int:
+    """Number of tokens that the answer reports per position."""
     return (0 if count is None else count + 1) + details

@@ -1,4 +1,4 @@
-"""Between HTTP and the coordinator: prepares requests off the event loop, hands out deltas as they are committed."""
+"""Prepares requests off the event loop, submits them and yields their deltas. Knows no HTTP."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
 
 
 class Service:
-    """What the HTTP routes call. One event loop uses it."""
+    """What the HTTP routes call. Runs in one event loop."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Service:
         tracer: "RequestTracer | None" = None,
     ) -> None:
         """
-        cached_tokens: how much of what was answered is kept, in tokens of prompts and answers.
-        tracer: None: requests are not traced.
+        cached_tokens: size of the response cache, in tokens of prompts and answers.
+        tracer: None disables tracing.
         """
         self.endpoints = endpoints
         self.metrics = metrics or Metrics()
@@ -51,8 +51,8 @@ class Service:
         self._coordinator = coordinator
         self._limits = limits or Limits()
         self._cache = ResponseCache(cached_tokens)
-        self._seen: set[str] = set()  # models that have been up
-        self.admission = Admission(coordinator, self._limits, self._began, self._slots)
+        self._loaded: set[str] = set()  # models that were up at least once
+        self.admission = Admission(coordinator, self._limits, self._on_begin, self._count_slots)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
     def ready_models(self) -> set[str]:
@@ -61,28 +61,27 @@ class Service:
 
     @property
     def malformed(self) -> int:
-        """Batches of replicas' messages that made no sense, and were dropped."""
+        """Number of message batches from replicas that were malformed and dropped."""
         return self._coordinator.malformed
 
     def replicas(self) -> list[tuple[ReplicaAddress, Report | None]]:
-        """The live replicas, and what each told last."""
+        """Live replicas, each with its latest report."""
         return self._coordinator.reports()
 
-    def _slots(self, model: str) -> int:
-        """Of the model's live replicas together."""
+    def _count_slots(self, model: str) -> int:
+        """KV slots of the model's live replicas together."""
         return sum(report.slots for address, report in self.replicas() if report is not None and address.model == model)
 
     @property
     def max_requests(self) -> int:
-        """How many may be in progress or waiting at once."""
         return self._limits.max_requests
 
     def check_room(self, key: ApiKey, endpoint: str | None = None) -> None:
-        """Raises OverloadedError if no request of the key can be taken on; answers that are kept need no room.
+        """Raise OverloadedError if no request of the key can be accepted. Never raises while answers are cached.
 
-        endpoint: the one that it is for, if that is known.
+        endpoint: the endpoint of the request, if known.
         """
-        if self._cache.keeps:
+        if self._cache.is_enabled:
             return
         names = list(self.endpoints) if endpoint is None else [endpoint]
         try:
@@ -92,27 +91,27 @@ class Service:
             raise
 
     def check_wait(self, served: ServedEndpoint, requests: Sequence[Request], key: ApiKey, priority: int) -> None:
-        """Raises OverloadedError if the queue of a model that is asked for whole answers is too long."""
+        """Raise OverloadedError if a model that must make a whole answer has too long a queue."""
         endpoints = [replace(served.endpoint, target=model, members=()) for model in served.config.models]
-        asked = [replace(request, endpoint=endpoint) for request in requests for endpoint in endpoints]
+        expanded = [replace(request, endpoint=endpoint) for request in requests for endpoint in endpoints]
         try:
-            self.admission.check(asked, key, priority)
+            self.admission.check(expanded, key, priority)
         except OverloadedError as error:
             self.metrics.refused(served.name, error)
             raise
 
     def endpoint(self, name: str) -> ServedEndpoint:
-        """The endpoint that clients call so; raises UnknownModelError if there is none."""
+        """Endpoint of that name; raises UnknownModelError if there is none."""
         if name not in self.endpoints:
             suggestion = nearest(name, self.endpoints)
             raise UnknownModelError(f"model: there is no model {name!r}; {suggestion}", field="model")
         return self.endpoints[name]
 
     async def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
-        """For each prompt, one request for each choice.
+        """Requests of a body: for each prompt, one request per choice.
 
         Raises:
-            InvalidRequestError: the body can't be served as it is.
+            InvalidRequestError: a field is wrong for this endpoint.
         """
         endpoint = self.endpoint(body.model)
         count = body.prompt_count * body.choices * endpoint.requests_per_answer
@@ -128,12 +127,12 @@ class Service:
         return requests
 
     async def tokenize(self, body: TokenizeRequest, *, key: ApiKey = ANYBODY) -> Tokenization:
-        """Raises InvalidRequestError if the input can't be tokenized, OverloadedError if there is no room."""
+        """Answer /tokenize. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
         with self.admission.hold(key):
             return await self._in_thread(partial(self.endpoint(body.model).tokenize, body))
 
     async def detokenize(self, body: DetokenizeRequest, *, key: ApiKey = ANYBODY) -> Detokenization:
-        """Raises InvalidRequestError if an id is not the model's, OverloadedError if there is no room."""
+        """Answer /detokenize. Raises InvalidRequestError for an unknown id, OverloadedError if there is no room."""
         with self.admission.hold(key):
             return await self._in_thread(partial(self.endpoint(body.model).detokenize, body))
 
@@ -149,13 +148,13 @@ class Service:
         arrived_s: float | None = None,
         admitted: bool = False,
     ) -> AsyncGenerator[DeltaBatch, None]:
-        """Deltas of all requests as they come, those that came together in one batch. Leaving early cancels.
+        """Run requests; yield their deltas in batches as they arrive. Closing the generator cancels them.
 
-        A request that comes several times in a row is a search that has that many answers.
+        The same request several times in a row is one beam search with that many answers.
 
         Args:
-            arrived_s: when the client's request came, by the monotonic clock; None: now.
-            admitted: they are parts of a request that was taken on already, however long they wait.
+            arrived_s: arrival of the client's request, by the monotonic clock; None: now.
+            admitted: the requests belong to a request that was accepted already; skip the check of the queue.
 
         Raises:
             ConsortError: a request was refused, or failed; the others are cancelled.
@@ -163,9 +162,9 @@ class Service:
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         repeated = [index > 0 and request is requests[index - 1] for index, request in enumerate(requests)]
         running = {index: request for index, request in enumerate(requests) if not repeated[index]}
-        known = {index: answer for index, request in running.items() if (answer := self._cache.get(request))}
-        new = {index: request for index, request in running.items() if index not in known}
-        kept: dict[int, list[Delta]] = {}  # of answers that are worth keeping
+        cached = {index: answer for index, request in running.items() if (answer := self._cache.get(request))}
+        new = {index: request for index, request in running.items() if index not in cached}
+        collected: dict[int, list[Delta]] = {}  # answers that the cache may hold
         failure: ConsortError | None = None
         for request in new.values():
             self.metrics.arrived(request, arrived_s)
@@ -173,12 +172,12 @@ class Service:
             self._check_loaded(requests[0].endpoint.target)
             if new and not admitted:
                 self.admission.check(list(new.values()), key, priority)
-            for index, answer in known.items():
+            for index, answer in cached.items():
                 for delta in answer:
                     deltas.put_nowait((index, delta))
             for index, request in new.items():
-                if self._cache.may_hold(request):
-                    kept[index] = []
+                if self._cache.can_hold(request):
+                    collected[index] = []
                 traced = request if self.tracer is None else self.tracer.received(request)
                 self.admission.submit(traced, self._sink(index, request, deltas), key=key, priority=priority)
             while running:
@@ -188,13 +187,17 @@ class Service:
                 for index, delta in batch:
                     if delta.error is not None:
                         raise delta.error
-                    if index in kept:
-                        kept[index].append(delta)
+                    if index in collected:
+                        collected[index].append(delta)
                     if delta.finish is not None:
                         del running[index]
-                        if index in kept:
-                            self._cache.put(requests[index], kept[index])
-                yield [(index + at, one) for index, delta in batch for at, one in enumerate((delta, *delta.others))]
+                        if index in collected:
+                            self._cache.put(requests[index], collected[index])
+                yield [
+                    (index + offset, answer)
+                    for index, delta in batch
+                    for offset, answer in enumerate((delta, *delta.others))
+                ]
         except ConsortError as error:
             failure = error
             raise
@@ -206,33 +209,33 @@ class Service:
                     self.tracer.ended(request, None)
 
     def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
-        """Whether all answers are there already; nothing where none would be kept."""
-        if not any(self._cache.may_hold(request) for request in requests):
+        """`X-Consort-Cache`: hit if all answers are cached; no header if none could be."""
+        if not any(self._cache.can_hold(request) for request in requests):
             return {}
         hit = all(self._cache.get(request) is not None for request in requests)
         return {"X-Consort-Cache": "hit" if hit else "miss"}
 
     def _check_loaded(self, model: str) -> None:
-        """Raises UnavailableError until the model was up once; if it goes away later, requests wait for it."""
-        if model not in self._seen:
-            self._seen |= self._coordinator.models()
-        if model not in self._seen:
+        """Raise UnavailableError until the model was up once. Later, requests wait for it."""
+        if model not in self._loaded:
+            self._loaded |= self._coordinator.models()
+        if model not in self._loaded:
             raise UnavailableError(f"the model {model!r} is loading")
 
-    def _began(self, request: Request) -> None:
+    def _on_begin(self, request: Request) -> None:
         self.metrics.began(request)
         if self.tracer is not None:
             self.tracer.admitted(request)
 
     def _sink(self, index: int, request: Request, deltas: asyncio.Queue[tuple[int, Delta]]) -> Callable[[Delta], None]:
-        """What brings a request's deltas from any thread into the event loop."""
+        """Callback that passes a request's deltas from any thread to the event loop."""
         loop = asyncio.get_running_loop()
 
         def arrive(delta: Delta) -> None:
             deltas.put_nowait((index, delta))
-            self.admission.progress(request.request_id, delta.statistics.committed)
+            self.admission.record_progress(request.request_id, delta.statistics.committed)
             if delta.finish is not None or delta.error is not None:
-                self.admission.finished(request.request_id)
+                self.admission.finish(request.request_id)
                 if self.tracer is not None:
                     self.tracer.ended(request, delta)
             self.metrics.delta(request, delta)

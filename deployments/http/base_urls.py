@@ -11,10 +11,10 @@ _API = "/v1/"
 
 
 class BaseUrls:
-    """Requests below an endpoint's own base URL go where those below /v1 go, and `request.state.endpoint` tells."""
+    """Routes /NAME/v1/… as /v1/… and puts the endpoint's name, or None, into `request.state.endpoint`."""
 
     def __init__(self, app: ASGIApp, *, names: Mapping[str, str]) -> None:
-        """names: by what stands in URLs, the endpoint's."""
+        """names: endpoint by the name that URLs have."""
         self._app, self._names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -28,25 +28,25 @@ class BaseUrls:
 
 
 def _split(path: str) -> tuple[str, str]:
-    """What stands before the first /v1/ that has something before it, and the rest; anybody may send any path."""
+    """Split a path into the name before /v1/ and the rest. Name "": the path begins with /v1/ or has none."""
     start = path.find(_API, 2)
     return (path[1:start], path[start:]) if start > 0 else ("", path)
 
 
-def base_names(kinds: Mapping[str, str]) -> dict[str, str]:
-    """What may stand before /v1: each endpoint's name, and each kind, which is the first endpoint of it.
+def base_url_names(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Endpoint by the names that may precede /v1: its own, and its kind's for the first endpoint of a kind.
 
-    kinds: by endpoint. An endpoint that is called like a kind has the URL.
+    kinds: kind by endpoint. An endpoint's own name goes before a kind of that name.
     """
     firsts = {kind: name for name, kind in reversed(list(kinds.items()))}
     return firsts | {name: name for name in kinds}
 
 
-def named_model(model: str, request: Request) -> str:
-    """The endpoint that a request is for: what its body says, or its base URL.
+def resolve_model(model: str, request: Request) -> str:
+    """Endpoint that a request is for, named by `model` or by its base URL.
 
     Raises:
-        InvalidRequestError: neither says it, or they differ.
+        InvalidRequestError: neither names it, or they differ.
     """
     own: str | None = getattr(request.state, "endpoint", None)
     if not model and own is None:

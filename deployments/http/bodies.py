@@ -1,4 +1,4 @@
-"""How routes get their bodies: read and checked off the event loop where that takes long. Knows no fields."""
+"""Reads and checks request bodies, large ones off the event loop. Knows no fields."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -16,14 +16,14 @@ from starlette.responses import Response
 from decoding.errors import InvalidRequestError
 from deployments.requests.json_body import most_values, read_json
 
-SMALL_BYTES = 2**15  # what is read at once, without a thread
+SMALL_BYTES = 2**15  # larger bodies are read in a thread
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _NO_JSON = "The body: should be JSON; send the header Content-Type: application/json"
 
 
 class SmallBodyRoute(APIRoute):
-    """FastAPI's own, which reads in the event loop, and so takes small bodies only."""
+    """FastAPI's route, for small bodies only, because it parses them in the event loop."""
 
     def get_route_handler(self) -> _Handler:
         handle = super().get_route_handler()
@@ -41,12 +41,12 @@ class SmallBodyRoute(APIRoute):
 
 
 def large_body_route(max_body_bytes: int) -> type[APIRoute]:
-    """The class of routes whose endpoints take `body`, a pydantic model, and `request`, and return a response."""
+    """Route class for functions that take `body`, a pydantic model, and `request`, and return a response."""
     reading = ThreadPoolExecutor(1, thread_name_prefix="reading")
     max_values = most_values(max_body_bytes)
 
     class LargeBodyRoute(APIRoute):
-        """Reads bodies itself. `request.state.large` tells whether there was much to read."""
+        """Parses bodies itself, large ones in a thread. `request.state.large` is whether the body was large."""
 
         def get_route_handler(self) -> _Handler:
             assert self.body_field is not None

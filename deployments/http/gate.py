@@ -1,4 +1,4 @@
-"""What every HTTP request passes first: its id, its API key, the size of its body, and a line in the log at its end."""
+"""First middleware of every request: request id, API key, size of the body, access log. Knows no fields."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.configuration.key_ring import ApiKey, KeyRing
 from deployments.http.page import is_page
-from deployments.validation.errors import error_response
+from deployments.validation.errors import refusal_response
 
 _OPEN_PATHS = {"/health"}  # answered without a key
 _REQUEST_ID = "X-Request-Id"
@@ -23,7 +23,7 @@ _logger = logging.getLogger("consort.access")
 
 
 def log_requests() -> None:
-    """Begin to log requests to standard error, one line of JSON for each."""
+    """Log requests to standard error from now on, one JSON line each."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     _logger.addHandler(handler)
@@ -32,7 +32,7 @@ def log_requests() -> None:
 
 
 def admins_only(request: Request) -> None:
-    """For routes that change the server: a dependency that raises HTTPException if the key may not."""
+    """FastAPI dependency that raises HTTPException if the API key is not an admin's."""
     key: ApiKey = request.state.key
     if not key.admin:
         reason = f"the API key {key.name!r} may not; use an admin's, or set http.api_keys.{key.name}.admin: true"
@@ -40,11 +40,11 @@ def admins_only(request: Request) -> None:
 
 
 class Gate:
-    """ASGI middleware. What passes has in its `state` a `key`, a `request_id`, and `arrived_s`, monotonic time."""
+    """ASGI middleware that sets `key`, `request_id` and `arrived_s` (monotonic time) in the request's state."""
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing, max_body_bytes: int, tell_id: bool = True) -> None:
-        """tell_id: whether answers get the request's id here; Serve's proxy adds it to all answers by itself."""
-        self._app, self._keys, self._max_body_bytes, self._tell_id = app, keys, max_body_bytes, tell_id
+    def __init__(self, app: ASGIApp, *, keys: KeyRing, max_body_bytes: int, add_request_id: bool = True) -> None:
+        """add_request_id: whether to add the request's id to responses; Serve's proxy does so by itself."""
+        self._app, self._keys, self._max_body_bytes, self._tell_id = app, keys, max_body_bytes, add_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,11 +57,11 @@ class Gate:
         key = self._keys.find(headers.get("Authorization"))
         if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
             reason = "A valid API key is needed: Authorization: Bearer KEY."
-            response = error_response(401, reason, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+            response = refusal_response(401, reason, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)
             return
         if _announced_bytes(headers) > self._max_body_bytes:
-            await error_response(413, self._too_large, "body_too_large")(scope, receive, send)
+            await refusal_response(413, self._too_large, "body_too_large")(scope, receive, send)
             return
         scope.setdefault("state", {}).update(key=key, request_id=request_id, arrived_s=arrived_s)
         await self._app(scope, self._bounded(receive), send)
@@ -71,7 +71,7 @@ class Gate:
         return f"The body is larger than {self._max_body_bytes} bytes."
 
     def _bounded(self, receive: Receive) -> Receive:
-        """The same, but a body that grows too large, whatever was announced, ends with an error."""
+        """Wrap receive to raise HTTPException when the body exceeds its bound, whatever its Content-Length."""
         received = 0
 
         async def bounded() -> Message:
@@ -86,7 +86,7 @@ class Gate:
 
 
 def _with_id(send: Send, request_id: str) -> Send:
-    """Sends the request's id back."""
+    """Wrap send to add the request's id to the response headers."""
 
     async def send_on(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -97,7 +97,7 @@ def _with_id(send: Send, request_id: str) -> Send:
 
 
 def _with_log(send: Send, scope: Scope, request_id: str, arrived_s: float) -> Send:
-    """Logs one line of JSON at the end. Neither bodies nor headers are logged."""
+    """Wrap send to log one JSON line after the response. Bodies and headers are not logged."""
     status = 0
 
     async def send_on(message: Message) -> None:
@@ -127,7 +127,7 @@ def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's, if it is fit to be repeated, or a new one."""
+    """The client's request id if it is safe to repeat, or a new one."""
     given = headers.get(_REQUEST_ID, "")
     return given if _GOOD_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 

@@ -1,6 +1,6 @@
-"""What holds at the moment of a scrape, in Prometheus' format: requests at hand, replicas and their load, this process.
+"""Prometheus metrics of the current state: requests, replicas and their load, this process.
 
-Nothing is kept between scrapes, so a replica that has gone leaves no series behind.
+Nothing is kept between scrapes, so a replica that is gone leaves no series behind.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _REPLICA_LABELS = ("model", "role", "replica")
 
 
 class LiveMetrics(Collector):
-    """Of one service; a registry of its own, so that several fit into one process."""
+    """Collector for one service, with its own registry, so that a process may have several."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -27,27 +27,26 @@ class LiveMetrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """The exposition. To be called in the service's event loop."""
+        """Metrics in Prometheus' text format. Call it in the service's event loop."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what there is depends on the replicas."""
+        """Empty, because the series depend on the replicas."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All of them, as prometheus_client asks for them."""
         replicas = replica_loads(self._service)
-        yield from self._of_endpoints(replicas)
-        yield _of_replicas("rows", "Requests that hold a slot.", {one: one.running for one in replicas})
-        yield _of_replicas("waiting", "Requests that wait for a slot.", {one: one.waiting for one in replicas})
-        yield _of_replicas("slots", "Requests that can run at once.", {one: one.slots for one in replicas})
-        targets = {one: one.drafting for one in replicas if one.drafting is not None}
-        yield _of_replicas("drafting", "Whether a target wants drafts.", targets)
+        yield from self._endpoint_metrics(replicas)
+        yield _replica_metric("rows", "Requests that hold a slot.", {load: load.running for load in replicas})
+        yield _replica_metric("waiting", "Requests that wait for a slot.", {load: load.waiting for load in replicas})
+        yield _replica_metric("slots", "Requests that can run at once.", {load: load.slots for load in replicas})
+        targets = {load: load.drafting for load in replicas if load.drafting is not None}
+        yield _replica_metric("drafting", "Whether a target wants drafts.", targets)
         text = "Batches of replicas' messages that made no sense."
         yield CounterMetricFamily("consort:malformed_batches", text, value=self._service.malformed)
         yield GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks())
 
-    def _of_endpoints(self, replicas: list[ReplicaLoad]) -> Iterator[GaugeMetricFamily]:
+    def _endpoint_metrics(self, replicas: list[ReplicaLoad]) -> Iterator[GaugeMetricFamily]:
         waiting, running = self._service.admission.counts()
         families = {
             name: GaugeMetricFamily(f"vllm:{name}", text, labels=ENDPOINT_LABELS)
@@ -61,17 +60,17 @@ class LiveMetrics(Collector):
             labels = (name, ENGINE)
             families["num_requests_running"].add_metric(labels, running[name])
             families["num_requests_waiting"].add_metric(labels, waiting[name])
-            own = [one for one in replicas if one.model == served.endpoint.target]
-            slots = sum(one.slots for one in own)
-            use = sum(one.running for one in own) / slots if slots else 0.0
-            families["kv_cache_usage_perc"].add_metric(labels, use)
+            targets = [replica for replica in replicas if replica.model == served.endpoint.target]
+            slots = sum(replica.slots for replica in targets)
+            usage = sum(replica.running for replica in targets) / slots if slots else 0.0
+            families["kv_cache_usage_perc"].add_metric(labels, usage)
         yield from families.values()
 
 
-def _of_replicas(name: str, text: str, values: Mapping[ReplicaLoad, float]) -> GaugeMetricFamily:
+def _replica_metric(name: str, text: str, values: Mapping[ReplicaLoad, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(f"consort:replica_{name}", text, labels=_REPLICA_LABELS)
-    for one, value in values.items():
-        family.add_metric((one.model, one.role, one.name), float(value))
+    for replica, value in values.items():
+        family.add_metric((replica.model, replica.role, replica.name), float(value))
     return family
 
 

@@ -1,4 +1,4 @@
-"""The page at `/`, a playground for people: files that are read once. Knows nothing of models, and asks for no key."""
+"""Serves the playground at `/` from files that are read once, without an API key. Knows nothing of models."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing from elsewhere, nothing inline, no text turned into markup, no frame around it.
+# Nothing from other origins, no inline code, no text turned into markup, no frames.
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -34,7 +34,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",  # kept, but asked about each time: the answer is a short 304
+    "Cache-Control": "no-cache",  # revalidated each time; the usual response is a short 304
 }
 
 
@@ -43,7 +43,7 @@ class _File:
     body: bytes
     headers: dict[str, str]
 
-    def answer(self, request: Request) -> Response:
+    def response(self, request: Request) -> Response:
         known = {tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")}
         if self.headers["ETag"] in known:
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=self.headers)
@@ -55,21 +55,21 @@ _PATHS = {"/", *(_PREFIX + path.name for path in _FILES)}
 
 
 def is_page(path: str) -> bool:
-    """Whether the path is one of the page's files, which anybody may have."""
+    """Whether the path is one of the page's files, which need no key."""
     return path in _PATHS
 
 
 def add_page(api: FastAPI) -> None:
-    """Add GET / and the files that it needs."""
+    """Add GET / and the files of the page."""
     files = {path.name: _read(path) for path in _FILES}
 
     async def index(request: Request) -> Response:
-        return files["index.html"].answer(request)
+        return files["index.html"].response(request)
 
     async def file(request: Request, name: str) -> Response:
         if name not in files:
             raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such file")
-        return files[name].answer(request)
+        return files[name].response(request)
 
     for path, route in (("/", index), (_PREFIX + "{name}", file)):
         api.add_api_route(path, route, methods=["GET", "HEAD"], include_in_schema=False)

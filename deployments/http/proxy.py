@@ -1,7 +1,6 @@
-"""What Serve's proxy runs around the application, in its own process: the last word when a coordinator has died.
+"""Middleware of Serve's proxy process, which reports to clients that their coordinator has died.
 
-Serve imports it where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names `deployments.http.proxy:middlewares`. It must
-not import what takes long, and knows of requests only their paths.
+Serve imports `middlewares` by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. Must not import slow modules.
 """
 
 from starlette.datastructures import Headers
@@ -10,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
-from deployments.validation.errors import body_of, error_answer
+from deployments.validation.errors import body_of, error_response
 
 CALLBACK = "deployments.http.proxy:middlewares"
 
@@ -19,12 +18,12 @@ _REQUEST_ID = "X-Request-Id"
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve asks for."""
-    return [Middleware(LastWord)]
+    """Middlewares for Serve's proxy, called by Serve."""
+    return [Middleware(CoordinatorLossMiddleware)]
 
 
-class LastWord:
-    """ASGI middleware. An answer that breaks off ends with an error; one that never began is a 503."""
+class CoordinatorLossMiddleware:
+    """ASGI middleware that ends a broken stream with an error event, and answers 503 if no response began."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -33,29 +32,29 @@ class LastWord:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = ended = streams = False
+        has_begun = has_ended = is_stream = False
 
         async def send_on(message: Message) -> None:
-            nonlocal began, ended, streams
+            nonlocal has_begun, has_ended, is_stream
             if message["type"] == "http.response.start":
-                began = True
-                streams = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
-            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+                has_begun = True
+                is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         await self._app(scope, receive, send_on)
-        if not began:
-            answer = error_answer(_LOST)
-            answer.headers[_REQUEST_ID] = Headers(scope=scope).get(_REQUEST_ID, "")  # Serve has put it there
-            await answer(scope, receive, send)
-        elif streams and not ended:
+        if not has_begun:
+            response = error_response(_LOST)
+            response.headers[_REQUEST_ID] = Headers(scope=scope).get(_REQUEST_ID, "")  # Serve has set it
+            await response(scope, receive, send)
+        elif is_stream and not has_ended:
             await send({"type": "http.response.body", "body": _last_event(scope["path"]).encode()})
 
 
 def _last_event(path: str) -> str:
-    """As streams of that path tell of errors."""
+    """Error event in the format of the path's streams."""
     body = body_of(_LOST)
     if not path.endswith("/v1/responses"):
         return event(body.model_dump_json(), name="error")
-    told = body.error.model_dump(include={"code", "message", "param"})
-    return typed_event({"type": "error", "sequence_number": 0, **told})
+    fields = body.error.model_dump(include={"code", "message", "param"})
+    return typed_event({"type": "error", "sequence_number": 0, **fields})

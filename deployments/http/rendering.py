@@ -1,4 +1,4 @@
-"""Writes answers without holding up the event loop: what is large in a thread, the rest in slices."""
+"""Writes answers without blocking the event loop: large ones in a thread, others in slices. Knows no formats."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -10,46 +10,42 @@ import msgspec
 
 from actors.coordinator.request import Delta
 from deployments.answers.writer import Writer
-from deployments.endpoints.answering import EventBatch
+from deployments.endpoints.answer_events import EventBatch
 from deployments.strategies.progress import Outcome, Progress
 
-_SLICE = 32  # events of a usual stream that are written at once
-_SMALL_ANSWER = 2000  # tokens that are joined at once
+_SLICE = 32  # events that are written without a pause
+_SMALL_ANSWER = 2000  # tokens; larger whole answers are written in a thread
 
 _Result = TypeVar("_Result")
 
 
 class Renderer:
-    """Of one answer: calls its writer, one call after the other."""
+    """Calls the writer of one answer, one call at a time."""
 
     def __init__(self, writer: Writer, thread: ThreadPoolExecutor | None) -> None:
-        """thread: for an answer of which each part may take long; None: a part is written at once."""
+        """thread: for an answer whose parts may take long to write; None: parts are written in the event loop."""
         self._writer, self._thread = writer, thread
         self._tokens = 0
 
     async def begin(self) -> str:
-        """The events before the first."""
         return await self._call(self._writer.begin)
 
     async def add(self, batch: EventBatch) -> str:
-        """Take in events; returns those of the stream."""
+        """Add a batch of events; return the stream's text for it."""
         texts, events = [], iter(batch)
         while part := list(islice(events, _SLICE)):
             texts.append(await self._call(lambda part=part: "".join(self._write(part))))  # type: ignore[misc]
             if len(part) == _SLICE:
-                await asyncio.sleep(0)  # others may have waited
+                await asyncio.sleep(0)  # let other tasks run
         return "".join(texts)
 
     async def end(self) -> str:
-        """The events after the last."""
         return await self._call(self._writer.end)
 
     async def fail(self, error: Exception) -> str:
-        """The last event of a stream that can't go on."""
         return await self._call(lambda: self._writer.fail(error))
 
     async def whole(self) -> bytes:
-        """The whole answer as JSON."""
 
         def write() -> bytes:
             return msgspec.json.encode(self._writer.whole())
@@ -68,9 +64,9 @@ class Renderer:
             match event:
                 case Outcome():
                     self._tokens += len(event.delta.tokens)
-                    yield self._writer.tell(index, event) + self._writer.add(index, event.delta)
+                    yield self._writer.add_progress(index, event) + self._writer.add(index, event.delta)
                 case Progress():
-                    yield self._writer.tell(index, event)
+                    yield self._writer.add_progress(index, event)
                 case Delta():
                     self._tokens += len(event.tokens)
                     yield self._writer.add(index, event)

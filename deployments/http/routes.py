@@ -1,4 +1,4 @@
-"""The HTTP application, over a `Service`, with its routes that make text or tokens. Knows nothing of Ray."""
+"""The HTTP application over a `Service`, with the routes that make text or tokens. Knows nothing of Ray."""
 
 import asyncio
 import logging
@@ -14,29 +14,29 @@ from pydantic import BaseModel
 
 from actors.coordinator import request as actors_request
 from decoding.errors import ConsortError
-from deployments.answers.responses import Answer
+from deployments.answers.completion_writers import ChatWriter, CompletionWriter
 from deployments.answers.responses_writer import ResponsesWriter
+from deployments.answers.schema import Answer
 from deployments.answers.writer import Writer
-from deployments.answers.writers import ChatWriter, CompletionWriter
 from deployments.configuration.key_ring import KeyRing
-from deployments.endpoints.answering import EventBatch, answers
-from deployments.endpoints.logprob_budget import tokens_told
+from deployments.endpoints.answer_events import EventBatch, answer_events
+from deployments.endpoints.logprob_budget import count_reported_tokens
 from deployments.endpoints.service import Service
-from deployments.http.base_urls import BaseUrls, base_names, named_model
+from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
+from deployments.http.early_refusal import EarlyRefusal
 from deployments.http.gate import Gate
 from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
 from deployments.http.status_routes import add_status_routes
-from deployments.http.turnstile import Turnstile
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
-from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.tokenizers.token_decoder import TokenDecoder
 from deployments.validation.errors import ErrorBody, install_error_handlers
 
-_MANY_TOKENS_TOLD = 2000  # beyond, an answer is written in a thread
+_MOST_REPORTED_TOKENS = 2000  # answers that report more are written in a thread
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 503)
@@ -46,7 +46,7 @@ _EVENT = {
     "properties": {name: {"type": "string"} for name in ("event", "data")},
     "required": ["data"],
 }
-_STREAM = {"text/event-stream": {"schema": _EVENT}}  # of each event
+_STREAM = {"text/event-stream": {"schema": _EVENT}}  # the schema is that of one event
 _ANSWERS = {**_ERRORS, 200: {"model": Answer, "content": _STREAM}}
 _RESPONSES = {**_ERRORS, 200: {"content": {"application/json": {"schema": {"type": "object"}}, **_STREAM}}}
 _logger = logging.getLogger(__name__)
@@ -57,33 +57,33 @@ _Body = TypeVar("_Body", bound=GenerationRequest, contravariant=True)
 
 class _MakeWriter(Protocol[_Body]):
     def __call__(
-        self, body: _Body, requests: list[actors_request.Request], vocabulary: Vocabulary, *, seed: int
+        self, body: _Body, requests: list[actors_request.Request], decoder: TokenDecoder, *, seed: int
     ) -> Writer: ...
 
 
 def make_api(
-    service: Service, *, keys: KeyRing | None = None, max_body_bytes: int = MAX_BODY_BYTES, tell_id: bool = True
+    service: Service, *, keys: KeyRing | None = None, max_body_bytes: int = MAX_BODY_BYTES, add_request_id: bool = True
 ) -> FastAPI:
-    """The application.
+    """Build the application.
 
     Args:
-        keys: None: anybody may ask.
-        tell_id: answers have their `X-Request-Id`; false where somebody further out sees to that.
+        keys: None: no key is needed.
+        add_request_id: whether to set `X-Request-Id` in responses; false if a proxy does it.
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
     api.router.route_class = SmallBodyRoute
     large = APIRouter(route_class=large_body_route(max_body_bytes))
     rendering = ThreadPoolExecutor(1, thread_name_prefix="rendering")
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
-    # What is added last comes first.
+    # Middleware that is added last runs first.
     bounds = service.admission.check_bounds
-    api.add_middleware(Turnstile, check=service.check_room, check_bounds=bounds, max_body_bytes=max_body_bytes)
+    api.add_middleware(EarlyRefusal, check=service.check_room, check_bounds=bounds, max_body_bytes=max_body_bytes)
     if service.tracer is not None:
-        from deployments.http.traced import Traced
+        from deployments.http.tracing_middleware import TracingMiddleware
 
-        api.add_middleware(Traced, tracer=service.tracer)
-    api.add_middleware(BaseUrls, names=base_names(kinds))
-    api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, tell_id=tell_id)
+        api.add_middleware(TracingMiddleware, tracer=service.tracer)
+    api.add_middleware(BaseUrls, names=base_url_names(kinds))
+    api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
     install_error_handlers(api)
     add_status_routes(api, service)
     add_page(api)
@@ -124,19 +124,20 @@ def _json(answer: BaseModel) -> Response:
 async def _answer(
     service: Service, request: Request, body: _Body, make_writer: _MakeWriter[_Body], rendering: ThreadPoolExecutor
 ) -> Response:
-    """The whole answer, or a stream once its first delta is there: until then errors still have their status."""
-    body.model = named_model(body.model, request)
+    """Respond with a whole answer or a stream. Errors before a stream's first delta keep their HTTP status."""
+    body.model = resolve_model(body.model, request)
     served, seed = service.endpoint(body.model), body.seed_or_new()
     requests = await service.prepare(body, seed=seed)
-    make = partial(make_writer, body, requests, served.vocabulary, seed=seed)
-    if request.state.large or tokens_told(body, requests) > _MANY_TOKENS_TOLD:
+    make = partial(make_writer, body, requests, served.token_decoder, seed=seed)
+    if request.state.large or count_reported_tokens(body, requests) > _MOST_REPORTED_TOKENS:
         writer = await asyncio.get_running_loop().run_in_executor(rendering, make)
         renderer = Renderer(writer, rendering)
     else:
         renderer = Renderer(make(), None)
     headers = service.cache_headers(requests)
     state = request.state
-    batches = answers(service, served, requests, key=state.key, priority=body.priority or 0, arrived_s=state.arrived_s)
+    priority = body.priority or 0
+    batches = answer_events(service, served, requests, key=state.key, priority=priority, arrived_s=state.arrived_s)
     if not body.stream:
         async with aclosing(batches):
             async for batch in batches:
@@ -151,7 +152,7 @@ async def _answer(
 async def _events(
     first: EventBatch, rest: AsyncGenerator[EventBatch, None], renderer: Renderer
 ) -> AsyncGenerator[str, None]:
-    """Server-sent events. An error in mid-stream is one more event, after which the stream ends."""
+    """Server-sent events of an answer. An error in mid-stream becomes the last event."""
     async with aclosing(rest):
         try:
             yield await renderer.begin() + await renderer.add(first)

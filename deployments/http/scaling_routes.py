@@ -1,4 +1,4 @@
-"""The route that scales a model by hand. Knows Serve only as a function to call."""
+"""The route that sets a model's replicas by hand. Knows Serve only as a function to call."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from actors.replica.replica import Role
 
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 503)}
-SetReplicas = Callable[[str, int], Awaitable[None]]  # of a model
+SetReplicas = Callable[[str, int], Awaitable[None]]  # model, replicas
 
 
 class ScaleRequest(StrictModel):
-    """How many replicas a model is to have."""
+    """Body of POST /scale."""
 
     model: str = Field(description="A model of the configuration, not an endpoint.")
     replicas: Annotated[int, Field(ge=0, le=10_000)] = Field(description="How many; drafters can do with 0.")
 
 
 class Scaled(BaseModel):
-    """What was asked for, and is being done."""
+    """Response of POST /scale: what will be done."""
 
     model: str
     replicas: int
 
 
 def add_scaling_route(api: FastAPI, roles: Mapping[str, "Role"], set_replicas: SetReplicas) -> None:
-    """POST /scale. roles: of all models."""
+    """Add POST /scale. roles: role by model."""
 
     @api.post("/scale", responses=_ERRORS, dependencies=[Depends(admins_only)])
     async def scale(body: ScaleRequest) -> Scaled:
-        """Let a model have so many replicas from now on. Replicas come and go without a lost request."""
+        """Set how many replicas a model has. No request is lost when replicas come or go."""
         if body.model not in roles:
             raise InvalidRequestError(
                 f"model: there is no model {body.model!r}; {nearest(body.model, roles)}", field="model"

@@ -1,4 +1,4 @@
-"""What the server is doing now, for operators: requests, endpoints with their totals, replicas with their load."""
+"""Current state of the server for operators: requests, totals of endpoints, load of replicas."""
 
 from dataclasses import asdict
 
@@ -12,15 +12,15 @@ from deployments.endpoints.service import Service
 
 
 class RequestCounts(BaseModel):
-    """Of the whole server."""
+    """Requests of the whole server."""
 
     running: int
     waiting: int
-    max: int  # of both together; more are refused
+    max: int  # bound of both together
 
 
 class Totals(BaseModel):
-    """Of an endpoint since the server's start, of requests that run too."""
+    """Totals of an endpoint since the server's start, running requests included."""
 
     requests: int
     tokens: int  # of answers
@@ -28,22 +28,22 @@ class Totals(BaseModel):
     drafted: int
     accepted: int
     missed: int  # steps that rejected a draft
-    hits: int  # of these, those after which another draft was there already
+    hits: int  # of these, steps after which an alternative draft was ready
 
 
 class EndpointStatus(BaseModel):
-    """A name that clients ask for."""
+    """Status of one endpoint."""
 
     name: str
     target: str
     drafter: str | None
     ready: bool
-    through_text: dict[str, str]  # how the tokens of models that have others fit the target's, by model
+    through_text: dict[str, str]  # how other tokens fit the target's, by model
     totals: Totals
 
 
 class ReplicaLoad(BaseModel, frozen=True):
-    """A copy of a model, as it told last: up to a second ago."""
+    """Load of one replica by its latest report, up to a second old."""
 
     name: str
     model: str
@@ -51,11 +51,11 @@ class ReplicaLoad(BaseModel, frozen=True):
     running: int  # requests that hold a slot
     waiting: int  # requests that wait for one
     slots: int
-    drafting: bool | None  # of a target: whether it wants drafts now
+    drafting: bool | None  # whether a target wants drafts now; null for drafters
 
 
 class ServerStatus(BaseModel):
-    """GET /v1/status."""
+    """Response of GET /v1/status."""
 
     status: str
     version: str
@@ -66,7 +66,7 @@ class ServerStatus(BaseModel):
 
 
 def server_status(service: Service, *, version: str, uptime_s: float) -> ServerStatus:
-    """The server as it is at this moment."""
+    """Build the current status."""
     waiting, running = service.admission.counts()
     up = service.ready_models()
     endpoints = [_endpoint(service, name, served, up) for name, served in service.endpoints.items()]
@@ -81,14 +81,14 @@ def server_status(service: Service, *, version: str, uptime_s: float) -> ServerS
 
 
 def replica_loads(service: Service) -> list[ReplicaLoad]:
-    """Of the live replicas."""
+    """Load of every live replica."""
     roles = roles_in([served.config for served in service.endpoints.values()])
-    return [_replica(*told, role=roles[told[0].model]) for told in service.replicas()]
+    return [_replica(address, report, role=roles[address.model]) for address, report in service.replicas()]
 
 
 def _endpoint(service: Service, name: str, served: ServedEndpoint, up: set[str]) -> EndpointStatus:
-    endpoint, fared = served.endpoint, asdict(service.metrics.statistics(name))
-    totals = Totals(requests=service.metrics.requests(name), tokens=fared.pop("committed"), **fared)
+    endpoint, statistics = served.endpoint, asdict(service.metrics.statistics(name))
+    totals = Totals(requests=service.metrics.requests(name), tokens=statistics.pop("committed"), **statistics)
     return EndpointStatus(
         name=name,
         target=endpoint.target,
@@ -100,13 +100,13 @@ def _endpoint(service: Service, name: str, served: ServedEndpoint, up: set[str])
 
 
 def _replica(address: ReplicaAddress, report: Report | None, *, role: str) -> ReplicaLoad:
-    told = report or Report(active=0, waiting=0, slots=0, request_ids=[])
+    latest = report or Report(active=0, waiting=0, slots=0, request_ids=[])
     return ReplicaLoad(
         name=address.name,
         model=address.model,
         role=role,
-        running=told.active,
-        waiting=told.waiting,
-        slots=told.slots,
-        drafting=None if report is None or role == "drafter" else told.drafting,
+        running=latest.active,
+        waiting=latest.waiting,
+        slots=latest.slots,
+        drafting=None if report is None or role == "drafter" else latest.drafting,
     )

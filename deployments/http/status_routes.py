@@ -1,4 +1,4 @@
-"""Routes that tell about the server: its endpoints, whether they are up, its version. None makes text."""
+"""Routes about the server: endpoints, health, version, metrics. Makes no text."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ from deployments.validation.errors import ErrorBody
 
 
 class ModelCard(BaseModel):
-    """An endpoint, as GET /v1/models shows it."""
+    """An endpoint in GET /v1/models."""
 
     id: str
     object: str = "model"
@@ -26,7 +26,7 @@ class ModelCard(BaseModel):
     owned_by: str = "consort"
     kind: str
     target: str
-    members: list[str]  # the one that leads first; without members, the target
+    members: list[str]  # leader first; without members, the target
     strategy: str | None
     drafter: str | None
     ngram: bool
@@ -34,32 +34,32 @@ class ModelCard(BaseModel):
     verification: str
     context_length: int
     max_model_len: int  # vLLM's name for the same
-    through_text: dict[str, str]  # how the tokens of models that have others fit the target's, by model
+    through_text: dict[str, str]  # how other tokens fit the target's, by model
     ready: bool
 
 
 class ModelList(BaseModel):
-    """All endpoints."""
+    """Response of GET /v1/models."""
 
     object: str = "list"
     data: list[ModelCard]
 
 
 class Health(BaseModel):
-    """Which configured models are up."""
+    """Whether each configured model is up."""
 
     status: str
     models: dict[str, bool]
 
 
 class Version(BaseModel):
-    """Of Consort."""
+    """Response of GET /version."""
 
     version: str
 
 
 def add_status_routes(api: FastAPI, service: Service) -> None:
-    """/health, /ready, /version, /metrics, /v1/status, /v1/models."""
+    """Add /health, /ready, /version, /metrics, /v1/status and /v1/models."""
     created, began_s, live = int(time.time()), time.monotonic(), LiveMetrics(service)
 
     @api.get("/health", responses={503: {"model": Health}})
@@ -69,27 +69,27 @@ def add_status_routes(api: FastAPI, service: Service) -> None:
 
     @api.get("/ready", responses={503: {"model": Health}})
     async def ready() -> JSONResponse:
-        """200 while the targets of all endpoints are up, 503 else."""
+        """200 while the targets of all endpoints are up, else 503."""
         return _health(service, all)
 
     @api.get("/version")
     async def show_version() -> Version:
-        """Which Consort this is."""
+        """Consort's version."""
         return Version(version=_version())
 
     @api.get("/v1/status")
     async def status() -> ServerStatus:
-        """Requests, endpoints with their totals, replicas with their load."""
+        """Requests, totals of endpoints, load of replicas."""
         return server_status(service, version=_version(), uptime_s=time.monotonic() - began_s)
 
     @api.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """In Prometheus' format, by vLLM's names."""
+        """Metrics in Prometheus' format, under vLLM's names."""
         return Response(service.metrics.text() + live.text(), media_type=CONTENT_TYPE_LATEST)
 
     @api.get("/v1/models")
     async def models(request: Request) -> ModelList:
-        """What `model` may be in a request; below an endpoint's own base URL, that one."""
+        """Endpoints that `model` may name; below an endpoint's own base URL, only that endpoint."""
         up, own = service.ready_models(), getattr(request.state, "endpoint", None)
         listed = [served for name, served in service.endpoints.items() if own in (None, name)]
         return ModelList(data=[_card(served, created, up) for served in listed])
@@ -134,5 +134,5 @@ def _health(service: Service, enough: Callable[[Iterable[bool]], bool]) -> JSONR
 def _version() -> str:
     try:
         return version("consort")
-    except PackageNotFoundError:  # a node that has the checkout alone
+    except PackageNotFoundError:  # not installed as a package
         return "unknown"

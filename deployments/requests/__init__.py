@@ -1,1 +1,1 @@
-"""What clients may send: fields, and how each is checked. Knows nothing of models."""
+"""Request bodies: their fields and how each is checked. Knows nothing of models."""

@@ -1,4 +1,4 @@
-"""The fields of beam search, and what they have to do with the others. Knows nothing of tokenizers."""
+"""Fields of beam search. Knows nothing of tokenizers."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -21,10 +21,10 @@ Alternatives = Annotated[Items[Words], Field(min_length=1, max_length=_MAX_ALTER
 
 
 class BeamFields(StrictModel):
-    """Named as in vLLM's API and transformers' `generate`."""
+    """Fields of beam search, named as in vLLM's API and transformers' `generate`."""
 
     use_beam_search: bool | None = Field(
-        None, description="true: search for the `n` most probable answers; without `temperature`, by no chance."
+        None, description="true: search for the `n` most probable answers; deterministic without `temperature`."
     )
     num_beams: Annotated[int, Field(ge=1, le=MAX_BEAMS)] | None = Field(
         None, description="Beams of the search; by default `best_of` or `n`, or 4. More than one make a search."
@@ -38,20 +38,19 @@ class BeamFields(StrictModel):
     num_beam_groups: Annotated[int, Field(ge=1, le=MAX_BEAMS)] | None = Field(
         None, description="Groups of beams that avoid each other's tokens (arXiv 1610.02424); 1 by default."
     )
-    diversity_penalty: float | None = Field(None, description="How much they avoid them; needs `num_beam_groups`.")
+    diversity_penalty: float | None = Field(None, description="How strongly they avoid them; needs `num_beam_groups`.")
     force_words: Annotated[list[Alternatives], Field(max_length=64)] | None = Field(
-        None, description="Texts that every answer of a search has; of a list in a text's place, one of its texts."
+        None, description="Texts that every answer of a search must have; for a list of texts, one of them."
     )
 
     @property
     def searches(self) -> bool:
-        """Whether it is to be a beam search."""
         return self.use_beam_search is True or (self.num_beams or 1) > 1
 
     def beams(
         self, *, choices: int, best_of: int | None, force_words_ids: tuple[tuple[tuple[int, ...], ...], ...]
     ) -> BeamOptions:
-        """The options as the decoder takes them; raises InvalidRequestError where one is out of range."""
+        """Build the decoder's options; raises InvalidRequestError if one is out of range."""
         given = {
             "length_penalty": self.length_penalty,
             "early_stopping": self.early_stopping,
@@ -59,16 +58,16 @@ class BeamFields(StrictModel):
             "diversity_penalty": self.diversity_penalty,
         }
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        several = max(choices, best_of or 1)
+        answers = max(choices, best_of or 1)
         return BeamOptions(
-            num_beams=self.num_beams or (several if several > 1 else _DEFAULT_BEAMS),
+            num_beams=self.num_beams or (answers if answers > 1 else _DEFAULT_BEAMS),
             num_return_sequences=choices,
             force_words_ids=force_words_ids,
             **options,
         )
 
     def beam_conditions(self) -> Iterator[tuple[bool, str, str]]:
-        """Whether it holds, and else which field is wrong and why."""
+        """Conditions on the fields: whether each holds, the field that is wrong if not, and the problem."""
         yield (self.use_beam_search is not False or not self.searches, "num_beams", "above 1 needs use_beam_search")
         if not self.searches:
             yield (self.length_penalty in (None, 1), "length_penalty", "needs use_beam_search: true")

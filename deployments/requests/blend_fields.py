@@ -1,4 +1,4 @@
-"""The settings of a blend, the same for endpoints and requests. Knows nothing of members."""
+"""Settings of a blend, for endpoints and requests. Knows nothing of members."""
 
 from pydantic import Field
 
@@ -9,7 +9,7 @@ _DEFAULTS = BlendParams()
 
 
 class BlendFields(StrictModel):
-    """Settings of a blend, for endpoints and requests. Null: in a request the endpoint's value, else the default."""
+    """Settings of a blend. null means the endpoint's value in a request, the default in an endpoint."""
 
     kind: BlendKind | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Fields that clients send by habit and that change nothing here. Any value that would is refused, with the reason."""
+"""Fields that clients send by habit and that have no effect. Values that would need one are refused with a reason."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ _MOST_METADATA = 64  # entries; OpenAI takes 16
 
 
 class CompatibilityFields(StrictModel):
-    """Of completions and chat."""
+    """Fields without effect in completions and chat."""
 
     user: str | None = Field(None, description="Accepted for compatibility, and not used.")
     metadata: Annotated[dict[str, str], at_most(_MOST_METADATA)] | None = Field(None, description="The same.")
@@ -29,7 +29,7 @@ class CompatibilityFields(StrictModel):
 
 
 class ChatCompatibilityFields(StrictModel):
-    """Of chat alone."""
+    """Fields without effect in chat alone."""
 
     functions: Annotated[list[Any], only([], why=_NEWER)] | None = Field(
         None, description="Only an empty list; `tools` has replaced it."

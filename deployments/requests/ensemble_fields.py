@@ -1,4 +1,4 @@
-"""What a request may change about how an endpoint's members answer together."""
+"""Fields by which a request changes how an endpoint's members answer together. Knows no models."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -14,10 +14,10 @@ _MAX_MEMBERS = 64
 
 
 class EnsembleFields(StrictModel):
-    """Fields of a request. A field that is null has the endpoint's value."""
+    """Ensemble fields of a request. null means the endpoint's value."""
 
     weights: Annotated[list[float], Field(min_length=1, max_length=_MAX_MEMBERS)] | None = Field(
-        None, description="How much each member of the ensemble counts, in the order of its members."
+        None, description="Weight of each member of the ensemble, in order."
     )
     blend: BlendFields | None = Field(
         None,
@@ -33,36 +33,37 @@ class EnsembleFields(StrictModel):
         None, description="When a member fails: `fail`, or go on with the others (`drop`)."
     )
     return_members: bool | None = Field(
-        None, description="false: leave out what each member contributed, with `return_token_details` to each token."
+        None,
+        description="false: leave out members' contributions, also to each token in `return_token_details`.",
     )
 
-    def ensemble_over(
+    def override_ensemble(
         self, options: EnsembleOptions, *, model: str, count: int, blends: bool
     ) -> EnsembleOptions | None:
-        """The endpoint's options with what the request says of them; None if it says nothing.
+        """Endpoint's options with the request's changes; None: no changes.
 
         Args:
-            model: the endpoint, as clients call it.
-            count: its members; 0: it has none.
-            blends: whether they are blended token by token.
+            model: the endpoint's name.
+            count: number of members; 0: none.
+            blends: whether members are blended token by token.
 
         Raises:
-            InvalidRequestError: a value is out of range, or has no place at this endpoint.
+            InvalidRequestError: a value is out of range, or doesn't apply to this endpoint.
         """
         given = [name for name in EnsembleFields.model_fields if getattr(self, name) is not None]
-        changing = [name for name in given if name != "return_members"]
-        if not changing:
+        changes = [name for name in given if name != "return_members"]
+        if not changes:
             return None
         if count < 1:
-            raise InvalidRequestError(f"{changing[0]}: the model {model!r} has no members.", field=changing[0])
+            raise InvalidRequestError(f"{changes[0]}: the model {model!r} has no members.", field=changes[0])
         if self.blend is not None and not blends:
             raise InvalidRequestError(f"blend: the model {model!r} chooses among whole answers.", field="blend")
         if self.min_members is not None and self.min_members > count:
             reason = f"min_members: should be at most {count}, which is how many the model {model!r} has."
             raise InvalidRequestError(reason, field="min_members")
-        return self._changed(options, count)
+        return self._apply(options, count)
 
-    def _changed(self, options: EnsembleOptions, count: int) -> EnsembleOptions:
+    def _apply(self, options: EnsembleOptions, count: int) -> EnsembleOptions:
         fields: dict[str, Any] = {} if self.blend is None else self.blend.model_dump(exclude_none=True)
         if self.weights is not None:
             fields["weights"] = tuple(self.weights)

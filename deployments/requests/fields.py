@@ -1,4 +1,4 @@
-"""Types of request fields: what JSON may hold, and how it is checked. Knows nothing of tokenizers."""
+"""Types of request fields and their checks. Knows nothing of tokenizers."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _PROMPT_FORMS = "should be a string, a list of strings, a list of token ids, or 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Only(AfterValidator):
-    """Describes in JSON schemas, too, what is accepted."""
+    """Validator that also shows the accepted values in JSON schemas."""
 
     accepted: Sequence[object]
 
@@ -35,11 +35,11 @@ class _Only(AfterValidator):
 
 
 def only(*accepted: object, why: str) -> AfterValidator:
-    """Takes the values that change nothing, which some clients always send, and refuses any other."""
+    """Validator that accepts only null and these values, which have no effect. why: the reason in the error."""
     expected = " or ".join(map(repr, accepted)) or "null"
 
     def check(value: Any) -> Any:
-        if value is not None and not any(type(value) is type(one) and value == one for one in accepted):
+        if value is not None and not any(type(value) is type(harmless) and value == harmless for harmless in accepted):
             raise PydanticCustomError("only", "should be {expected}; {why}", {"expected": expected, "why": why})
         return value
 
@@ -47,7 +47,7 @@ def only(*accepted: object, why: str) -> AfterValidator:
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Refuses an object of more entries before any of them is looked at."""
+    """Validator that refuses an object of more entries before it checks any of them."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > count:
@@ -64,7 +64,7 @@ def _as_list(value: object) -> object:
 
 
 def _read_prompts(value: Any) -> list[Prompt]:
-    """One prompt or several, texts or token ids, as a list of prompts."""
+    """Return one prompt or several, texts or token ids, as a list of prompts."""
     prompts = value if _is_list(value) and value and not _is_token(value[0]) else [value]
     for prompt in prompts:
         if isinstance(prompt, str):
@@ -77,7 +77,7 @@ def _read_prompts(value: Any) -> list[Prompt]:
 
 
 def _read_token_keys(value: object) -> object:
-    """The keys of a JSON object, which are strings, as token ids."""
+    """Return an object with its keys, which are strings in JSON, as token ids."""
     if not isinstance(value, dict):
         return value
     wrong = next((key for key in value if not _TOKEN_KEY.fullmatch(str(key))), None)
@@ -95,7 +95,7 @@ def _is_token(value: object) -> bool:
 
 
 _Item = TypeVar("_Item")
-Items = Annotated[list[_Item], Field(fail_fast=True)]  # one wrong item is enough to know of: there may be very many
+Items = Annotated[list[_Item], Field(fail_fast=True)]  # stop at the first wrong item: there may be very many
 
 Limit = Annotated[int, Field(le=_MAX_INT)]
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]

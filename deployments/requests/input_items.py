@@ -1,4 +1,4 @@
-"""What the input of /v1/responses is made of: messages, calls of functions and what came of them."""
+"""Input items of /v1/responses: messages, function calls and their outputs. Knows no chat templates."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -23,24 +23,24 @@ def _as_parts(value: object) -> object:
 
 
 def _without_nulls(value: object) -> object:
-    """Clients send outputs back with all fields that they know of."""
+    """Drop null fields, which clients send when they return an earlier output."""
     return {name: field for name, field in value.items() if field is not None} if isinstance(value, dict) else value
 
 
 class ItemPart(StrictModel):
-    """A piece of an item: of the input, or of an earlier output that is sent back."""
+    """A text part of an item."""
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
     annotations: Annotated[list[Any], only([], why="they are not supported")] | None = None
-    logprobs: list[Any] | None = None  # of an earlier output, of no use here
+    logprobs: list[Any] | None = None  # of an earlier output; ignored
 
 
 Parts = Annotated[Items[ItemPart], BeforeValidator(_as_parts)]
 
 
 class Item(StrictModel):
-    """A piece of the input, also of an earlier output. Which fields it has follows from its type."""
+    """An input item, which may be an earlier output item. Its type determines its fields."""
 
     type: ItemType = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -66,7 +66,7 @@ class Item(StrictModel):
 
     @property
     def turn(self) -> dict[str, Any]:
-        """The same as a message of a chat has it."""
+        """The item as a message of a chat."""
         if self.type == "function_call":
             function = {"name": self.name, "arguments": self.arguments}
             return {"role": "assistant", "tool_calls": [{"id": self.call_id, "function": function}]}
@@ -79,7 +79,7 @@ InputItem = Annotated[Item, BeforeValidator(_without_nulls)]
 
 
 def conversation(items: Sequence[Item], instructions: str | None) -> list[Message]:
-    """The items as chat has them: calls belong to the assistant's turn before them. instructions: a first turn."""
+    """Convert items to chat messages. Calls join the assistant's turn before them; instructions come first."""
     turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         if item.type == "function_call" and turns and turns[-1]["role"] == "assistant":

@@ -1,7 +1,7 @@
-"""Reads the JSON of a request into its model, at a cost that is bounded before anything is parsed. Knows no HTTP.
+"""Parses JSON bodies into models, at a cost that is bounded before parsing. Knows no HTTP.
 
-Parsing holds the interpreter's lock from beginning to end, so what takes long even in a thread is refused: too many
-values (they cost memory and garbage collection, texts hardly anything), very long numbers, deep nesting.
+Parsing holds the interpreter's lock even in a thread. So bodies that take long are refused: too many values, which
+cost memory and garbage collection; very long numbers; deep nesting. Long texts are cheap.
 """
 
 import json
@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 from decoding.errors import InvalidRequestError
 from deployments.validation.strict import problem_of
 
-MAX_BODY_BYTES = 6 * 2**20  # by default: 4 MB of text with its escapes
-_BYTES_PER_VALUE = 32  # of the largest body, one value may be there for so many
-_MOST_DIGITS = 400  # any double has fewer; reading takes time that grows with their square
+MAX_BODY_BYTES = 6 * 2**20  # default: 4 MB of text with its escapes
+_BYTES_PER_VALUE = 32  # body bytes for each value that it may have
+_MOST_DIGITS = 400  # any double has fewer; parsing time grows with their square
 _MOST_LEVELS = 100
 _SLICE_BYTES = 2**18
 
@@ -23,21 +23,21 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def most_values(max_body_bytes: int) -> int:
-    """How many JSON values a body may have where it may have so many bytes."""
+    """Most JSON values of a body, for a bound on its bytes."""
     return max(1, max_body_bytes // _BYTES_PER_VALUE)
 
 
 def read_json(body: bytes, model: type[Model], *, max_values: int) -> Model:
-    """The request in a body.
+    """Parse and validate a body.
 
     Raises:
-        InvalidRequestError: it is no JSON, too much of it, or nothing that the model takes; names the field.
+        InvalidRequestError: not JSON, too many values, or a field is wrong; names the field.
     """
     if have_more_values([body], max_values):
         raise InvalidRequestError(f"The body: has more than {max_values} values (numbers, texts, lists, objects).")
     try:
         data = json.loads(body, parse_int=_integer) if body else None
-    except (ValueError, RecursionError) as error:  # of which JSON and Unicode errors are kinds
+    except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
         raise InvalidRequestError(f"The body: is not valid JSON: {error}") from error
     for name, value in data.items() if isinstance(data, dict) else ():
         if _is_deep(value):
@@ -50,21 +50,21 @@ def read_json(body: bytes, model: type[Model], *, max_values: int) -> Model:
 
 
 def have_more_values(documents: Sequence[bytes], most: int) -> bool:
-    """Whether there are more than so many values, as far as this is JSON: each but the first follows one of ,[{ ."""
-    return all(len(documents) + sum(map(count, documents)) > most for count in (_openings, _openings_outside_of_texts))
+    """Whether the documents have more than `most` values in all. Each value but the first follows , [ or {."""
+    return all(len(documents) + sum(map(count, documents)) > most for count in (_openings, _openings_outside_strings))
 
 
 def _openings(text: bytes) -> int:
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
-def _openings_outside_of_texts(body: bytes) -> int:
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # now a quote begins or ends a text
-    count, inside = 0, False
+def _openings_outside_strings(body: bytes) -> int:
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # now every quote begins or ends a string
+    count, in_string = 0, False
     for start in range(0, len(plain), _SLICE_BYTES):
         pieces = plain[start : start + _SLICE_BYTES].split(b'"')
-        count += _openings(b" ".join(pieces[inside::2]))
-        inside ^= len(pieces) % 2 == 0
+        count += _openings(b" ".join(pieces[in_string::2]))
+        in_string ^= len(pieces) % 2 == 0
     return count
 
 
@@ -75,7 +75,7 @@ def _integer(digits: str) -> int:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether lists and objects are nested too deeply; looks at each of them once, without recursion."""
+    """Whether lists and objects are nested too deeply. Looks at each container once, without recursion."""
     level = [value]
     for _ in range(_MOST_LEVELS):
         level = [item for container in level for item in _items(container) if isinstance(item, dict | list)]

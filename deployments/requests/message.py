@@ -1,4 +1,4 @@
-"""One turn of a conversation, as clients send it. Knows nothing of chat templates."""
+"""A message of a conversation. Knows nothing of chat templates."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,14 +14,14 @@ def _as_parts(value: object) -> object:
 
 
 class TextPart(StrictModel):
-    """A piece of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: Text
 
 
 class Message(StrictModel):
-    """One turn of a conversation."""
+    """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Items[TextPart] | None, BeforeValidator(_as_parts)] = Field(
@@ -47,7 +47,7 @@ class Message(StrictModel):
 
     @property
     def turn(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The message as chat templates take it."""
         more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
         if self.tool_calls:
             more["tool_calls"] = [call.turn for call in self.tool_calls]

@@ -1,4 +1,4 @@
-"""What clients may send to /v1/responses: OpenAI's newer API, of which we serve what needs no state."""
+"""Body of POST /v1/responses, OpenAI's newer API, as far as it needs no stored state. Knows no models."""
 
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,7 @@ class TextFormat(StrictModel):
 
     @property
     def response_format(self) -> ResponseFormat:
-        """The same as chat has it."""
+        """The format as chat has it."""
         schema = None if self.schema_ is None else {"schema": self.schema_}
         return ResponseFormat.model_validate({"type": self.type, "json_schema": schema})
 
@@ -65,7 +65,7 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
         None, description="`message.output_text.logprobs`: log-probabilities of the output."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Of so many most probable tokens in each place; log-probabilities are then included."
+        None, description="Report this many most probable tokens per position, and include log-probabilities."
     )
     previous_response_id: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
     conversation: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
@@ -100,7 +100,7 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as chat has it."""
+        """The input as chat messages."""
         return conversation(self.input, self.instructions)
 
     @property

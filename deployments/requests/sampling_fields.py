@@ -1,4 +1,4 @@
-"""The fields that shape an answer's text, in requests and as an endpoint's defaults. Knows nothing of prompts."""
+"""Sampling fields, in requests and as an endpoint's defaults. Knows nothing of prompts."""
 
 from typing import Annotated, Any
 
@@ -7,11 +7,11 @@ from pydantic import Field
 from deployments.requests.fields import BadWords, Limit, LogitBias, StopStrings, TokenId, TokenIds
 from deployments.validation.strict import StrictModel
 
-_CONVERTED = {"logit_bias", "max_time", "bad_words", "ignore_eos"}  # the others are SamplingParams' own
+_CONVERTED = {"logit_bias", "max_time", "bad_words", "ignore_eos"}  # the other fields have SamplingParams' names
 
 
 class SamplingFields(StrictModel):
-    """Named as in OpenAI's API, vLLM's extensions of it, and transformers' `generate`. null: the default."""
+    """Sampling fields, named as in OpenAI's API, vLLM and transformers' `generate`. null means the default."""
 
     temperature: float | None = Field(None, description="0 is greedy; 1 by default.")
     top_p: float | None = Field(None, description="Nucleus sampling; 1, the default, turns it off.")
@@ -37,21 +37,21 @@ class SamplingFields(StrictModel):
     begin_suppress_tokens: TokenIds | None = Field(None, description="Forbidden as the answer's first token.")
     forced_bos_token_id: TokenId | None = Field(None, description="The answer's first token.")
     forced_eos_token_id: TokenId | None = Field(None, description="The token at `max_tokens`, if it comes to that.")
-    min_tokens: Limit | None = Field(None, description="No end of the answer before so many tokens.")
+    min_tokens: Limit | None = Field(None, description="Least tokens of an answer.")
     stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
     stop_token_ids: TokenIds | None = Field(None, description="The answer ends at any of these tokens too.")
     include_stop_str_in_output: bool | None = Field(
         None, description="true: what ended the answer, a stop string or token, is part of it."
     )
     ignore_eos: bool | None = Field(None, description="true: go on after end-of-text tokens, up to `max_tokens`.")
-    max_time: float | None = Field(None, description="The answer ends after so many seconds, as it is then.")
+    max_time: float | None = Field(None, description="The answer ends after this many seconds.")
 
-    def over(self, defaults: "SamplingFields") -> "SamplingFields":
-        """These fields, and the defaults' where they are null."""
+    def with_defaults(self, defaults: "SamplingFields") -> "SamplingFields":
+        """These fields, with the defaults' values where they are null."""
         return SamplingFields.model_construct(**{**_given(defaults), **_given(self)})
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of SamplingParams; `bad_words` needs a tokenizer and `ignore_eos` the end-of-text ids."""
+        """Keyword arguments of SamplingParams, without `bad_words` and `ignore_eos`, which need the tokenizer."""
         values = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in _given(self).items()

@@ -1,4 +1,4 @@
-"""What clients may send, as OpenAI's API has it. A field that is accepted works; any other is refused by name."""
+"""Bodies of completions and chat, as in OpenAI's API. Every accepted field works; any other is refused by name."""
 
 import secrets
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class StreamOptions(StrictModel):
 
 
 class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, CompatibilityFields):
-    """What completions and chat have in common. A field that is null has its default."""
+    """Fields that completions, chat and responses share. null means the default."""
 
     prompt_field: ClassVar[str]
     logprobs_field: ClassVar[str] = "top_logprobs"
-    default_max_tokens: ClassVar[int | None]  # None: whatever the context has room for
+    default_max_tokens: ClassVar[int | None]  # None: as many as fit into the context
 
     model: str = Field(
         "", description="An endpoint's name, as GET /v1/models lists them; below its own base URL it may be left out."
@@ -47,14 +47,14 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     seed: int | None = Field(None, description="Same seed, same text; drawn if missing, and returned either way.")
     n: Choices | None = Field(None, description="Answers per prompt; 1 by default.")
     best_of: Choices | None = Field(
-        None, description="Make so many answers per prompt and return the `n` with the highest mean log-probability."
+        None, description="Make this many answers per prompt; return the `n` with the highest mean log-probability."
     )
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Of the prompt's tokens, and of so many most probable ones in their places."
+        None, description="Report the prompt's tokens and this many most probable ones per position."
     )
     response_format: ResponseFormat | None = Field(None, description="`text`, `json_object` or a `json_schema`.")
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="What the answer must match: `json` (a schema), `regex`, `choice` (of texts) or `grammar`."
+        None, description="Structure of the answer: `json` (a schema), `regex`, `choice` (of texts) or `grammar`."
     )
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
@@ -83,7 +83,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         return self
 
     def _conditions(self) -> list[tuple[bool, str, str]]:
-        """Whether it holds, and else which field is wrong and why."""
+        """Conditions on the fields: whether each holds, the field that is wrong if not, and the problem."""
         structured = self.structure is not None
         both = None not in (self.response_format, self.structured_outputs)
         return [
@@ -93,10 +93,10 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
             (not both, "structured_outputs", "has no place beside response_format; set one of them"),
             (not (structured and self.ignore_eos), "ignore_eos", "would go on after the end of a structured answer"),
             *self.beam_conditions(),
-            *self._conditions_of_a_search(),
+            *self._beam_search_conditions(),
         ]
 
-    def _conditions_of_a_search(self) -> list[tuple[bool, str, str]]:
+    def _beam_search_conditions(self) -> list[tuple[bool, str, str]]:
         if not self.searches:
             return []
         prompt_logprobs = "prompt_logprobs" if self.prompt_logprobs is not None else "echo"  # beside logprobs
@@ -109,22 +109,21 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
 
     @property
     def wanted_max_tokens(self) -> int | None:
-        """The limit that the client set, under whichever name."""
+        """Limit of the answer's tokens that the client set, under any of its names."""
         return self.max_tokens
 
     @property
-    def takes_less(self) -> bool:
-        """Whether that limit is a bound that the context may lower, and not a wish."""
+    def limit_is_upper_bound(self) -> bool:
+        """Whether a limit above the room in the context is lowered, not an error."""
         return False
 
     @property
     def prompt_count(self) -> int:
-        """How many prompts the request brings."""
         return 1
 
     @property
     def prompt_only(self) -> bool:
-        """Whether what the model would answer is of no interest."""
+        """Whether the answer is the echoed prompt alone."""
         return False
 
     @property
@@ -134,30 +133,30 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
 
     @property
     def choices(self) -> int:
-        """How many answers to make for each prompt. Those of a search that come after the `n`-th are dropped there."""
+        """Number of answers to make for each prompt. A beam search returns only its `n` best."""
         if self.searches:
             return self.n or 1
         return max(self.n or 1, self.best_of or 1)
 
     @property
     def logprob_count(self) -> int | None:
-        """Of how many most probable tokens to tell in each place of the answer; None: not even of its own token."""
+        """Most probable tokens to report per position of the answer; None: no log-probabilities."""
         raise NotImplementedError
 
     @property
     def prompt_logprob_count(self) -> int | None:
-        """The same for the prompt's places."""
+        """Most probable tokens to report per position of the prompt; None: no log-probabilities."""
         return self.prompt_logprobs
 
     @property
     def structure(self) -> Structure | None:
-        """What the answer must match, under whichever name."""
+        """Structure that the answer must have; None: free text."""
         wanted = self.structured_outputs or self.response_format
         return None if wanted is None else wanted.structure
 
     @property
     def structure_field(self) -> str:
-        """The field that says so."""
+        """Field that asks for the structure."""
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
@@ -174,14 +173,14 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         bad_words_ids: Sequence[tuple[int, ...]] = (),
         verification: Verification = "coupled",
     ) -> SamplingParams:
-        """The parameters as the decoder takes them; raises InvalidRequestError where one is out of range.
+        """Build the decoder's parameters; raises InvalidRequestError if one is out of range.
 
         Args:
-            defaults: the endpoint's, for what the request leaves open.
-            bad_words_ids: the tokens of `bad_words`.
+            defaults: the endpoint's, for fields that are null.
+            bad_words_ids: token ids of `bad_words`.
             verification: the endpoint's.
         """
-        fields = self.over(defaults)
+        fields = self.with_defaults(defaults)
         if self.searches:
             fields = fields.model_copy(update={"temperature": self.temperature or 0.0, "max_time": None})
         structure, logprobs = self.structure, self.logprob_count
@@ -193,7 +192,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
             bad_words_ids=tuple(bad_words_ids),
             structure=structure,
             verification=self.verification or verification,
-            logprobs=0 if logprobs is None and self.choices > (self.n or 1) else logprobs,  # the ranking needs them
+            logprobs=0 if logprobs is None and self.choices > (self.n or 1) else logprobs,  # best_of ranks by them
             prompt_logprobs=self.prompt_logprob_count,
         )
 
@@ -211,7 +210,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts = Field(description="A text or a list of token ids, or a list of either: one choice for each.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Of the answer's tokens, and of so many most probable ones in their places."
+        None, description="Report the answer's tokens and this many most probable ones per position."
     )
     echo: bool | None = Field(
         None, description="Begin the text with the prompt, which may be all of it (`max_tokens: 0`)."
@@ -255,7 +254,7 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
     )
     logprobs: bool | None = Field(None, description="true: answers have log-probabilities.")
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_CHAT_LOGPROBS)] | None = Field(
-        None, description="Of so many most probable tokens in each place; needs `logprobs`."
+        None, description="Report this many most probable tokens per position; needs `logprobs`."
     )
     add_generation_prompt: bool | None = Field(None, description="false: don't begin the assistant's turn.")
     continue_final_message: bool | None = Field(
@@ -291,7 +290,7 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def takes_less(self) -> bool:
+    def limit_is_upper_bound(self) -> bool:
         return self.max_completion_tokens is not None
 
     @property

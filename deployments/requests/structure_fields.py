@@ -1,4 +1,4 @@
-"""The fields that give an answer a structure: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+"""Fields of structured output: OpenAI's `response_format`, vLLM's `structured_outputs`. Knows no grammars."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ Definition = Annotated[Text, Field(min_length=1, max_length=_MAX_CHARACTERS)]
 
 
 class JsonSchema(StrictModel):
-    """A JSON schema, in the wrapping that OpenAI gives it."""
+    """A JSON schema in OpenAI's wrapping."""
 
     name: str | None = None
     description: str | None = None
@@ -24,7 +24,7 @@ class JsonSchema(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -38,7 +38,7 @@ class ResponseFormat(StrictModel):
 
     @property
     def structure(self) -> Structure | None:
-        """What the decoder has to keep to; None: anything goes."""
+        """Structure for the decoder; None: free text."""
         if self.type == "text":
             return None
         schema = _ANY_OBJECT if self.json_schema is None else json.dumps(self.json_schema.schema_)
@@ -46,7 +46,7 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's way to ask for a structure: exactly one of these."""
+    """vLLM's `structured_outputs`: exactly one of these fields."""
 
     json_: Definition | dict[str, Any] | None = Field(None, alias="json")
     regex: Definition | None = None
@@ -64,7 +64,6 @@ class StructuredOutputs(StrictModel):
 
     @property
     def structure(self) -> Structure:
-        """What the decoder has to keep to."""
         if self.regex is not None:
             return Structure(kind="regex", definition=self.regex)
         if self.choice is not None:

@@ -1,4 +1,4 @@
-"""What clients may send to /tokenize and /detokenize, and what they get: as vLLM has it."""
+"""Bodies and responses of /tokenize and /detokenize, as in vLLM. Knows no tokenizers."""
 
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from deployments.validation.strict import StrictModel, Text, wrong_field
 
 
 class TokenizeRequest(StrictModel):
-    """POST /tokenize: a text, or a conversation in the model's chat template."""
+    """Body of POST /tokenize: a text, or a conversation for the chat template."""
 
     model: str = Field(description="An endpoint's name.")
     prompt: Text | None = Field(None, description="A text; this or `messages`.")
@@ -31,7 +31,7 @@ class TokenizeRequest(StrictModel):
 
 
 class Tokenization(BaseModel):
-    """The tokens, and how many there may be."""
+    """Response of /tokenize."""
 
     count: int
     max_model_len: int
@@ -40,13 +40,13 @@ class Tokenization(BaseModel):
 
 
 class DetokenizeRequest(StrictModel):
-    """POST /detokenize."""
+    """Body of POST /detokenize."""
 
     model: str = Field(description="An endpoint's name.")
     tokens: Items[TokenId] = Field(description="Token ids.")
 
 
 class Detokenization(BaseModel):
-    """The text, special tokens included."""
+    """Response of /detokenize: the text with special tokens."""
 
     prompt: str

@@ -1,4 +1,4 @@
-"""The fields that are about tools: what the model may call, whether it must, and what it called before."""
+"""Fields of tools: functions that the model may call, `tool_choice`, earlier calls. Knows no models."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ _CHOICE = "`auto`, `none`, `required`, or one function, which must be called the
 
 
 class FunctionDefinition(StrictModel):
-    """What can be called, and with what."""
+    """A function that the model may call, and the schema of its arguments."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: Text | None = None
@@ -32,43 +32,42 @@ class FunctionDefinition(StrictModel):
 
 
 class Tool(StrictModel):
-    """The only kind of tool that there is: a function."""
+    """A tool of a chat. Functions are the only kind."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class FlatTool(FunctionDefinition):
-    """The same in the shape of responses."""
+    """A tool in the format of responses."""
 
     type: Literal["function"]
 
     @property
     def definition(self) -> FunctionDefinition:
-        """Without the type."""
         return FunctionDefinition(
             name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
         )
 
 
 class CalledFunction(StrictModel):
-    """A function with its arguments, which are JSON in a text."""
+    """A called function. Its arguments are JSON in a string."""
 
     name: Text
     arguments: Text
 
 
 class PastCall(StrictModel):
-    """A call in an earlier turn of the assistant, as it was answered."""
+    """A tool call in an earlier turn of the assistant, as it was returned to the client."""
 
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # of a stream's chunk, of no use here
+    index: int | None = None  # of a stream's chunk; ignored
 
     @property
     def turn(self) -> dict[str, Any]:
-        """As chat templates take it: with the arguments as an object where they are one."""
+        """The call as chat templates take it, with the arguments parsed if they are JSON."""
         try:
             arguments = json.loads(self.function.arguments)
         except (ValueError, RecursionError):
@@ -78,23 +77,23 @@ class PastCall(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may, or has to, call something."""
+    """Whether the model may or must call a function."""
 
     mode: Literal["none", "auto", "required", "named"]
-    name: str | None = None  # the one that has to be called
+    name: str | None = None  # of the function that must be called
 
     @property
-    def forced(self) -> bool:
+    def is_forced(self) -> bool:
         return self.mode in ("required", "named")
 
     @property
     def flat(self) -> str | dict[str, str]:
-        """In the shape of responses."""
+        """`tool_choice` in the format of responses."""
         return self.mode if self.name is None else {"type": "function", "name": self.name}
 
 
 def _choice_reader(form: str, name_of: Callable[[Any], object]) -> PlainValidator:
-    """Reads a choice. form: how one function is named; name_of: finds the name in that, or something else."""
+    """Validator of `tool_choice`. form: how it names a function, for the error; name_of: reads the name."""
     forms = f'should be "none", "auto", "required" or {form}'
 
     def read(value: Any) -> ToolChoice | None:
@@ -123,29 +122,27 @@ def _flat_name(value: Any) -> object:
 
 
 class ToolUse(StrictModel):
-    """What chat and responses have in common."""
+    """Tool fields that chat and responses share."""
 
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call, where calls are `required`.")
 
     @property
     def given_functions(self) -> Sequence[FunctionDefinition]:
-        """All that are given."""
         raise NotImplementedError
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """What the model may call."""
+        """Tools that the model may call; none if `tool_choice` is `none`."""
         given = () if self.tool_choice == ToolChoice("none") else self.given_functions
         return [Tool(type="function", function=function) for function in given]
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer has to be a call."""
-        return self.tool_choice is not None and self.tool_choice.forced
+        return self.tool_choice is not None and self.tool_choice.is_forced
 
     def tool_conditions(self) -> list[tuple[bool, str, str]]:
-        """Whether it holds, and else which field is wrong and why."""
+        """Conditions on the fields: whether each holds, the field that is wrong if not, and the problem."""
         names = [function.name for function in self.given_functions]
         wanted = None if self.tool_choice is None else self.tool_choice.name
         return [
@@ -155,15 +152,15 @@ class ToolUse(StrictModel):
         ]
 
     def forced_structure(self) -> Structure | None:
-        """What an answer that has to be a call keeps to: the arguments of the named function, or a list of calls."""
+        """Structure of a forced call: the arguments of the named function, or a list of calls; None: not forced."""
         if self.tool_choice is None or not self.must_call:
             return None
         functions = {function.name: function for function in self.given_functions}
         if self.tool_choice.name is not None and self.tool_choice.name in functions:
             return Structure(kind="json", definition=json.dumps(functions[self.tool_choice.name].schema_or_any))
         calls = [_call_schema(function) for function in functions.values()]
-        most = {"maxItems": 1} if self.parallel_tool_calls is False else {}
-        schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most}
+        bound = {"maxItems": 1} if self.parallel_tool_calls is False else {}
+        schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **bound}
         return Structure(kind="json", definition=json.dumps(schema))
 
 
@@ -177,7 +174,7 @@ def _call_schema(function: FunctionDefinition) -> dict[str, Any]:
 
 
 class ToolFields(ToolUse):
-    """Of chat."""
+    """Tool fields of chat."""
 
     tools: Annotated[Items[Tool], Field(max_length=MOST_TOOLS)] | None = Field(None, description=_OFFERED)
     tool_choice: Annotated[
@@ -190,7 +187,7 @@ class ToolFields(ToolUse):
 
 
 class FlatToolFields(ToolUse):
-    """Of responses."""
+    """Tool fields of responses."""
 
     tools: Annotated[Items[FlatTool], Field(max_length=MOST_TOOLS)] | None = Field(None, description=_OFFERED)
     tool_choice: Annotated[ToolChoice | None, _choice_reader('{"type": "function", "name": …}', _flat_name)] = Field(

@@ -1,4 +1,4 @@
-"""How a model writes its calls of tools, which follows from its chat template; what is told of a call as it comes."""
+"""How a model writes tool calls, recognised by its chat template, and the events of an answer that is parsed."""
 
 import secrets
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Literal
 
 ToolFormat = Literal["hermes", "mistral", "llama"]
 
-# Special tokens are not part of texts, so of Mistral's and Llama's forms only the JSON is left.
+# Texts leave out special tokens, so only the JSON of Mistral's and Llama's formats remains.
 _SIGNS: dict[str, ToolFormat] = {
     "<tool_call>": "hermes",  # NousResearch's Hermes, Qwen 2.5 and 3: JSON between tags
     "[TOOL_CALLS]": "mistral",  # a list of JSON objects
@@ -16,24 +16,25 @@ _SIGNS: dict[str, ToolFormat] = {
 
 
 def tool_format(chat_template: object) -> ToolFormat | None:
-    """The form of calls in a template; None: it has no tools."""
+    """Format of tool calls in a chat template; None: the template has no tools."""
     text = str(chat_template or "")
-    return next((form for sign, form in _SIGNS.items() if sign in text), None)
+    return next((name for sign, name in _SIGNS.items() if sign in text), None)
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The model calls a function. Its arguments come in pieces after this."""
+    """Begin of a call. Its arguments follow as `Arguments` events."""
 
     name: str
-    id: str = field(default_factory=lambda: f"call{secrets.token_hex(3)[:5]}")  # nine letters and digits, for Mistral's
+    # Mistral requires nine letters and digits.
+    id: str = field(default_factory=lambda: f"call{secrets.token_hex(3)[:5]}")
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The next piece of the arguments of the call that began last: JSON, as the model wrote it."""
+    """Next piece of the JSON arguments of the latest call, as the model wrote it."""
 
     text: str
 
 
-AnswerEvent = str | CallStart | Arguments  # a text is content
+AnswerEvent = str | CallStart | Arguments  # str: content

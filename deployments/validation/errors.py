@@ -20,12 +20,12 @@ from decoding.errors import (
 from deployments.validation.strict import first_problem, printable
 
 _LOADING_RETRY_S = 5
-_LONGEST_MESSAGE = 2000  # characters; what clients sent may be repeated in one
+_LONGEST_MESSAGE = 2000  # characters; messages may quote what the client sent
 _logger = logging.getLogger(__name__)
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong, and the field to change (`param`), if it is one."""
+    """What went wrong, and the field to change (`param`), if any."""
 
     message: str
     type: str
@@ -34,13 +34,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is not 2xx."""
+    """Body of every response that is not 2xx."""
 
     error: ErrorDetail
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status that tells a client what it can do about the error."""
+    """HTTP status for an error."""
     match error:
         case UnknownModelError():
             return HTTPStatus.NOT_FOUND
@@ -57,7 +57,7 @@ def status_of(error: Exception) -> int:
 
 
 def body_of(error: Exception) -> ErrorBody:
-    """The body for the error. What is not ours to explain is an internal error without details."""
+    """Response body for an error. Unexpected errors show no details."""
     field = error.field if isinstance(error, InvalidRequestError) else None
     match error:
         case UnknownModelError():
@@ -74,18 +74,18 @@ def body_of(error: Exception) -> ErrorBody:
             return _body("Internal error; the server's log has more.", "server_error", code="internal_error")
 
 
-def error_response(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """A refusal that has nothing to do with the content of the request."""
+def refusal_response(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Response to a request that is refused whatever its body says: no key, too large."""
     return JSONResponse(_body(message, "invalid_request_error", code=code).model_dump(), status, headers)
 
 
-def error_answer(error: Exception) -> JSONResponse:
-    """What a client gets that ran into the error."""
+def error_response(error: Exception) -> JSONResponse:
+    """Response to a request that raised the error."""
     return JSONResponse(body_of(error).model_dump(), status_of(error), _headers(error))
 
 
 def install_error_handlers(api: FastAPI) -> None:
-    """Give every error of the application the shape above."""
+    """Answer every error of the application with an `ErrorBody`."""
     api.add_exception_handler(ConsortError, _on_error)
     api.add_exception_handler(Exception, _on_error)
     api.add_exception_handler(RequestValidationError, _on_invalid_body)
@@ -96,7 +96,7 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
     status = status_of(error)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_answer(error)
+    return error_response(error)
 
 
 def _headers(error: Exception) -> dict[str, str] | None:
@@ -111,7 +111,7 @@ def _headers(error: Exception) -> dict[str, str] | None:
 
 async def _on_invalid_body(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    if isinstance(error.body, bytes):  # FastAPI reads JSON only if it is announced
+    if isinstance(error.body, bytes):  # FastAPI parses JSON only under the right Content-Type
         message = "The body: should be JSON; send the header Content-Type: application/json"
         return JSONResponse(_body(message, "invalid_request_error").model_dump(), HTTPStatus.BAD_REQUEST)
     path, problem = first_problem(error.errors())

@@ -1,4 +1,4 @@
-"""Pydantic models that refuse what they don't know, and one sentence that says why; for configuration and requests."""
+"""Pydantic models that refuse unknown fields, and one-sentence error messages. Knows no particular model."""
 
 import difflib
 import re
@@ -8,15 +8,15 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-_SHOWN_CHARACTERS = 60  # of a wrong value
+_SHOWN_CHARACTERS = 60  # of a wrong value, in messages
 _SHOWN_NAMES = 12
-_LONGEST_NAME = 200  # for which a similar one is looked for
+_LONGEST_NAME = 200  # characters; no suggestion for longer names
 _SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) (?=should )")
 _WITHOUT_VALUE = {"field", "missing", "json_invalid", "too_short", "too_long", "string_too_short", "string_too_long"}
 
 
 class StrictModel(BaseModel):
-    """No unknown keys, no conversion between types, no NaN. An unknown key's error names the nearest known one."""
+    """Model without unknown keys, type conversion or NaN. The error for an unknown key suggests a known one."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -33,7 +33,7 @@ class StrictModel(BaseModel):
 
 
 def without_surrogates(text: str) -> str:
-    """The text as it is; for validators, which raise if it has lone surrogates."""
+    """Return the text; raise PydanticCustomError if it has lone surrogates."""
     if printable(text) != text:
         raise PydanticCustomError("unicode", "should be valid Unicode, without lone surrogates")
     return text
@@ -43,12 +43,12 @@ Text = Annotated[str, AfterValidator(without_surrogates)]
 
 
 def printable(text: str) -> str:
-    """The text with lone surrogates, which can't be sent or printed, as question marks."""
+    """Replace lone surrogates, which UTF-8 can't encode, by question marks."""
     return text.encode(errors="replace").decode()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What to append to a message about an unknown name: a suggestion, or the known names."""
+    """End of a message about an unknown name: the nearest known name, or a list of the known ones."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1) if len(name) <= _LONGEST_NAME else []
     if close:
@@ -58,12 +58,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def wrong_field(field: str, problem: str) -> PydanticCustomError:
-    """For validators of whole models: which of its fields is wrong, and why."""
+    """Error for a validator of a whole model that names the wrong field."""
     return PydanticCustomError("field", "{problem}", {"field": field, "problem": problem})
 
 
 def first_problem(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """The dotted path to the first wrong field ("" for the whole) in pydantic's list of errors, and what is wrong."""
+    """Dotted path of the first wrong field in pydantic's list of errors, and the problem. Path "": the whole input."""
     error = errors[0]
     kind, reason, context = error["type"], _SUBJECT.sub("", error["msg"]), error.get("ctx", {})
     path = [str(part) for part in error["loc"]]
@@ -74,12 +74,13 @@ def first_problem(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
             reason = "is required"
         case "json_invalid":
             path, reason = [], f"is not valid JSON: {context['error']}"
-    secret = "api_keys" in path  # whatever stands there may be one
-    return ".".join(path), reason if secret or kind in _WITHOUT_VALUE else f"{reason}, not {_shorten(error['input'])}"
+    may_be_key = "api_keys" in path  # never repeat an API key
+    shows_value = not may_be_key and kind not in _WITHOUT_VALUE
+    return ".".join(path), f"{reason}, not {_shorten(error['input'])}" if shows_value else reason
 
 
 def problem_of(error: ValidationError) -> tuple[str, str]:
-    """`first_problem` of what a model raised."""
+    """Return `first_problem` of a ValidationError."""
     return first_problem(error.errors(include_url=False))
 
 

@@ -1,4 +1,4 @@
-"""Requests that must be refused with 400, and the field that the message must name. For tests with and without Ray."""
+"""Requests that must be refused with 400, and the field that the message names. For tests with and without Ray."""
 
 import json
 from typing import Any

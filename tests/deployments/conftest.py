@@ -82,7 +82,7 @@ def coordinator() -> FakeCoordinator:
 
 @pytest.fixture
 def fake(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[TestClient]:
-    """A server whose answers are made up: see the fake."""
+    """A client of a server over the fake coordinator."""
     with TestClient(make_api(Service(endpoints, coordinator, limits=Limits(max_requests=MAX_REQUESTS)))) as client:
         yield client
 
@@ -91,7 +91,7 @@ def fake(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[Tes
 def with_tools() -> dict[str, ServedEndpoint]:
     endpoints = load_endpoints(load_config())
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
-    endpoints["consort"].vocabulary.tool_format = "hermes"
+    endpoints["consort"].token_decoder.tool_format = "hermes"
     return endpoints
 
 

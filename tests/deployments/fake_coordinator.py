@@ -1,4 +1,4 @@
-"""A coordinator without replicas: its answers are drawn from the request's seed, several tokens at a step."""
+"""A coordinator without replicas. Answers are drawn from the request's seed, several tokens per step."""
 
 import random
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _FIRST_TOKEN = 6  # those below are special
 
 
 class FakeCoordinator:
-    """Answers at once. What a request asks to be told is told, with made-up numbers that depend on the token alone."""
+    """Answers at once, with made-up log-probabilities that depend on the token alone."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -36,20 +36,20 @@ class FakeCoordinator:
         return self.ready
 
     def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
-        """One replica of each model, half used; the drafter's has not told yet."""
+        """Report one half-used replica of the target, and one of the drafter without a report yet."""
         report = Report(active=2, waiting=1, slots=self.slots, request_ids=[], drafting=True)
         target, drafter = (ReplicaAddress(f"{name}-0", name, "tcp://127.0.0.1:1") for name in ("target", "drafter"))
         return [(target, report), (drafter, None)]
 
 
-def told(token: int, count: int) -> TokenLogprobs:
-    """Made up: small ids are likely."""
+def fake_logprobs(token: int, count: int) -> TokenLogprobs:
+    """Made-up log-probabilities in which small ids are likely."""
     top = tuple((other, -0.5 - other / 100) for other in range(_FIRST_TOKEN, _FIRST_TOKEN + count))
     return TokenLogprobs(token, -0.5 - token / 100, 1 + token - _FIRST_TOKEN, top)
 
 
 def answer(request: Request) -> list[Delta]:
-    """All deltas of a request."""
+    """Return all deltas of a request."""
     params, prompt = request.params, request.prompt
     drawn = random.Random(params.seed)
     text = TextStream(request.endpoint.decode, prompt, params, request.endpoint.criteria)
@@ -70,10 +70,12 @@ def answer(request: Request) -> list[Delta]:
                 tokens,
                 statistics,
                 sources=[*sources, "recovered"],
-                logprobs=None if params.logprobs is None else [told(token, params.logprobs) for token in tokens],
+                logprobs=None
+                if params.logprobs is None
+                else [fake_logprobs(token, params.logprobs) for token in tokens],
                 prompt_logprobs=None
                 if params.prompt_logprobs is None or deltas
-                else [told(token, params.prompt_logprobs) for token in prompt[1:]],
+                else [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]],
                 finish=piece.finish,
                 stop_reason=piece.stop_reason,
             )

@@ -1,4 +1,4 @@
-"""A server over the fake coordinator, with every route, for `make fuzz-http`; its argument is the port."""
+"""A server over the fake coordinator with every route, for `make fuzz-http`. Argument: the port."""
 
 import gc
 import sys
@@ -18,17 +18,17 @@ from tests.deployments.scripted import TEMPLATE
 
 
 def main(port: int) -> None:
-    """Serve until interrupted. A line of JSON for each request goes to standard error."""
+    """Serve until interrupted. Requests are logged to standard error, one JSON line each."""
     log_requests()
     config, coordinator = load_config(), FakeCoordinator()
     fake: Any = coordinator
     endpoints = load_endpoints(config)
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
-    endpoints["consort"].vocabulary.tool_format = "hermes"
+    endpoints["consort"].token_decoder.tool_format = "hermes"
     api = make_api(Service(endpoints, fake, limits=Limits(max_requests=8)))
 
     async def set_replicas(model: str, count: int) -> None:
-        """Nothing scales here."""
+        """Do nothing."""
 
     add_scaling_route(api, config.roles(), set_replicas)
     gc.collect()

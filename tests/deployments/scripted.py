@@ -17,13 +17,13 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_
 
 
 class Scripted(FakeCoordinator):
-    """Answers a text, four characters at a step."""
+    """Answers with a fixed text, four characters per step."""
 
     text = f"I look.\n{CALL}"
 
     def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
         self.requests.append(request)
-        for at in range(0, len(self.text), 4):
-            last = at + 4 >= len(self.text)
-            statistics = Statistics(steps=at // 4 + 1, committed=at // 4 + 1)
-            sink(Delta(self.text[at : at + 4], [9], statistics, ["plain"], finish="stop" if last else None))
+        for start in range(0, len(self.text), 4):
+            last = start + 4 >= len(self.text)
+            statistics = Statistics(steps=start // 4 + 1, committed=start // 4 + 1)
+            sink(Delta(self.text[start : start + 4], [9], statistics, ["plain"], finish="stop" if last else None))

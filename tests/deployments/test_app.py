@@ -1,4 +1,4 @@
-"""The Serve application as built; nothing is started."""
+"""The built Serve application, without starting it."""
 
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ CONFIG = {
 
 
 def deployments_of(args: BuildArgs) -> dict[str, Any]:
-    """By name. Serve keeps the built application's parts private."""
+    """Deployments of the built application by name. Serve keeps them private."""
     ingress: Any = build(args)._bound_deployment
     handles = ingress.init_args[1]
-    return {one.name: one for one in (ingress, *(app._bound_deployment for app in handles.values()))}
+    return {
+        deployment.name: deployment for deployment in (ingress, *(app._bound_deployment for app in handles.values()))
+    }
 
 
 @pytest.fixture
@@ -47,12 +49,12 @@ def test_replicas_get_what_is_configured(deployments: dict[str, Any]) -> None:
 
 
 def test_everything_fits_on_the_smallest_machine() -> None:
-    options = [one.ray_actor_options for one in deployments_of(BuildArgs(require_api_key=False)).values()]
+    options = [deployment.ray_actor_options for deployment in deployments_of(BuildArgs(require_api_key=False)).values()]
     assert sum(option["num_cpus"] for option in options) == 0
 
 
 def test_serves_own_limits_never_come_first(deployments: dict[str, Any]) -> None:
-    assert all(one.max_ongoing_requests >= 10_000 for one in deployments.values())
+    assert all(deployment.max_ongoing_requests >= 10_000 for deployment in deployments.values())
 
 
 def test_a_path_is_read_and_content_is_parsed(tmp_path: Path) -> None:
@@ -84,9 +86,9 @@ def test_no_secret_is_in_what_actors_get(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     Path("key").write_text("TOPSECRET4", encoding="utf-8")
     built = deployments_of(BuildArgs(config=CONFIG | {"http": {"api_keys": KEYS}}))
-    for one in built.values():
-        handles = [argument for argument in one.init_args if argument is not built["Coordinator"].init_args[1]]
-        assert b"TOPSECRET" not in cloudpickle.dumps((handles, one.init_kwargs, one.ray_actor_options))
+    for deployment in built.values():
+        handles = [argument for argument in deployment.init_args if argument is not built["Coordinator"].init_args[1]]
+        assert b"TOPSECRET" not in cloudpickle.dumps((handles, deployment.init_kwargs, deployment.ray_actor_options))
     http = built["Coordinator"].init_args[0].http
     ring = cloudpickle.loads(cloudpickle.dumps(http)).key_ring()
     assert all(ring.find(f"Bearer TOPSECRET{number}") for number in range(1, 5))

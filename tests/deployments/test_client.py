@@ -1,4 +1,4 @@
-"""Our own HTTP client, against a scripted server."""
+"""The HTTP client against a scripted server."""
 
 import threading
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def log_message(self, *args: object) -> None:
-        """Nothing on the terminal."""
+        """Print nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What is told about a start that failed, and what is asked of a local cluster. Ray itself is in tests/server."""
+"""Messages about a failed start, and options of a local cluster. tests/server runs Ray itself."""
 
 import socket
 from types import SimpleNamespace

@@ -18,7 +18,7 @@ A, B, C = ReplicaAddress("large-1", "large"), ReplicaAddress("small-1", "small")
 
 
 def answers(*script: Answers | Exception) -> Callable[[], Awaitable[Answers]]:
-    """A deployment that answers so, one after the other."""
+    """A deployment that gives these answers in order."""
     rest = iter(script)
 
     async def ask() -> Answers:
@@ -30,8 +30,8 @@ def answers(*script: Answers | Exception) -> Callable[[], Awaitable[Answers]]:
     return ask
 
 
-class Found:
-    """What the coordinator would be told."""
+class Recorder:
+    """Records the updates that a coordinator would get."""
 
     def __init__(self) -> None:
         self.addresses: list[list[ReplicaAddress]] = []
@@ -43,39 +43,39 @@ class Found:
 
 
 def test_every_look_reports_all_replicas_and_those_that_answered() -> None:
-    found = Found()
+    recorder = Recorder()
     ask = {"large": answers(Answers([A]), Answers([A])), "small": answers(UnavailableError(), Answers([B]))}
-    discovery = Discovery(ask, found)
+    discovery = Discovery(ask, recorder)
 
     async def look() -> None:
         for model in ("large", "small", "large", "small"):
             await discovery.look(model)
 
     asyncio.run(look())
-    assert found.addresses == [[A], [A], [A], [A, B]]
-    assert found.answered == [{A.name}, set(), {A.name}, {B.name}]
+    assert recorder.addresses == [[A], [A], [A], [A, B]]
+    assert recorder.answered == [{A.name}, set(), {A.name}, {B.name}]
 
 
 def test_all_models_are_looked_for_at_once() -> None:
-    found = Found()
-    discovery = Discovery({"large": answers(Answers([A])), "small": answers(Answers([B]))}, found)
+    recorder = Recorder()
+    discovery = Discovery({"large": answers(Answers([A])), "small": answers(Answers([B]))}, recorder)
     asyncio.run(discovery.look_at_all())
-    assert found.addresses[-1] == [A, B]
+    assert recorder.addresses[-1] == [A, B]
 
 
 def test_slow_replicas_stay_and_dead_ones_go() -> None:
-    found = Found()
+    recorder = Recorder()
     script: list[Answers | Exception] = [Answers([A]), TimeoutError(), Answers([C], complete=False), Answers([C])]
     script.append(UnavailableError())
-    discovery = Discovery({"large": answers(*script)}, found)
+    discovery = Discovery({"large": answers(*script)}, recorder)
 
     async def look() -> None:
         for _ in script:
             await discovery.look("large")
 
     asyncio.run(look())
-    assert found.addresses == [[A], [A], [C, A], [C], []]
-    assert found.answered == [{A.name}, set(), {C.name}, {C.name}, set()]
+    assert recorder.addresses == [[A], [A], [C, A], [C], []]
+    assert recorder.answered == [{A.name}, set(), {C.name}, {C.name}, set()]
 
 
 def test_a_model_that_is_starting_holds_up_no_other() -> None:
@@ -84,12 +84,12 @@ def test_a_model_that_is_starting_holds_up_no_other() -> None:
         raise AssertionError
 
     async def first_found() -> list[ReplicaAddress]:
-        found: asyncio.Queue[list[ReplicaAddress]] = asyncio.Queue()
+        recorder: asyncio.Queue[list[ReplicaAddress]] = asyncio.Queue()
         ask = {"small": never, "large": answers(Answers([A]))}
-        discovery = Discovery(ask, lambda addresses, answered: found.put_nowait(addresses))
+        discovery = Discovery(ask, lambda addresses, answered: recorder.put_nowait(addresses))
         running = asyncio.create_task(discovery.run())
         try:
-            return await found.get()
+            return await recorder.get()
         finally:
             running.cancel()
 
@@ -97,7 +97,7 @@ def test_a_model_that_is_starting_holds_up_no_other() -> None:
 
 
 def broadcasting(fetch: Callable[[], Awaitable[list[Any]]], asked: list[Any] | None = None) -> Any:
-    """A handle of a deployment whose replicas are asked that way. asked: what they were."""
+    """Handle of a deployment whose broadcasts call `fetch`. asked: collects the arguments."""
 
     def broadcast(*call: Any) -> Any:
         if asked is not None:
@@ -108,7 +108,7 @@ def broadcasting(fetch: Callable[[], Awaitable[list[Any]]], asked: list[Any] | N
 
 
 def test_replicas_hear_what_waits_at_the_coordinator() -> None:
-    """Serve's autoscaler asks replicas only, and what waits at coordinators is demand, too."""
+    """Serve's autoscaler asks replicas only, but requests that wait at coordinators are demand, too."""
     asked: list[Any] = []
 
     async def fetch() -> list[Any]:

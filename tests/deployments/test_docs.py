@@ -1,4 +1,4 @@
-"""The reference pages say what the code says: every key, every field, every command."""
+"""The reference pages have every key, field and command of the code."""
 
 from pathlib import Path
 

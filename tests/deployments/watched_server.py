@@ -1,4 +1,4 @@
-"""A server over the fake coordinator that tells how long its event loop was held up; its argument is the port."""
+"""A server over the fake coordinator that measures how long its event loop was blocked. Argument: the port."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ _TICK_S = 0.002
 
 
 class ThreadedCoordinator(FakeCoordinator):
-    """Answers from a thread of its own, as the real one does."""
+    """Answers from its own thread, as the real coordinator does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ThreadedCoordinator(FakeCoordinator):
 
 
 class Watch:
-    """Measures how long the event loop could not run anything.
+    """Measures how long the event loop was blocked, and the process's memory.
 
     A gap counts for no more than the processor time that this process had in it, so other processes don't matter.
     """
@@ -62,11 +62,11 @@ class Watch:
             self.most_bytes = max(self.most_bytes, self._process.memory_info().rss)
 
     async def read(self) -> dict[str, float]:
-        """The longest gap and the most memory since the last call."""
+        """Return the longest gap in seconds and the most memory in bytes since the last call."""
         await asyncio.sleep(5 * _TICK_S)  # so that a gap that has just ended is measured
-        told = {"stall_s": self.stall_s, "bytes": self.most_bytes}
+        watched = {"stall_s": self.stall_s, "bytes": self.most_bytes}
         self.stall_s, self.most_bytes = 0.0, 0
-        return told
+        return watched
 
 
 def main(port: int) -> None:
@@ -77,7 +77,7 @@ def main(port: int) -> None:
         model.max_length = CONTEXT
     endpoints, fake = load_endpoints(config), coordinator
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
-    endpoints["consort"].vocabulary.tool_format = "hermes"
+    endpoints["consort"].token_decoder.tool_format = "hermes"
     service: Any = Service(endpoints, fake, limits=Limits(max_requests=256))  # type: ignore[arg-type]
     api = make_api(service)
 

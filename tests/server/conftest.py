@@ -1,4 +1,4 @@
-"""One real server for all tests here: Ray, Serve, and the bundled models in float32, on a free loopback port."""
+"""One real server for all tests of this folder: Ray, Serve and the bundled models in float32."""
 
 import socket
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from deployments.configuration.config import load_config
 
 @dataclass(frozen=True)
 class Server:
-    """The server as its clients and its operators see it."""
+    """The server, for clients and operators."""
 
     url: str
     port: int

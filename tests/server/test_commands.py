@@ -1,4 +1,4 @@
-"""The commands as a user runs them: `consort serve` and `consort demo` in processes of their own."""
+"""`consort serve` and `consort demo` in their own processes, as a user runs them."""
 
 import os
 import signal
@@ -19,21 +19,21 @@ COMMAND = [sys.executable, "-m", "deployments"]
 
 
 def ray_processes(group: int) -> list[int]:
-    """Live Ray processes whose environment says that they descend from the command of this process group."""
+    """Live Ray processes that descend from the command, by the mark in their environment."""
     marker = f"CONSORT_TEST={group}".encode()
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if marker in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue  # it ended meanwhile
-    return found
+    return pids
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """An environment like a user's, marked so that what it starts can be found."""
+    """A user's environment with a mark by which descendants are recognised."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {**inherited, "CONSORT_TEST": str(os.getpid()), "COLUMNS": "120", "HOME": str(tmp_path)}
 

@@ -1,4 +1,4 @@
-"""What goes wrong on purpose: a killed drafter, clients that leave, many at once, bad input."""
+"""Failures: killed replicas, disconnecting clients, many requests at once, bad input."""
 
 import http.client
 import json
@@ -30,7 +30,7 @@ LONG = {
 
 @pytest.fixture
 def long_request(client: Any) -> tuple[dict[str, Any], str]:
-    """A request whose answer does not end early, and its undisturbed text."""
+    """A long request and the text that it gets without failures."""
     for seed in range(50):
         answer = client.completions.create(**LONG, seed=seed)
         if answer.usage.completion_tokens == LONG["max_tokens"]:
@@ -39,7 +39,7 @@ def long_request(client: Any) -> tuple[dict[str, Any], str]:
 
 
 def leave_early(server: Server, request: dict[str, Any], *, stream: bool) -> None:
-    """Begin a long request, and hang up once it holds its slots."""
+    """Begin a long request and disconnect once it holds its slots."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = json.dumps({**request, "stream": stream})
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
@@ -60,7 +60,7 @@ def test_a_client_that_leaves_frees_its_slots(
 
 
 def stream_while_killing(client: Any, request: dict[str, Any], pid: int) -> str:
-    """The text of a long request during which the process is killed, after its 20th chunk."""
+    """Text of a long request whose replica's process is killed after the 20th chunk."""
     text = ""
     for count, chunk in enumerate(client.completions.create(**request, stream=True)):
         text += chunk.choices[0].text
@@ -103,7 +103,7 @@ def test_killing_the_target_in_mid_stream_only_delays(
 
 
 def coordinator_pid() -> int:
-    """Of the process that Ray titles so, among those that the tests started: others may serve on the same machine."""
+    """Process id of the coordinator that these tests started; other servers may run on this machine."""
     title = f"ray::ServeReplica:{APP_NAME}:{COORDINATOR}"
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended

@@ -1,4 +1,4 @@
-"""The calls that Open WebUI makes of a server that it is connected to, with the fields that it sends."""
+"""The requests of a connected Open WebUI, with the fields that it sends."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Parameters of requests, by the official client, on the bundled models: each does what OpenAI says, or vLLM."""
+"""Request parameters by the official client on the bundled models, as documented by OpenAI or vLLM."""
 
 import json
 from typing import Any
@@ -37,7 +37,7 @@ def test_choices_and_their_log_probabilities(client: Any) -> None:
         assert all(len(top) in (2, 3) for top in choice.logprobs.top_logprobs)
         assert all(value <= 0 for value in choice.logprobs.token_logprobs)
     best = complete(client, n=1, best_of=3, temperature=1.0)
-    means = [sum(one.logprobs.token_logprobs) / len(one.logprobs.tokens) for one in answer.choices]
+    means = [sum(choice.logprobs.token_logprobs) / len(choice.logprobs.tokens) for choice in answer.choices]
     assert best.choices[0].text == answer.choices[means.index(max(means))].text
 
 

@@ -1,4 +1,4 @@
-"""What replicas tell through Ray's metrics, as Prometheus would scrape it from the node."""
+"""Replicas' metrics through Ray, as Prometheus scrapes them from the node."""
 
 import urllib.request
 

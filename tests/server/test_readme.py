@@ -1,4 +1,4 @@
-"""The README's commands and examples, run as they stand there."""
+"""Runs the README's commands and examples."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def make_targets() -> set[str]:
 
 
 def test_make_knows_every_target() -> None:
-    """What `make demo` runs, tests/server/test_commands.py has."""
+    """`make demo` itself is tested in tests/server/test_commands.py."""
     assert {"demo", "serve"} <= make_targets()
     for target in make_targets():
         command = ["make", "--dry-run", target, f"VENV={sys.prefix}"]
@@ -58,7 +58,7 @@ def console_commands() -> list[str]:
 
 @pytest.mark.parametrize("command", console_commands())
 def test_commands_on_the_terminal(server: Server, command: str) -> None:
-    """With the checkout's own modules, and without a terminal."""
+    """Run with the checkout's modules and without a terminal."""
     script = f"{sys.executable} -m deployments {command}"
     environment = {**os.environ, "CONSORT_URL": f"http://127.0.0.1:{server.port}"}
     options: dict[str, Any] = {"cwd": ROOT, "env": environment, "input": "hi\n", "timeout": 200}

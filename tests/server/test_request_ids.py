@@ -1,4 +1,4 @@
-"""Every answer has one id, the client's if it sent one: with Serve's own proxy in front."""
+"""Every response has one id, the client's if it sent one, behind Serve's proxy."""
 
 import http.client
 import json

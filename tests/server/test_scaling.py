@@ -1,4 +1,4 @@
-"""Drafters come and go under a stream, by `consort scale`."""
+"""`consort scale` adds and removes drafters during a stream."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The queue in front of the coordinator: bounds, order, fairness, deadlines. Nothing ends until the test says so."""
+"""Admission: bounds, order, fairness, deadlines. Requests end only when the test ends them."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -20,7 +20,7 @@ ALICE, BOB = ApiKey("alice"), ApiKey("bob")
 
 
 class Backend:
-    """Collects what begins."""
+    """Records the requests that begin."""
 
     def __init__(self) -> None:
         self.begun: list[Request] = []
@@ -61,7 +61,7 @@ def test_what_fits_begins_at_once_and_the_rest_when_something_ends() -> None:
             admission.submit(request(number), nothing)
         assert backend.ids == [0, 1]
         assert admission.counts() == ({"e": 2}, {"e": 2})
-        admission.finished(1)
+        admission.finish(1)
         admission.cancel(0)
         assert backend.ids == [0, 1, 2, 3]
         assert backend.cancelled == [0]
@@ -75,7 +75,7 @@ def test_what_is_cancelled_while_it_waits_never_begins() -> None:
         for number in range(3):
             admission.submit(request(number), nothing)
         admission.cancel(1)
-        admission.finished(0)
+        admission.finish(0)
         assert backend.ids == [0, 2]
         assert backend.cancelled == []
 
@@ -90,7 +90,7 @@ def test_bounds_are_of_requests_and_of_tokens() -> None:
         with pytest.raises(OverloadedError, match="2 requests are in progress already") as refused:
             admission.submit(request(2), nothing)
         assert refused.value.retry_after_s >= 1
-        admission.finished(0)
+        admission.finish(0)
         admission.submit(request(2), nothing)
         admission, _ = make(max_tokens=25)
         admission.submit(request(0), nothing)
@@ -115,9 +115,9 @@ def test_a_key_has_bounds_of_its_own() -> None:
 
 
 async def order_of(admission: Admission, backend: Backend) -> list[int]:
-    """The order in which all that waits begins, one after the other."""
+    """End requests one by one; return the order in which waiting requests begin."""
     while sum(admission.counts()[0].values()):
-        admission.finished(backend.ids[-1])
+        admission.finish(backend.ids[-1])
     return backend.ids
 
 
@@ -155,7 +155,7 @@ def test_a_key_that_was_idle_has_saved_up_nothing() -> None:
         for number in range(10):
             admission.submit(request(number), nothing, key=ALICE)
         for number in range(5):
-            admission.finished(number)
+            admission.finish(number)
         for number in range(100, 110):
             admission.submit(request(number), nothing, key=BOB)
         later = (await order_of(admission, backend))[6:]
@@ -177,14 +177,14 @@ def test_urgent_requests_of_a_key_come_first() -> None:
 def test_deadlines_hold_in_the_queue_and_shrink_by_it() -> None:
     async def run() -> None:
         admission, backend = make()
-        told: list[Delta] = []
+        deltas: list[Delta] = []
         admission.submit(request(0), nothing)
-        admission.submit(request(1, timeout_s=0.02), told.append)
+        admission.submit(request(1, timeout_s=0.02), deltas.append)
         admission.submit(request(2, timeout_s=60), nothing)
         await asyncio.sleep(0.05)
-        assert isinstance(told[0].error, DeadlineError)
-        admission.finished(1)
-        admission.finished(0)
+        assert isinstance(deltas[0].error, DeadlineError)
+        admission.finish(1)
+        admission.finish(0)
         timeout_s = backend.begun[-1].timeout_s
         assert timeout_s is not None
         assert 59 < timeout_s < 60
@@ -198,10 +198,10 @@ def test_a_refusal_when_it_is_a_requests_turn_reaches_its_client() -> None:
             raise OverloadedError("full")
 
     async def run() -> None:
-        told: list[Delta] = []
-        Admission(Full(), Limits()).submit(request(0), told.append)
-        assert isinstance(told[0].error, OverloadedError)
-        assert told[0].statistics == Statistics()
+        deltas: list[Delta] = []
+        Admission(Full(), Limits()).submit(request(0), deltas.append)
+        assert isinstance(deltas[0].error, OverloadedError)
+        assert deltas[0].statistics == Statistics()
 
     in_loop(run())
 
@@ -209,12 +209,12 @@ def test_a_refusal_when_it_is_a_requests_turn_reaches_its_client() -> None:
 def test_replicas_that_came_later_are_used_too() -> None:
     async def run() -> None:
         backend, slots = Backend(), {"target": 1}
-        admission = Admission(backend, Limits(running={"target": 1}), slots=slots.__getitem__)
+        admission = Admission(backend, Limits(running={"target": 1}), count_slots=slots.__getitem__)
         for number in range(8):
             admission.submit(request(number), nothing)
         assert backend.ids == [0, 1, 2]
         slots["target"] = 4
-        admission.finished(0)
+        admission.finish(0)
         assert backend.ids == [0, 1, 2, 3, 4, 5, 6]
 
     in_loop(run())

@@ -1,4 +1,4 @@
-"""How long requests wait, predicted and real. Time, models and clients are made of numbers."""
+"""Predicted and simulated waiting times of requests. Time, models and clients are simulated."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ ALICE, BOB = ApiKey("alice"), ApiKey("bob")
 
 @dataclass
 class World:
-    """A target whose running requests get a token each at every step, and the queue in front of it."""
+    """A simulated target, whose running requests get one token per step, behind an `Admission`."""
 
     limits: Limits
     now_s: float = 0.0
@@ -43,7 +43,7 @@ class World:
     def cancel(self, request_id: int) -> None: ...
 
     def ask(self, length: int, *, most: int | None = None, key: ApiKey = ALICE, check: bool = True) -> int:
-        """Submit a request that may have `most` tokens; returns its id. check: it may be refused."""
+        """Submit a request of at most `most` tokens; return its id. check: whether it may be refused."""
         request = Request(ENDPOINT, [1], SamplingParams(max_tokens=most or length), request_id=next(self._ids))
         if check:
             self.admission.check([request], key)
@@ -52,7 +52,7 @@ class World:
         return request.request_id
 
     def fill(self, waiting: int, *, key: ApiKey = ALICE) -> None:
-        """Requests in all slots that end one by one, and so many that wait."""
+        """Fill all slots with requests that end one by one, and queue more."""
         for index in range(SLOTS + waiting):
             self.ask(40 + 5 * (index % SLOTS), key=key, check=False)
 
@@ -60,11 +60,11 @@ class World:
         self.now_s += STEP_S
         for request_id in list(self.written):
             self.written[request_id] += 1
-            self.admission.progress(request_id, self.written[request_id])
+            self.admission.record_progress(request_id, self.written[request_id])
             if self.written[request_id] == self.lengths[request_id]:
                 del self.written[request_id]
                 self.ended_s[request_id] = self.now_s
-                self.admission.finished(request_id)
+                self.admission.finish(request_id)
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / STEP_S)):
@@ -77,7 +77,7 @@ class World:
 
 
 def in_world(test: Callable[[World], None], **limits: Any) -> None:
-    """Run the test in an event loop that has the world's time."""
+    """Run the test in an event loop with simulated time."""
     world = World(Limits(**{"max_requests": 10_000, "running": {ENDPOINT.target: SLOTS}, **limits}))
 
     async def run() -> None:
@@ -120,7 +120,7 @@ def test_before_the_speed_is_known_as_many_may_wait_as_run() -> None:
 
 
 def test_a_short_wait_is_never_too_long() -> None:
-    """Answers of one token: even a hundred of them are done in a second."""
+    """A hundred answers of one token each take only a second."""
 
     def test(world: World) -> None:
         for _ in range(40):
@@ -136,7 +136,7 @@ def test_a_short_wait_is_never_too_long() -> None:
 
 @dataclass
 class Crowd:
-    """Clients that ask again when they have an answer, and when `Retry-After` is over."""
+    """Clients that send their next request after an answer, or after `Retry-After`."""
 
     world: World
     clients: int
@@ -152,7 +152,7 @@ class Crowd:
                 if at_s <= self.world.now_s:
                     free_at_s[client] = self._ask(client, asked)
             self.world.step()
-            for request_id in [one for one in asked if one in self.world.ended_s]:
+            for request_id in [request_id for request_id in asked if request_id in self.world.ended_s]:
                 client, asked_s = asked.pop(request_id)
                 free_at_s[client] = self.world.now_s
                 self.latencies_s.append(self.world.now_s - asked_s)
@@ -169,18 +169,18 @@ class Crowd:
 
 @pytest.mark.parametrize("longest_s", [None, 2.0])
 def test_twenty_times_too_many_clients(longest_s: float | None) -> None:
-    """Those who are admitted wait as they would at capacity, or up to twice as long, and no slot is idle."""
-    found: list[Crowd] = []
+    """Under overload, accepted requests take at most twice as long as at capacity, and no slot is idle."""
+    crowds: list[Crowd] = []
 
     def test(world: World) -> None:
-        crowd = Crowd(world, clients=SLOTS * 20 if found else SLOTS)
+        crowd = Crowd(world, clients=SLOTS * 20 if crowds else SLOTS)
         crowd.run(120)
-        found.append(crowd)
+        crowds.append(crowd)
 
     in_world(test, max_queue_wait_s=longest_s)
     in_world(test, max_queue_wait_s=longest_s)
-    capacity, overload = found
-    p99_s = [quantiles(crowd.latencies_s, n=100)[-1] for crowd in found]
+    capacity, overload = crowds
+    p99_s = [quantiles(crowd.latencies_s, n=100)[-1] for crowd in crowds]
     assert p99_s[1] < 2 * p99_s[0]
     assert fmean(overload.latencies_s) < 2.2 * fmean(capacity.latencies_s)
     assert len(overload.latencies_s) > 0.95 * len(capacity.latencies_s)
@@ -199,7 +199,7 @@ def test_a_backlog_of_one_key_refuses_no_other() -> None:
 
 
 def test_requests_that_belong_together_are_taken_on_together() -> None:
-    """What one client asks for at once is not refused because of itself."""
+    """Requests of one group don't count as each other's queue."""
 
     def test(world: World) -> None:
         requests = [Request(ENDPOINT, [1], SamplingParams(max_tokens=40)) for _ in range(10 * SLOTS)]
@@ -223,16 +223,16 @@ def test_an_unread_request_is_refused_where_all_its_targets_are_full() -> None:
     in_world(test, max_queue_wait_s=None, running={ENDPOINT.target: SLOTS, "other": SLOTS})
 
 
-def test_what_is_held_back_are_those_who_wait_and_those_who_were_refused() -> None:
-    """40 clients on 8 slots lack 32 of them, whether they are let wait or come again and again."""
+def test_unserved_requests_are_waiting_or_refused_ones() -> None:
+    """40 clients on 8 slots lack 32 slots, whether they wait or retry."""
     for longest_s in (None, 1000.0):
 
         def test(world: World) -> None:
             crowd = Crowd(world, clients=40)
             crowd.run(60)
-            assert 24 <= world.admission.held_back(ENDPOINT.target) <= 40
-            assert world.admission.held_back("other") == 0
+            assert 24 <= world.admission.count_unserved(ENDPOINT.target) <= 40
+            assert world.admission.count_unserved("other") == 0
             world.run(60)
-            assert world.admission.held_back(ENDPOINT.target) < 1
+            assert world.admission.count_unserved(ENDPOINT.target) < 1
 
         in_world(test, max_queue_wait_s=longest_s)

@@ -1,4 +1,4 @@
-"""What answers tell, whole and in chunks: choices, log-probabilities, sources, reasons. The answers are made up."""
+"""Whole and streamed answers of the fake coordinator: choices, log-probabilities, sources, finish reasons."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from decoding.sampling.noise import choice_seed
 from deployments.endpoints.endpoint import ServedEndpoint
-from tests.deployments.fake_coordinator import FakeCoordinator, told
+from tests.deployments.fake_coordinator import FakeCoordinator, fake_logprobs
 
 BODY: dict[str, Any] = {"model": "consort", "prompt": "import os", "max_tokens": 12, "seed": 1}
 CHAT: dict[str, Any] = {
@@ -46,7 +46,7 @@ def test_choices_are_numbered_prompt_by_prompt_and_have_seeds_of_their_own(
     assert [request.params.seed for request in coordinator.requests] == [choice_seed(1, i) for i in (0, 1, 2)] * 2
     assert len({tuple(request.prompt) for request in coordinator.requests[:3]}) == 1
     alone = complete(fake, prompt="b", n=2)
-    assert [one["text"] for one in alone["choices"]] == [one["text"] for one in answer["choices"][3:5]]
+    assert [choice["text"] for choice in alone["choices"]] == [choice["text"] for choice in answer["choices"][3:5]]
     first, second = (len(coordinator.requests[i].prompt) for i in (0, 3))
     assert answer["usage"] == {
         "prompt_tokens": first + second,
@@ -58,10 +58,10 @@ def test_choices_are_numbered_prompt_by_prompt_and_have_seeds_of_their_own(
 def test_best_of_returns_the_likeliest(fake: TestClient) -> None:
     every = complete(fake, n=5, logprobs=0)["choices"]
     best = complete(fake, n=2, best_of=5)
-    means = [sum(one["logprobs"]["token_logprobs"]) / 12 for one in every]
+    means = [sum(choice["logprobs"]["token_logprobs"]) / 12 for choice in every]
     ranked = sorted(range(5), key=lambda i: -means[i])
-    assert [one["text"] for one in best["choices"]] == [every[i]["text"] for i in ranked[:2]]
-    assert [one["index"] for one in best["choices"]] == [0, 1]
+    assert [choice["text"] for choice in best["choices"]] == [every[i]["text"] for i in ranked[:2]]
+    assert [choice["index"] for choice in best["choices"]] == [0, 1]
     assert best["choices"][0]["logprobs"] is None
     assert best["usage"]["completion_tokens"] == 60
 
@@ -70,8 +70,8 @@ def test_a_completions_logprobs(fake: TestClient, endpoints: dict[str, ServedEnd
     (choice,) = complete(fake, logprobs=3)["choices"]
     logprobs = choice["logprobs"]
     assert [len(values) for values in logprobs.values()] == [12] * 4
-    vocabulary = endpoints["consort"].vocabulary
-    likeliest = {vocabulary.text_of(token) for token, _ in told(9, 3).top}
+    vocabulary = endpoints["consort"].token_decoder
+    likeliest = {vocabulary.text_of(token) for token, _ in fake_logprobs(9, 3).top}
     for token, logprob, top, begin in zip(*logprobs.values(), strict=True):
         assert set(top) == likeliest | {token}
         assert top[token] == logprob
@@ -86,9 +86,10 @@ def test_a_chats_logprobs(fake: TestClient) -> None:
     (choice,) = chat(fake, logprobs=True, top_logprobs=2)["choices"]
     content = choice["logprobs"]["content"]
     assert (
-        bytes(byte for one in content for byte in one["bytes"]).decode(errors="replace") == choice["message"]["content"]
+        bytes(byte for entry in content for byte in entry["bytes"]).decode(errors="replace")
+        == choice["message"]["content"]
     )
-    assert [len(one["top_logprobs"]) for one in content] == [2] * 12
+    assert [len(entry["top_logprobs"]) for entry in content] == [2] * 12
     assert set(content[0]) == {"token", "logprob", "bytes", "top_logprobs"}
     assert chat(fake, logprobs=True)["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
     assert chat(fake)["choices"][0]["logprobs"] is None
@@ -100,7 +101,9 @@ def test_echo_begins_with_the_prompt(fake: TestClient, coordinator: FakeCoordina
     assert choice["text"] == "import os" + plain
     logprobs, prompt = choice["logprobs"], coordinator.requests[-1].prompt
     assert len(logprobs["tokens"]) == len(prompt) + 12
-    assert logprobs["token_logprobs"][: len(prompt)] == [None] + [told(token, 0).logprob for token in prompt[1:]]
+    assert logprobs["token_logprobs"][: len(prompt)] == [None] + [
+        fake_logprobs(token, 0).logprob for token in prompt[1:]
+    ]
     assert logprobs["text_offset"][len(prompt)] == len("import os")
     for token, begin in zip(logprobs["tokens"][1:], logprobs["text_offset"][1:], strict=True):
         assert token.startswith("bytes:") or choice["text"][begin:].startswith(token)
@@ -122,18 +125,18 @@ def test_prompt_logprobs_are_vllms(fake: TestClient, coordinator: FakeCoordinato
     first, *others = choice["prompt_logprobs"]
     assert first is None
     assert len(others) == len(prompt) - 1
-    for token, place in zip(prompt[1:], others, strict=True):
-        assert set(place) == {str(token), "6", "7"}
-        assert place[str(token)]["rank"] == token - 5
-        assert set(place["6"]) == {"logprob", "rank", "decoded_token"}
+    for token, candidates in zip(prompt[1:], others, strict=True):
+        assert set(candidates) == {str(token), "6", "7"}
+        assert candidates[str(token)]["rank"] == token - 5
+        assert set(candidates["6"]) == {"logprob", "rank", "decoded_token"}
     assert len(chat(fake, prompt_logprobs=0)["prompt_logprobs"]) == len(coordinator.requests[-1].prompt)
 
 
 def test_details_of_tokens(fake: TestClient) -> None:
     (choice,) = complete(fake, return_token_details=True)["choices"]
-    assert "".join(one["text"] for one in choice["token_details"]) == choice["text"]
+    assert "".join(detail["text"] for detail in choice["token_details"]) == choice["text"]
     assert len(choice["token_details"]) == 12
-    assert {one["source"] for one in choice["token_details"]} <= {"accepted", "recovered"}
+    assert {detail["source"] for detail in choice["token_details"]} <= {"accepted", "recovered"}
     echoed = complete(fake, return_token_details=True, echo=True)["choices"][0]
     assert echoed["token_details"] == choice["token_details"]
     assert "token_details" not in complete(fake)["choices"][0]
@@ -169,7 +172,7 @@ JOINED = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
 
 
 def joined(chunks: list[Any]) -> dict[int, dict[str, Any]]:
-    """The choices that the chunks add up to, in the shape of a whole answer's."""
+    """Join chunks into choices in the format of a whole answer."""
     choices: dict[int, dict[str, Any]] = {}
     for piece in (choice for chunk in chunks for choice in chunk["choices"]):
         if "delta" in piece:

@@ -1,4 +1,4 @@
-"""Parts of an answer become one in a time that grows with their number, and not with its square."""
+"""Joining the parts of an answer takes linear, not quadratic, time."""
 
 import time
 
@@ -12,8 +12,8 @@ from deployments.requests.responses_request import ResponsesRequest
 
 
 def parts(count: int) -> list[Part]:
-    told = TokenLogprobs(7, -1.0, 1, ())
-    return [Part("ab ", [at], ["ab "], [3 * at], ["plain"], logprobs=[told]) for at in range(count)]
+    logprobs = TokenLogprobs(7, -1.0, 1, ())
+    return [Part("ab ", [index], ["ab "], [3 * index], ["plain"], logprobs=[logprobs]) for index in range(count)]
 
 
 def test_all_that_parts_tell_is_joined_in_order() -> None:
@@ -25,7 +25,7 @@ def test_all_that_parts_tell_is_joined_in_order() -> None:
 
 
 def joining_s(count: int) -> float:
-    """The least of some trials."""
+    """Least time of some trials, in seconds."""
     made = parts(count)
     times = []
     for _ in range(5):
@@ -36,12 +36,12 @@ def joining_s(count: int) -> float:
 
 
 def test_sixteen_times_the_parts_take_about_sixteen_times_as_long() -> None:
-    """256 times, if each were appended to a copy of those before."""
+    """16 times the parts take about 16 times as long; quadratic joining would take 256 times."""
     assert joining_s(8192) < 80 * joining_s(512)
 
 
 def test_what_is_held_back_comes_as_a_whole(endpoints: dict[str, ServedEndpoint]) -> None:
-    """A call whose arguments come before its name says nothing until its end."""
+    """A call whose arguments precede its name emits nothing until its end."""
     served = endpoints["consort"]
     body = ResponsesRequest.model_validate(
         {
@@ -53,12 +53,12 @@ def test_what_is_held_back_comes_as_a_whole(endpoints: dict[str, ServedEndpoint]
         }
     )
     request = Request(served.endpoint, [10], SamplingParams(max_tokens=9000))
-    writer = ResponsesWriter(body, [request], served.vocabulary, seed=0)
+    writer = ResponsesWriter(body, [request], served.token_decoder, seed=0)
     assert writer.begin()
     pieces = ['[{"parameters": {"a": "', *["word "] * 300, '"}, "name": "f"}]']
     written = [
-        writer.add(0, Delta(text, [20], Statistics(committed=at), finish="stop" if at == len(pieces) else None))
-        for at, text in enumerate(pieces, 1)
+        writer.add(0, Delta(text, [20], Statistics(committed=count), finish="stop" if count == len(pieces) else None))
+        for count, text in enumerate(pieces, 1)
     ]
     assert not any(written[:-1])
     assert "function_call_arguments.done" in written[-1]
@@ -67,7 +67,7 @@ def test_what_is_held_back_comes_as_a_whole(endpoints: dict[str, ServedEndpoint]
 
 
 def test_the_bytes_of_a_token_are_looked_up_once(endpoints: dict[str, ServedEndpoint]) -> None:
-    vocabulary = endpoints["consort"].vocabulary
-    vocabulary._known.cache_clear()
+    vocabulary = endpoints["consort"].token_decoder
+    vocabulary._cached_bytes.cache_clear()
     assert vocabulary.text_of(300) == vocabulary.bytes_of(300).decode(errors="replace")
-    assert vocabulary._known.cache_info().misses == 1
+    assert vocabulary._cached_bytes.cache_info().misses == 1

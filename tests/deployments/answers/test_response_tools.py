@@ -1,7 +1,8 @@
-"""Calls of functions in /v1/responses and /tokenize, by the official client. The model's answers are scripted."""
+"""Function calls in /v1/responses and /tokenize, by the official client, over scripted answers."""
 
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import openai
@@ -42,7 +43,7 @@ def test_a_stream_brings_the_arguments_as_they_come(client: openai.OpenAI, monke
     events = list(client.responses.create(**ASKED, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
-    seen = [kind for at, kind in enumerate(kinds) if kind not in kinds[at - 1 : at]]  # the first of several in a row
+    seen = [kind for kind, _ in groupby(kinds)]
     message = ["output_item.added", "content_part.added", "output_text.delta"]
     message += ["output_text.done", "content_part.done", "output_item.done"]
     call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
@@ -52,8 +53,8 @@ def test_a_stream_brings_the_arguments_as_they_come(client: openai.OpenAI, monke
     assert "".join(event.delta for event in deltas if event.output_index == 1) == ARGUMENTS
     whole = client.responses.create(**ASKED)
     last: Any = events[-1]
-    for one, other in zip(last.response.output, whole.output, strict=True):
-        assert one.to_dict() | {"id": "", "call_id": ""} == other.to_dict() | {"id": "", "call_id": ""}
+    for item, other in zip(last.response.output, whole.output, strict=True):
+        assert item.to_dict() | {"id": "", "call_id": ""} == other.to_dict() | {"id": "", "call_id": ""}
 
 
 def test_the_clients_own_accumulation_works(client: openai.OpenAI) -> None:

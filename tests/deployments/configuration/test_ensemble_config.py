@@ -98,7 +98,7 @@ def test_options_are_the_decoders() -> None:
 
 def over(fields: dict[str, Any], *, count: int = 2, blends: bool = True) -> EnsembleOptions | None:
     endpoint = EnsembleOptions(blend=BlendParams(kind="gated", threshold=0.9, weights=(1, 2)))
-    return EnsembleFields.model_validate(fields).ensemble_over(endpoint, model="e", count=count, blends=blends)
+    return EnsembleFields.model_validate(fields).override_ensemble(endpoint, model="e", count=count, blends=blends)
 
 
 def test_requests_change_what_they_name() -> None:

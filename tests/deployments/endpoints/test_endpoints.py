@@ -1,4 +1,4 @@
-"""The text side of endpoints: vocabularies, EOS ids, templates."""
+"""Endpoints: vocabularies, EOS ids, chat templates."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def with_drafter(folder: Path) -> ServerConfig:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the bundled drafter, without its weights."""
+    """Copy the bundled drafter without its weights."""
     return Path(shutil.copytree(BUNDLED, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors")))
 
 
@@ -60,7 +60,7 @@ def test_a_tokenizer_that_tidies_up_is_asked_itself(copy: Path) -> None:
 def test_the_bundled_endpoint() -> None:
     endpoint = load_endpoints(load_config())["consort"]
     assert endpoint.context_length == 1024
-    assert endpoint.vocabulary.size == 2048
+    assert endpoint.token_decoder.size == 2048
     assert endpoint.eos_token_ids == (2,)
     (request,) = endpoint.prepare(CompletionRequest(model="consort", prompt=["x"]), seed=1)
     assert request.prompt == endpoint.encoder.tokenizer("x").input_ids
@@ -74,7 +74,7 @@ def test_a_drafter_with_another_vocabulary_drafts_through_text(copy: Path, caplo
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
     (copy / "config.json").write_text(json.dumps(config | {"vocab_size": 2050}), encoding="utf-8")
-    assert load_endpoints(with_drafter(copy))["consort"].vocabulary.size == 2048
+    assert load_endpoints(with_drafter(copy))["consort"].token_decoder.size == 2048
     (line,) = caplog.messages
     assert line.startswith("endpoints.consort: drafter drafts for target through text: 2048 of 2048 token strings are")
     assert "2046 with the same id" in line

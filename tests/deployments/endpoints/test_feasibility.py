@@ -1,4 +1,4 @@
-"""What leaves no token to choose is refused, at a cost that depends on what is named and not on the vocabulary."""
+"""Parameters that forbid every token are refused, at a cost independent of the vocabulary's size."""
 
 import tracemalloc
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ some = st.lists(st.integers(0, VOCAB - 1), max_size=6).map(tuple)
 
 
 def wrong_field(params: SamplingParams) -> str | None:
-    """By sets of all tokens."""
+    """Reference that builds sets of all tokens."""
     allowed = set(params.allowed_token_ids or range(VOCAB)) - set(params.suppress_tokens)
     allowed -= {word[0] for word in params.bad_words_ids if len(word) == 1}
     if not allowed:

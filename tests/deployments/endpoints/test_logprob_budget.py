@@ -1,11 +1,11 @@
-"""How many log-probabilities a request may have, over all answers and prompts."""
+"""Bounds of log-probabilities over all answers and prompts of a request."""
 
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.answers.responses import Answer
+from deployments.answers.schema import Answer
 from deployments.configuration.config import load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
@@ -59,7 +59,7 @@ def test_without_a_limit_the_answer_gets_as_long_as_the_budget_allows(client: Te
 
 def test_all_choices_have_the_prompts_log_probabilities(client: TestClient) -> None:
     asked = {**PROMPT, "prompt": [[7, 8, 9], [10, 11]], "n": 2, "prompt_logprobs": 1}
-    told = [choice["prompt_logprobs"] for choice in client.post("/v1/completions", json=asked).json()["choices"]]
-    assert told[0] == told[1] != told[2] == told[3]
-    assert [len(one) for one in told] == [3, 3, 2, 2]
-    assert set(told[0][1]) == {"8", "6"}
+    logprobs = [choice["prompt_logprobs"] for choice in client.post("/v1/completions", json=asked).json()["choices"]]
+    assert logprobs[0] == logprobs[1] != logprobs[2] == logprobs[3]
+    assert [len(prompt) for prompt in logprobs] == [3, 3, 2, 2]
+    assert set(logprobs[0][1]) == {"8", "6"}

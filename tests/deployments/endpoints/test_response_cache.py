@@ -1,4 +1,4 @@
-"""Only whole answers to requests that determine them are kept, and only so many."""
+"""Only whole answers to deterministic requests are cached, within the bound."""
 
 from dataclasses import replace
 from typing import Any
@@ -57,12 +57,12 @@ def test_putting_an_answer_twice_counts_it_once() -> None:
 
 def test_only_determined_answers_are_held() -> None:
     cache = ResponseCache(10)
-    assert cache.may_hold(request(1, seeded=False))
-    assert cache.may_hold(request(1, temperature=1, seeded=True))
-    assert not cache.may_hold(request(1, temperature=1, seeded=False))
-    assert not cache.may_hold(request(1, temperature=1, verification="rejection", seeded=True))
-    assert not cache.may_hold(request(1, max_time_s=1.0, seeded=True))
-    assert not ResponseCache(0).may_hold(request(1, seeded=True))
+    assert cache.can_hold(request(1, seeded=False))
+    assert cache.can_hold(request(1, temperature=1, seeded=True))
+    assert not cache.can_hold(request(1, temperature=1, seeded=False))
+    assert not cache.can_hold(request(1, temperature=1, verification="rejection", seeded=True))
+    assert not cache.can_hold(request(1, max_time_s=1.0, seeded=True))
+    assert not ResponseCache(0).can_hold(request(1, seeded=True))
 
 
 def test_broken_answers_are_not_kept() -> None:

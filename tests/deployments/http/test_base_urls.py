@@ -4,19 +4,19 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from deployments.http.base_urls import BaseUrls, base_names, named_model
+from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.validation.errors import install_error_handlers
 
 
 @pytest.fixture
 def client() -> TestClient:
     api = FastAPI()
-    api.add_middleware(BaseUrls, names=base_names({"a": "speculative", "org/b": "ensemble", "c": "ensemble"}))
+    api.add_middleware(BaseUrls, names=base_url_names({"a": "speculative", "org/b": "ensemble", "c": "ensemble"}))
     install_error_handlers(api)
 
     @api.get("/v1/which")
     async def which(request: Request, model: str = "") -> str:
-        return named_model(model, request)
+        return resolve_model(model, request)
 
     return TestClient(api)
 
@@ -55,4 +55,4 @@ def test_what_has_no_endpoint_is_refused(client: TestClient, path: str, status: 
 
 
 def test_an_endpoint_that_is_called_like_a_kind_has_the_url() -> None:
-    assert base_names({"x": "ensemble", "ensemble": "plain"})["ensemble"] == "ensemble"
+    assert base_url_names({"x": "ensemble", "ensemble": "plain"})["ensemble"] == "ensemble"

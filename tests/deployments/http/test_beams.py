@@ -72,10 +72,10 @@ def test_conversations(client: TestClient) -> None:
 def test_log_probabilities_of_all_answers(client: TestClient) -> None:
     plain = ask(client, num_beams=4, n=2)["choices"]
     for choice, same in zip(ask(client, num_beams=4, n=2, logprobs=2)["choices"], plain, strict=True):
-        told = choice["logprobs"]
+        logprobs = choice["logprobs"]
         assert choice["text"] == same["text"]
-        assert sum(told["token_logprobs"]) / len(told["tokens"]) == pytest.approx(choice["score"], abs=1e-4)
-        assert all(len(best) >= 2 for best in told["top_logprobs"])
+        assert sum(logprobs["token_logprobs"]) / len(logprobs["tokens"]) == pytest.approx(choice["score"], abs=1e-4)
+        assert all(len(best) >= 2 for best in logprobs["top_logprobs"])
 
 
 def test_structured_answers(client: TestClient) -> None:

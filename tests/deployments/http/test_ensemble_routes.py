@@ -1,4 +1,4 @@
-"""Endpoints with members over HTTP: blends and choices, whole and streamed, changed by requests, with members gone."""
+"""Ensembles over HTTP: blends and strategies, whole and streamed, with changed options and failed members."""
 
 import json
 import threading
@@ -36,7 +36,7 @@ BODY: dict[str, Any] = {"prompt": "import os", "max_tokens": 8, "temperature": 0
 
 
 def slow_runner(seed: int) -> "Runner":
-    """So slow that a member can fail in mid-stream."""
+    """Slow blend, so that a member can fail in mid-stream."""
     runner = tiny_runner(seed)
     logits = runner.logits
 
@@ -90,10 +90,15 @@ def events(api: TestClient, model: str, **body: Any) -> list[dict[str, Any]]:
 def test_blends_say_who_contributed(api: TestClient, model: str) -> None:
     whole = post(api, model)
     (choice,) = whole["choices"]
-    told = choice["ensemble"]
-    assert told["blend"] == ("mixture" if model == "ensemble" else "contrastive")
-    assert [member["model"] for member in told["members"]] == ["target", "member" if model == "ensemble" else "drafter"]
-    assert all(member["answered"] and member["tokens"] == 8 and member["weight"] == 0.5 for member in told["members"])
+    ensemble = choice["ensemble"]
+    assert ensemble["blend"] == ("mixture" if model == "ensemble" else "contrastive")
+    assert [member["model"] for member in ensemble["members"]] == [
+        "target",
+        "member" if model == "ensemble" else "drafter",
+    ]
+    assert all(
+        member["answered"] and member["tokens"] == 8 and member["weight"] == 0.5 for member in ensemble["members"]
+    )
     streamed = events(api, model)
     assert "".join(event["choices"][0]["text"] for event in streamed) == choice["text"]
     assert streamed[-1]["choices"][0]["ensemble"]["members"][1]["tokens"] == 8
@@ -113,11 +118,11 @@ def test_tokens_tell_what_members_thought_of_them(api: TestClient, model: str) -
         ]
         assert sum(member["share"] for member in detail["members"]) == pytest.approx(1, abs=1e-3)
     streamed = [event["choices"][0]["token_details"] for event in events(api, model, return_token_details=True)]
-    told = [detail for event in streamed for detail in event]
-    assert [[member["agreed"] for member in detail["members"]] for detail in told] == agreed
-    for one, other in zip(told, details, strict=True):
+    chunks = [detail for event in streamed for detail in event]
+    assert [[member["agreed"] for member in detail["members"]] for detail in chunks] == agreed
+    for chunk, other in zip(chunks, details, strict=True):
         logprobs = [member["logprob"] for member in other["members"]]
-        assert [member["logprob"] for member in one["members"]] == pytest.approx(logprobs, abs=1e-3)
+        assert [member["logprob"] for member in chunk["members"]] == pytest.approx(logprobs, abs=1e-3)
 
 
 def test_tokens_do_not_tell_of_members_where_nobody_wants_to_know(api: TestClient) -> None:
@@ -141,16 +146,16 @@ def test_weights_and_parameters_of_a_request_count(api: TestClient) -> None:
 def test_choices_among_whole_answers(api: TestClient, model: str) -> None:
     whole = post(api, model)
     (choice,) = whole["choices"]
-    told = choice["ensemble"]
-    assert told["strategy"] == model.replace("-", "_")
-    assert [member["candidates"] for member in told["members"]] == [3, 3]
-    assert len(told["candidates"]) == 6
-    assert whole["usage"]["completion_tokens"] == sum(one["tokens"] for one in told["candidates"])
-    assert (told.get("votes") is not None) == (model == "majority")
+    ensemble = choice["ensemble"]
+    assert ensemble["strategy"] == model.replace("-", "_")
+    assert [member["candidates"] for member in ensemble["members"]] == [3, 3]
+    assert len(ensemble["candidates"]) == 6
+    assert whole["usage"]["completion_tokens"] == sum(candidate["tokens"] for candidate in ensemble["candidates"])
+    assert (ensemble.get("votes") is not None) == (model == "majority")
     streamed = events(api, model)
     progress = [event["progress"] for event in streamed if "progress" in event]
-    assert [one["done"] for one in progress if one["event"] == "candidate"] == [1, 2, 3, 4, 5, 6]
-    assert len([one for one in progress if one["event"] == "scored"]) == (2 if model == "rerank" else 0)
+    assert [step["done"] for step in progress if step["event"] == "candidate"] == [1, 2, 3, 4, 5, 6]
+    assert len([step for step in progress if step["event"] == "scored"]) == (2 if model == "rerank" else 0)
     assert "".join(event["choices"][0]["text"] for event in streamed) == choice["text"]
     assert all(event["choices"][0]["finish_reason"] is None for event in streamed[:-1])
 
@@ -220,7 +225,7 @@ def test_a_member_that_is_gone_is_dropped_or_ends_it(served: dict[str, ServedEnd
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tokenizer of a copy of the target with its tokens in another order."""
+    """Tokenizer of a copy of the target with permuted tokens."""
     folder = tmp_path_factory.mktemp("foreign")
     tokenizer = load_tokenizer(str(ROOT / "models" / "target"), None)
     permuted_tokenizer(tokenizer, permutation(2048)).save_pretrained(folder)
@@ -243,7 +248,7 @@ def test_members_with_other_tokens_are_refused(foreign: Path) -> None:
 
 
 def test_members_with_other_tokens_join_through_text(foreign: Path) -> None:
-    """Their report is shown; the copy changes nothing; a blend that makes no sense is refused."""
+    """The report is shown, the permuted copy changes no text, and an impossible blend is refused."""
     from actors.model.runner import Runner
     from actors.replica.in_process import Engine
 
@@ -255,12 +260,12 @@ def test_members_with_other_tokens_join_through_text(foreign: Path) -> None:
     with Engine({"target": ("target", leader), "other": ("target", other)}, own_options=own_options) as engine:
         wait_until(lambda: len(engine.coordinator.models()) == 2, "replicas")
         with TestClient(make_api(Service(load_endpoints(config), engine.coordinator))) as api:
-            told = post(api, "e")["choices"][0]
-            assert told["text"] == post(api, "plain")["choices"][0]["text"]
-            assert [member["tokens"] for member in told["ensemble"]["members"]] == [8, 8]
+            choice = post(api, "e")["choices"][0]
+            assert choice["text"] == post(api, "plain")["choices"][0]["text"]
+            assert [member["tokens"] for member in choice["ensemble"]["members"]] == [8, 8]
             card, status = api.get("/v1/models/e").json(), api.get("/v1/status").json()["endpoints"]
             assert card["through_text"]["other"].startswith("2048 of 2048 token strings are among the target's 2048")
-            assert [one["through_text"] for one in status] == [card["through_text"], {}]
+            assert [endpoint["through_text"] for endpoint in status] == [card["through_text"], {}]
             refused = api.post("/v1/completions", json={**BODY, "model": "e", "blend": {"kind": "product"}})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "blend.kind")
 

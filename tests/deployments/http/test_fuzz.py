@@ -1,4 +1,4 @@
-"""Whatever combination of fields is sent: it is answered, or refused with a 400 that names the field."""
+"""Any combination of fields is answered, or refused with a 400 that names the field."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What every request passes: keys, sizes, ids, the log. The answers are made up."""
+"""The gate over a fake coordinator: keys, sizes, ids, access log."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ AUTHORIZED = {"Authorization": f"Bearer {SECRET}"}
 
 @pytest.fixture
 def client(endpoints: dict[str, ServedEndpoint], coordinator: FakeCoordinator) -> Iterator[TestClient]:
-    """Two keys are set, and bodies are small."""
+    """A server with two keys and a small bound on bodies."""
     keys = KeyRing([ApiKey("alice", digest_of(SECRET)), ApiKey("bob", digest_of("other"), max_requests=1)])
     service = Service(endpoints, coordinator, limits=Limits(8))  # type: ignore[arg-type]
     with TestClient(make_api(service, keys=keys, max_body_bytes=1000)) as client:
@@ -104,8 +104,8 @@ def test_keys_come_from_the_file_itself_the_environment_and_files(
     keys = {"alice": {"env": "ALICES_KEY"}, "bob": {"file": "bob", "max_requests": 3}, "eve": {"key": "eves-secret"}}
     config = configured(keys, tmp_path)
     ring = config.http.key_ring()
-    found = {secret: ring.find(f"Bearer {secret}") for secret in ("a", "b", "c", "eves-secret")}
-    assert {secret: key.name for secret, key in found.items() if key} == {
+    keys_found = {secret: ring.find(f"Bearer {secret}") for secret in ("a", "b", "c", "eves-secret")}
+    assert {secret: key.name for secret, key in keys_found.items() if key} == {
         "a": "alice",
         "b": "bob",
         "c": "environment",
@@ -123,8 +123,8 @@ def test_white_space_around_a_secret_does_not_count(
     (tmp_path / "file").write_text(secret.replace("secret", "files"), encoding="utf-8")
     keys = {"file": {"file": "file"}, "inline": {"key": secret.replace("secret", "inlines")}}
     ring = configured(keys, tmp_path).http.key_ring()
-    found = [ring.find(f"Bearer {sent}") for sent in ("secret", "files", "inlines")]
-    assert [key.name for key in found if key] == ["environment", "file", "inline"]
+    keys_found = [ring.find(f"Bearer {sent}") for sent in ("secret", "files", "inlines")]
+    assert [key.name for key in keys_found if key] == ["environment", "file", "inline"]
 
 
 @pytest.mark.parametrize(("secret", "problem"), [("", "is empty"), (" \n", "is empty"), ("clé", "printable ASCII")])

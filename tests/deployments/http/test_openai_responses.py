@@ -1,4 +1,4 @@
-"""/v1/responses by the official client. The answers are made up."""
+"""/v1/responses by the official client, over a fake coordinator."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -85,7 +85,7 @@ def test_the_clients_own_accumulation_works(client: openai.OpenAI) -> None:
 def test_log_probabilities_are_included_if_wanted(client: openai.OpenAI) -> None:
     response = client.responses.create(**ASKED, include=["message.output_text.logprobs"], top_logprobs=2)
     content: Any = response.output[0]
-    assert [len(one.top_logprobs) for one in content.content[0].logprobs] == [2] * 12
+    assert [len(token.top_logprobs) for token in content.content[0].logprobs] == [2] * 12
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Request parameters from the HTTP edge to tiny models and back: each does what it says, with drafts and without."""
+"""Request parameters over HTTP on tiny models: each has its effect, with drafts and without."""
 
 import json
 from typing import Any
@@ -47,14 +47,14 @@ def ask(client: TestClient, **fields: object) -> Any:
 
 
 def untold(value: Any) -> Any:
-    """Without what drafts may change: where tokens came from, and ranks among tokens that are all but equal."""
+    """Drop what drafts may change: sources of tokens, and ranks among nearly equal tokens."""
     if isinstance(value, dict):
         return {name: untold(inner) for name, inner in value.items() if name not in ("source", "rank")}
     return [untold(inner) for inner in value] if isinstance(value, list) else value
 
 
 def rounded(value: Any) -> Any:
-    """With numbers that are met by those of batches of another shape."""
+    """Make numbers approximate, because they differ slightly between batch shapes."""
     if isinstance(value, dict):
         return {name: rounded(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -89,10 +89,10 @@ def test_a_stop_token_ends_the_answer(client: TestClient, endpoints: dict[str, S
     fields = {"allowed_token_ids": [50, 51], "min_tokens": 3, "stop_token_ids": [51], "max_tokens": 200}
     (choice,) = ask(client, **fields, return_token_details=True)["choices"]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 51)
-    assert [one["id"] for one in choice["token_details"]][-1] == 51
+    assert [detail["id"] for detail in choice["token_details"]][-1] == 51
     assert len(choice["token_details"]) > 3
     (shown,) = ask(client, **fields, include_stop_str_in_output=True)["choices"]
-    assert shown["text"] == choice["text"] + endpoints["consort"].vocabulary.text_of(51)
+    assert shown["text"] == choice["text"] + endpoints["consort"].token_decoder.text_of(51)
 
 
 def test_json_answers_validate(client: TestClient) -> None:
@@ -108,7 +108,7 @@ def test_max_time_ends_an_answer(client: TestClient) -> None:
 
 
 def test_logprobs_of_the_prompt_and_of_the_answer_are_the_same(client: TestClient) -> None:
-    """What was an answer is asked for again as a prompt."""
+    """The log-probabilities of an answer agree with those of the same tokens as a prompt."""
     (first,) = ask(client, logprobs=2, return_token_details=True)["choices"]
     prompt = client.post("/tokenize", json={"model": "consort", "prompt": BODY["prompt"]}).json()["tokens"]
     answer = [detail["id"] for detail in first["token_details"]]

@@ -1,4 +1,4 @@
-"""What clients see of a coordinator that dies, from the proxy that outlives it."""
+"""What clients get from Serve's proxy when a coordinator dies."""
 
 import json
 
@@ -8,17 +8,17 @@ from ray.serve._private.utils import call_function_from_import_path
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.http import proxy
-from deployments.http.proxy import LastWord
+from deployments.http.proxy import CoordinatorLossMiddleware
 
 
 def answer(*messages: Message, path: str = "/v1/completions") -> tuple[int, dict[str, str], str]:
-    """Status, headers and body where the application sends these and then returns, as Serve's does."""
+    """Return status, headers and body if the application sends these messages and returns, as Serve's does."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         for message in messages:
             await send(message)
 
-    reply = TestClient(LastWord(application)).post(path, headers={"X-Request-Id": "mine"})
+    reply = TestClient(CoordinatorLossMiddleware(application)).post(path, headers={"X-Request-Id": "mine"})
     return reply.status_code, dict(reply.headers), reply.text
 
 
@@ -60,4 +60,4 @@ def test_whole_answers_pass(messages: list[Message]) -> None:
 
 def test_serve_finds_it() -> None:
     (middleware,) = call_function_from_import_path(proxy.CALLBACK)
-    assert middleware.cls is LastWord
+    assert middleware.cls is CoordinatorLossMiddleware

@@ -1,4 +1,4 @@
-"""The HTTP routes, on tiny models: what comes back, and what is refused."""
+"""The HTTP routes on tiny models: answers and refusals."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def events(text: str) -> list[Any]:
 
 
 def lonely_client(**limits: Any) -> TestClient:
-    """A server whose coordinator has no replica and does not run."""
+    """A server whose coordinator has no replica and is not running."""
     coordinator = Coordinator(LocalExchange().join("coordinator"), **limits)
     return TestClient(
         make_api(Service(load_endpoints(load_config()), coordinator, limits=Limits(max_requests=MAX_REQUESTS)))
@@ -60,7 +60,7 @@ def test_an_answer_has_usage_statistics_and_the_seed(client: TestClient) -> None
 
 
 def test_what_load_generators_send_is_served(fake: TestClient) -> None:
-    """The very body of `vllm bench serve`."""
+    """The body that `vllm bench serve` sends."""
     body = {
         "model": "consort",
         "prompt": "import os",
@@ -136,9 +136,9 @@ def test_every_prompt_has_its_choice(client: TestClient) -> None:
     prompts = [[5, 6, 7], [8, 9]]
     together = client.post("/v1/completions", json={**BODY, "prompt": prompts}).json()
     alone = [client.post("/v1/completions", json={**BODY, "prompt": prompt}).json() for prompt in prompts]
-    assert [choice["text"] for choice in together["choices"]] == [one["choices"][0]["text"] for one in alone]
+    assert [choice["text"] for choice in together["choices"]] == [answer["choices"][0]["text"] for answer in alone]
     assert [choice["index"] for choice in together["choices"]] == [0, 1]
-    assert together["usage"]["total_tokens"] == sum(one["usage"]["total_tokens"] for one in alone)
+    assert together["usage"]["total_tokens"] == sum(answer["usage"]["total_tokens"] for answer in alone)
 
 
 @pytest.mark.parametrize(("path", "body", "field"), CASES)

@@ -1,4 +1,4 @@
-"""GET /v1/status says what `consort status` reads. The answers are made up, and so are the replicas."""
+"""GET /v1/status over a fake coordinator with made-up replicas."""
 
 from fastapi.testclient import TestClient
 
@@ -8,15 +8,15 @@ BODY = {"model": "consort", "prompt": "import os", "max_tokens": 12}
 def test_totals_are_those_of_the_answers(fake: TestClient) -> None:
     answers = [fake.post("/v1/completions", json={**BODY, "seed": seed}).json() for seed in range(3)]
     (endpoint,) = fake.get("/v1/status").json()["endpoints"]
-    told = [answer["speculation"] for answer in answers]
+    speculations = [answer["speculation"] for answer in answers]
     assert endpoint["totals"] == {
         "requests": 3,
         "tokens": 36,
-        "steps": sum(one["steps"] for one in told),
-        "drafted": sum(one["drafted"] for one in told),
-        "accepted": sum(one["accepted"] for one in told),
-        "missed": sum(one["steps"] for one in told),
-        "hits": sum(one["steps"] for one in told),
+        "steps": sum(speculation["steps"] for speculation in speculations),
+        "drafted": sum(speculation["drafted"] for speculation in speculations),
+        "accepted": sum(speculation["accepted"] for speculation in speculations),
+        "missed": sum(speculation["steps"] for speculation in speculations),
+        "hits": sum(speculation["steps"] for speculation in speculations),
     }
 
 
@@ -25,7 +25,10 @@ def test_the_rest_is_as_the_coordinator_knows_it(fake: TestClient) -> None:
     assert status["status"] == "ready"
     assert status["uptime_s"] >= 0
     assert status["requests"] == {"running": 0, "waiting": 0, "max": 8}
-    assert [(one["model"], one["role"]) for one in status["replicas"]] == [("target", "target"), ("drafter", "drafter")]
+    assert [(replica["model"], replica["role"]) for replica in status["replicas"]] == [
+        ("target", "target"),
+        ("drafter", "drafter"),
+    ]
     target, drafter = status["replicas"]
     assert (target["running"], target["waiting"], target["slots"], target["drafting"]) == (2, 1, 4, True)
     assert (drafter["running"], drafter["slots"], drafter["drafting"]) == (0, 0, None)

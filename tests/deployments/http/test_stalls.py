@@ -1,4 +1,4 @@
-"""Nothing that one client sends holds up the event loop, which all streams share, or takes much memory."""
+"""No request blocks the event loop, which all streams share, or takes much memory."""
 
 import json
 import os
@@ -171,12 +171,12 @@ SERVED: dict[str, tuple[str, bytes]] = {
 
 
 def watch(server: httpx.Client) -> dict[str, float]:
-    told: dict[str, float] = server.get("/watch").raise_for_status().json()
-    return told
+    watched: dict[str, float] = server.get("/watch").raise_for_status().json()
+    return watched
 
 
 def send(server: httpx.Client, path: str, body: bytes) -> tuple[httpx.Response, float, float]:
-    """The answer, the longest stall in seconds, and by how much memory grew in bytes."""
+    """Return the answer, the longest stall in seconds, and the growth of memory in bytes."""
     watch(server)
     time.sleep(0.02)
     before = watch(server)["bytes"]

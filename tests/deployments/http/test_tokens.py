@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: as vLLM has them. And what tokens look like."""
+"""/tokenize and /detokenize as in vLLM, and texts of single tokens."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.tokenizers.vocabulary import Vocabulary
+from deployments.tokenizers.token_decoder import TokenDecoder
 from tests.support.byte_level import byte_level_tokenizer
 
 TEXT = "def naïve(x):\n    return '漢字'"
@@ -53,15 +53,15 @@ def test_bad_input_is_refused(fake: TestClient, path: str, fields: dict[str, obj
 def test_the_bytes_of_tokens_are_the_texts(endpoints: dict[str, ServedEndpoint]) -> None:
     served = endpoints["consort"]
     tokens = served.encoder.text(TEXT, "prompt", add_special_tokens=False)
-    assert b"".join(map(served.vocabulary.bytes_of, tokens)).decode() == TEXT
-    assert served.vocabulary.text_of(1) == "<|begin|>"
-    assert any(served.vocabulary.text_of(token).startswith("bytes:\\x") for token in tokens)
-    assert "".join(piece for token in tokens if (piece := served.vocabulary.text_of(token)))
+    assert b"".join(map(served.token_decoder.bytes_of, tokens)).decode() == TEXT
+    assert served.token_decoder.text_of(1) == "<|begin|>"
+    assert any(served.token_decoder.text_of(token).startswith("bytes:\\x") for token in tokens)
+    assert "".join(piece for token in tokens if (piece := served.token_decoder.text_of(token)))
 
 
 def test_a_token_beyond_the_tokenizer_is_empty() -> None:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer())
-    vocabulary = Vocabulary(tokenizer, 400)
+    vocabulary = TokenDecoder(tokenizer, 400)
     assert vocabulary.bytes_of(399) == b""

@@ -161,7 +161,7 @@ def test_what_ends_without_an_answer_is_counted_by_reason(endpoints: dict[str, S
         clients.coordinator.held.pop(0)[1](answer_of_error())
         clients.wait_for(lambda: clients.counted("failed").get(("consort", "unavailable")) == 1)
         clients.coordinator.ready = {"drafter"}
-        clients.service._seen.clear()
+        clients.service._loaded.clear()
         assert clients.client.post("/v1/completions", json=BODY).status_code == 503
         assert clients.counted("failed") == {("consort", "timeout"): 1, ("consort", "unavailable"): 2}
 

@@ -1,4 +1,4 @@
-"""Bodies: what is refused before it is parsed, and that texts do not count as values."""
+"""Bodies that are refused before they are parsed. Commas in strings don't count as values."""
 
 import json
 
@@ -10,7 +10,7 @@ from deployments.requests.json_body import have_more_values, read_json
 
 
 class Anything(BaseModel):
-    """A field."""
+    """A model with one field."""
 
     x: object = None
 

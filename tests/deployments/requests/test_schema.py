@@ -1,4 +1,4 @@
-"""Requests as parsed: forms of prompts, aliases, defaults."""
+"""Parsed requests: forms of prompts, aliases, defaults."""
 
 from dataclasses import fields
 from typing import Any

@@ -238,7 +238,7 @@ def test_the_queues_of_two_coordinators_reach_the_policy_and_count_once() -> Non
             for number in range(100):
                 admission.submit(request(number), lambda delta: None)
             for meter in meters:
-                meter.hear(name, admission.held_back("target"))
+                meter.hear(name, admission.count_unserved("target"))
         return [meter.measure(Report(32, 2, 32, []), LoopTimes()) for meter in meters]
 
     told = asyncio.run(run())

@@ -1,4 +1,4 @@
-"""How an endpoint's requests are answered: by its models at once, or by a choice among whole answers."""
+"""Events of an endpoint's answers: deltas of its models, or a choice among whole answers. Knows no HTTP."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -17,7 +17,7 @@ from deployments.strategies.proposals import Run
 EventBatch = Sequence[tuple[int, Delta | Progress | Outcome]]  # index of the request, its event
 
 
-def answers(
+def answer_events(
     service: Service,
     served: ServedEndpoint,
     requests: Sequence[Request],
@@ -26,10 +26,12 @@ def answers(
     priority: int = 0,
     arrived_s: float | None = None,
 ) -> AsyncGenerator[EventBatch, None]:
-    """Deltas of all requests as they come, or progress and then an outcome of each. Leaving early cancels.
+    """Yield deltas of all requests as they arrive, or progress and then an outcome for each.
+
+    Closing the generator cancels the requests.
 
     Args:
-        arrived_s: when the client's request came, by the monotonic clock; None: now.
+        arrived_s: arrival of the client's request, by the monotonic clock; None: now.
 
     Raises:
         ConsortError: a request was refused, or failed; the others are cancelled.
@@ -38,10 +40,10 @@ def answers(
         return service.run(requests, key=key, priority=priority, arrived_s=arrived_s)
     check = partial(service.check_wait, served, requests, key, priority)
     run: Run = partial(service.run, key=key, priority=priority, admitted=True)
-    return _deliberated(service, served.config.models, served.strategy, requests, run, check)
+    return _deliberate(service, served.config.models, served.strategy, requests, run, check)
 
 
-async def _deliberated(
+async def _deliberate(
     service: Service,
     models: Sequence[str],
     strategy: StrategyOptions,
@@ -50,7 +52,7 @@ async def _deliberated(
     check: Callable[[], None],
 ) -> AsyncGenerator[EventBatch, None]:
     check()
-    deliberations = [Deliberation(one, models, strategy, run, service.ready_models) for one in requests]
-    async with aclosing(merged([one.events() for one in deliberations])) as events:
+    deliberations = [Deliberation(request, models, strategy, run, service.ready_models) for request in requests]
+    async with aclosing(merged([deliberation.events() for deliberation in deliberations])) as events:
         async for index, event in events:
             yield [(index, event)]

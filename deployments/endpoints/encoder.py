@@ -1,4 +1,4 @@
-"""Prompts as token ids: texts, conversations in the model's chat template, and words to be avoided."""
+"""Encodes texts, conversations and words as token ids, at bounded cost. Knows no sampling parameters."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,17 +16,17 @@ from deployments.requests.token_requests import TokenizeRequest
 from deployments.requests.tool_fields import Tool
 from deployments.tokenizers.tool_format import tool_format
 
-_MOST_ARGUMENT_VALUES = 100_000  # in all calls of a conversation: they are JSON, which templates get parsed
-_PREFIX_CHARACTERS = 8  # for each token of the context: more than most texts take
-_PREFIX_MARGIN = 64  # tokens by which a text may get shorter where it goes on
+_MOST_ARGUMENT_VALUES = 100_000  # JSON values in all tool calls of a conversation, which are parsed for the template
+_PREFIX_CHARACTERS = 8  # per token of the context; most texts have fewer
+_PREFIX_MARGIN = 64  # tokens by which a longer text may merge its prefix
 _TEMPLATE_OPTIONS = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
 
 class Encoder:
-    """A target's tokenizer, on the way in. One thread uses it."""
+    """Encoder with a target's tokenizer. Not thread-safe."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, model: str, vocab_size: int, context_length: int) -> None:
-        """model: as clients call it; context_length: tokens."""
+        """model: the endpoint's name, for messages. context_length: in tokens."""
         self.tokenizer = tokenizer
         self._model = model
         self._vocab_size = vocab_size
@@ -34,7 +34,7 @@ class Encoder:
         self._context_length = context_length
 
     def prompt(self, prompt: Prompt) -> list[int]:
-        """A text as the tokenizer does by default, ids as they are.
+        """Token ids of a text with the tokenizer's special tokens; token ids stay as they are.
 
         Raises:
             InvalidRequestError: the text is far too long, or an id is not the model's.
@@ -53,14 +53,14 @@ class Encoder:
         continue_final_message: bool | None = None,
         tools: Sequence[Tool] = (),
     ) -> list[int]:
-        """The conversation, by default up to where the assistant begins to speak.
+        """Token ids of a conversation in the chat template, by default with the begin of the assistant's turn.
 
         Args:
-            variables: for the chat template; the other options are transformers', as clients set them.
+            variables: variables of the chat template. The other options are those of `apply_chat_template`.
 
         Raises:
-            InvalidRequestError: the model has no chat template, or one without tools where there are some; the template
-                refuses, or the text is far too long.
+            InvalidRequestError: there is no chat template, or it has no tools but the request has; the template
+                refuses the messages; or the text is far too long.
         """
         if not self.tokenizer.chat_template:
             raise InvalidRequestError(f"messages: the model {self._model!r} has no chat template.", field="messages")
@@ -89,17 +89,17 @@ class Encoder:
         return self.text(text, "messages", add_special_tokens=False)
 
     def text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
-        """A text's ids; raises InvalidRequestError naming the field if they can't fit into the context."""
+        """Token ids of a text; raises InvalidRequestError, naming the field, if it is far too long for the context."""
         self._check_length(text, field)
         return self._ids(text, add_special_tokens=add_special_tokens)
 
     def _check_length(self, text: str, field: str) -> None:
-        if len(text) > self._most_characters or self._begins_too_long(text):  # before it takes long to find out
+        if len(text) > self._most_characters or self._begins_too_long(text):
             reason = f"{field}: {len(text)} characters are more than {self._context_length} tokens can hold."
             raise InvalidRequestError(reason, field=field)
 
     def _begins_too_long(self, text: str) -> bool:
-        """Whether the first part of a very long text has more tokens than the context already."""
+        """Whether a prefix of a very long text already exceeds the context. Bounds the cost of tokenizing."""
         most = self._context_length * _PREFIX_CHARACTERS
         if len(text) <= most:
             return False
@@ -109,9 +109,9 @@ class Encoder:
         return list(self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False).input_ids)
 
     def words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
-        """How each word is spelt at a text's beginning and, where that differs by its first token only, after a space.
+        """Token ids of each bad word at the beginning of a text and after a space, as vLLM defines `bad_words`.
 
-        This is vLLM's definition of `bad_words`.
+        The spelling after a space counts only if it differs in the first token alone.
         """
         spellings = []
         for bare, spaced in self._spellings(words, "bad_words"):
@@ -121,11 +121,11 @@ class Encoder:
         return spellings
 
     def force_words(self, words: Sequence[Sequence[str]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """For each word, of which there may be alternatives, how these are spelt with and without a space before."""
-        return tuple(tuple(dict.fromkeys(chain(*self._spellings(each, "force_words")))) for each in words)
+        """Spellings of all alternatives of each forced word, with and without a space before."""
+        return tuple(tuple(dict.fromkeys(chain(*self._spellings(group, "force_words")))) for group in words)
 
     def _spellings(self, words: Sequence[str], field: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Return each word's ids at a text's beginning and after a space. One call for all: each takes long."""
+        """Token ids of each word at a text's beginning and after a space. One tokenizer call for all is much faster."""
         if not words:
             return []
         texts = [space + word.lstrip(" ") for word in words for space in ("", " ")]
@@ -138,7 +138,7 @@ class Encoder:
         return spellings
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
-        """What /tokenize answers; raises as `text` and `conversation` do."""
+        """Token ids for /tokenize; raises as `text` and `conversation` do."""
         if body.messages is None:
             special = body.add_special_tokens is not False
             return self.text(body.prompt or "", "prompt", add_special_tokens=special)
@@ -151,18 +151,18 @@ class Encoder:
         )
 
     def check_tokens(self, named: Iterable[tuple[str, Sequence[int]]]) -> None:
-        """named: fields and the ids in them. Raises InvalidRequestError for the first id that is not the model's."""
+        """Raise InvalidRequestError for the first id that is not the model's. named: fields and their ids."""
         for field, tokens in named:
             if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
-                wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
-                raise InvalidRequestError(self._no_token(field, wrong), field=field)
+                unknown = next(token for token in tokens if not 0 <= token < self._vocab_size)
+                raise InvalidRequestError(self._unknown_token(field, unknown), field=field)
 
-    def _no_token(self, field: str, token: int) -> str:
+    def _unknown_token(self, field: str, token: int) -> str:
         return f"{field}: {token} is no token id; the model's are 0 to {self._vocab_size - 1}."
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
-    arguments = [call.function.arguments.encode() for turn in messages for call in turn.tool_calls or ()]
+    arguments = [call.function.arguments.encode() for message in messages for call in message.tool_calls or ()]
     if have_more_values(arguments, _MOST_ARGUMENT_VALUES):
         reason = f"messages: the arguments of their tool_calls have more than {_MOST_ARGUMENT_VALUES} values."
         raise InvalidRequestError(reason, field="messages")

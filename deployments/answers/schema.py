@@ -1,4 +1,4 @@
-"""What clients get: OpenAI's completions and chat completions, whole or in chunks, with `speculation` and `seed`."""
+"""Models of OpenAI's completions and chat completions, whole or in chunks. Knows nothing of how they come about."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -8,12 +8,12 @@ from pydantic import BaseModel, SkipValidation
 
 from actors.coordinator.request import Statistics
 from decoding.sampling.stopping import FinishReason
-from deployments.answers.ensemble_shapes import EnsembleDetail, ProgressDetail
-from deployments.answers.token_shapes import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TokenDetail
+from deployments.answers.ensemble_details import EnsembleDetail, ProgressDetail
+from deployments.answers.token_details import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TokenDetail
 
 
 class Usage(BaseModel):
-    """Tokens of all prompts, each once, and of all answers."""
+    """Token counts. A prompt with several answers counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -21,18 +21,18 @@ class Usage(BaseModel):
 
 
 class Speculation(BaseModel):
-    """How speculation went, summed over the answers."""
+    """Statistics of speculation, summed over the answers."""
 
     steps: int  # target steps
     drafted: int
     accepted: int
     acceptance_rate: float  # accepted / drafted
     acceptance_length: float  # tokens per target step
-    hit_rate: float  # of the steps that rejected a draft, how many found one for the other way
+    hit_rate: float  # share of rejections after which an alternative draft was ready
 
 
 def speculation_of(total: Statistics) -> Speculation:
-    """What clients are told of the statistics of all answers together."""
+    """Build `speculation` from the summed statistics."""
     return Speculation(
         steps=total.steps,
         drafted=total.drafted,
@@ -43,11 +43,14 @@ def speculation_of(total: Statistics) -> Speculation:
     )
 
 
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
+
 class AnyChoice(BaseModel):
-    """What choices have in common. Fields that are not set are not sent."""
+    """Fields that all choices share. Unset fields are not sent."""
 
     index: int
-    finish_reason: FinishReason | Literal["tool_calls"] | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None = None
     score: float | None = None  # of a beam search
     token_details: SkipValidation[list[TokenDetail] | None] = None
@@ -55,7 +58,7 @@ class AnyChoice(BaseModel):
 
 
 class CompletionChoice(AnyChoice):
-    """A text, or the next piece of it."""
+    """A text or its next piece."""
 
     text: str
     logprobs: SkipValidation[CompletionLogprobs | None]
@@ -63,14 +66,14 @@ class CompletionChoice(AnyChoice):
 
 
 class FunctionCall(BaseModel):
-    """What the model wants called."""
+    """A function that the model calls."""
 
     name: str
     arguments: str  # JSON
 
 
 class ToolCall(BaseModel):
-    """A call."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -78,14 +81,14 @@ class ToolCall(BaseModel):
 
 
 class FunctionPiece(BaseModel):
-    """The name of a function, or the next piece of its arguments."""
+    """A function's name, or the next piece of its arguments."""
 
     name: str | None = None
     arguments: str
 
 
 class ToolCallPiece(BaseModel):
-    """The next piece of a call. Only the first one names it. Fields that are not set are not sent."""
+    """Next piece of a tool call. Only the first names the function. Unset fields are not sent."""
 
     index: int  # among the choice's calls
     id: str | None = None
@@ -102,7 +105,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatPiece(BaseModel):
-    """The next piece of the assistant's turn. Only the first one names the role."""
+    """Next piece of the assistant's turn. Only the first names the role."""
 
     role: Literal["assistant"] | None = None
     content: str
@@ -110,14 +113,14 @@ class ChatPiece(BaseModel):
 
 
 class ChatChoice(AnyChoice):
-    """A whole answer."""
+    """A choice of a whole answer."""
 
     message: ChatMessage
     logprobs: SkipValidation[ChatLogprobs | None]
 
 
 class ChatChunkChoice(AnyChoice):
-    """A piece of an answer."""
+    """A choice of a chunk."""
 
     delta: ChatPiece
     logprobs: SkipValidation[ChatLogprobs | None]
@@ -127,7 +130,7 @@ AnswerChoice = CompletionChoice | ChatChoice | ChatChunkChoice
 
 
 class Answer(BaseModel):
-    """The body of an answer, or of one of its chunks. Fields that are not set are not sent."""
+    """Body of an answer or of one of its chunks. Unset fields are not sent."""
 
     id: str
     object: str
@@ -138,10 +141,10 @@ class Answer(BaseModel):
     usage: Usage | None = None
     speculation: Speculation | None = None
     seed: int | None = None
-    progress: ProgressDetail | None = None  # of a stream, before the answer to a choice is there
+    progress: ProgressDetail | None = None  # in streams of strategies, before an answer
 
     def document(self) -> dict[str, Any]:
-        """What is set, for msgspec: what is told of tokens is JSON already."""
+        """Set fields, for msgspec; the fields about tokens are encoded already."""
         return self.model_dump(exclude_unset=True, warnings=False)
 
     def json_text(self) -> str:

@@ -1,4 +1,4 @@
-"""How answers tell of the members of an ensemble, and how far a choice among whole answers is."""
+"""Models of what an answer says about an ensemble: its members, candidates and progress. Knows no tokens."""
 
 import math
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ _LEAST = -9999.0  # JSON has no minus infinity
 
 
 class MemberDetail(BaseModel):
-    """What a member contributed."""
+    """Contribution of a member."""
 
     model: str
-    answered: bool  # whether it was there to the end
-    weight: float  # of 1 in all; 0: it is gone
+    answered: bool  # false: it failed before the end
+    weight: float  # of 1 in all; 0: it failed
     tokens: int
-    agreement: float | None  # blends: share of the tokens that it found the most probable; votes: of its candidates
-    latency_ms: float  # blends: mean of a step's answer, 0 for the leader; else until its last candidate
+    agreement: float | None  # share of tokens that were its most probable, or of its candidates
+    latency_ms: float  # blends: mean per step, 0 for the leader; else until its last candidate
     candidates: int | None = None
     votes: int | None = None
     error: str | None = None
 
 
 class CandidateDetail(BaseModel):
-    """How a candidate was judged."""
+    """Score of a candidate."""
 
     model: str
     index: int
@@ -38,7 +38,7 @@ class CandidateDetail(BaseModel):
 
 
 class EnsembleDetail(BaseModel):
-    """How several models came to one answer. Fields that are not set are not sent."""
+    """How several models made one answer. Unset fields are not sent."""
 
     blend: str | None = None
     strategy: str | None = None
@@ -50,7 +50,7 @@ class EnsembleDetail(BaseModel):
 
 
 class ProgressDetail(BaseModel):
-    """A step on the way to an answer."""
+    """Progress towards an answer."""
 
     event: str
     model: str
@@ -62,12 +62,12 @@ class ProgressDetail(BaseModel):
     error: str | None = None
 
 
-def of_shares(blend: str, shares: Sequence[MemberShare]) -> EnsembleDetail:
-    """Of a blend."""
+def describe_blend(blend: str, shares: Sequence[MemberShare]) -> EnsembleDetail:
+    """Detail of a blend."""
     members = [
         MemberDetail(
             model=share.model,
-            answered=share.tokens == shares[0].tokens,  # the leader has a part in all
+            answered=share.tokens == shares[0].tokens,  # the leader contributes to every token
             weight=_round(share.weight),
             tokens=share.tokens,
             agreement=_round(share.agreement),
@@ -78,32 +78,32 @@ def of_shares(blend: str, shares: Sequence[MemberShare]) -> EnsembleDetail:
     return EnsembleDetail(blend=blend, members=members)
 
 
-def of_outcome(outcome: Outcome) -> EnsembleDetail:
-    """Of a choice among whole answers."""
+def describe_outcome(outcome: Outcome) -> EnsembleDetail:
+    """Detail of a choice among whole answers."""
     members = [
         MemberDetail(
-            model=one.model,
-            answered=one.error is None,
-            weight=_round(one.weight),
-            tokens=one.tokens,
-            agreement=None if one.agreement is None else _round(one.agreement),
-            latency_ms=_round(1e3 * one.latency_s),
-            candidates=one.candidates,
-            votes=one.votes,
-            error=one.error,
+            model=member.model,
+            answered=member.error is None,
+            weight=_round(member.weight),
+            tokens=member.tokens,
+            agreement=None if member.agreement is None else _round(member.agreement),
+            latency_ms=_round(1e3 * member.latency_s),
+            candidates=member.candidates,
+            votes=member.votes,
+            error=member.error,
         )
-        for one in outcome.members
+        for member in outcome.members
     ]
     candidates = [
         CandidateDetail(
-            model=one.model,
-            index=one.index,
-            score=_round(one.score),
-            log_likelihood=_round(one.log_likelihood),
-            tokens=one.tokens,
-            extracted=one.extracted,
+            model=candidate.model,
+            index=candidate.index,
+            score=_round(candidate.score),
+            log_likelihood=_round(candidate.log_likelihood),
+            tokens=candidate.tokens,
+            extracted=candidate.extracted,
         )
-        for one in outcome.candidates
+        for candidate in outcome.candidates
     ]
     return EnsembleDetail(
         strategy=outcome.strategy,
@@ -115,8 +115,8 @@ def of_outcome(outcome: Outcome) -> EnsembleDetail:
     )
 
 
-def of_progress(progress: Progress) -> ProgressDetail:
-    """Of a step."""
+def describe_progress(progress: Progress) -> ProgressDetail:
+    """Detail of one step of progress."""
     likelihood = progress.log_likelihood
     return ProgressDetail(
         event=progress.kind,

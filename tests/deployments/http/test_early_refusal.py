@@ -1,4 +1,4 @@
-"""Where nothing can be taken on, a request is refused before it is read."""
+"""Without room, requests are refused before their bodies are read."""
 
 import asyncio
 
@@ -9,8 +9,8 @@ from deployments.admission.admission import Limits
 from deployments.configuration.key_ring import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
+from deployments.http.early_refusal import EarlyRefusal
 from deployments.http.routes import make_api
-from deployments.http.turnstile import Turnstile
 from tests.deployments.fake_coordinator import FakeCoordinator
 
 
@@ -42,7 +42,7 @@ def test_a_keys_own_bound_holds(endpoints: dict[str, ServedEndpoint]) -> None:
 
 
 def test_the_bodies_of_requests_in_progress_are_bounded() -> None:
-    """Nine bodies of the largest size are one too many, small ones never."""
+    """More than eight bodies of the largest size are refused; small bodies never are."""
     most, statuses = 2**16, list[int]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +66,7 @@ def test_the_bodies_of_requests_in_progress_are_bounded() -> None:
                 "headers": headers,
                 "state": {"key": ANYBODY},
             }
-            return asyncio.ensure_future(turnstile(scope, nothing, refused))
+            return asyncio.ensure_future(middleware(scope, nothing, refused))
 
         tasks = [ask(most) for _ in range(9)] + [ask(100)]
         await asyncio.sleep(0)
@@ -77,5 +77,5 @@ def test_the_bodies_of_requests_in_progress_are_bounded() -> None:
         assert sorted(statuses) == [200] * 10 + [429]
 
     gate = asyncio.Event()
-    turnstile = Turnstile(app, check=lambda key, endpoint: None, check_bounds=lambda key: None, max_body_bytes=most)
+    middleware = EarlyRefusal(app, check=lambda key, endpoint: None, check_bounds=lambda key: None, max_body_bytes=most)
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Calls are found in texts, however these are cut into pieces, told as they come, and nothing else is lost."""
+"""Tool calls are parsed however the text is split, emitted early, and no content is lost."""
 
 import json
 from itertools import pairwise
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.answers.tool_parser import ToolParser
+from deployments.answers.tool_call_parser import ToolCallParser
 from deployments.tokenizers.tool_format import AnswerEvent, Arguments, CallStart, ToolFormat, tool_format
 
 ARGUMENTS = r'{"city": "Zürich", "say": "\"}</tool_call>", "x": [1, {"y": null}]}'
@@ -38,11 +38,11 @@ CASES: list[tuple[ToolFormat | None, str, str, list[tuple[str, str]]]] = [
 ]
 
 
-def parse(parser: ToolParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
-    """Content, and names and arguments."""
+def parse(parser: ToolCallParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
+    """Return the content, and names and arguments of calls."""
     content, calls = "", list[tuple[str, str]]()
-    for at in range(0, max(1, len(text)), size):
-        for event in parser.add(text[at : at + size], last=at + size >= len(text)):
+    for start in range(0, max(1, len(text)), size):
+        for event in parser.add(text[start : start + size], last=start + size >= len(text)):
             if isinstance(event, str):
                 content += event
             elif isinstance(event, CallStart):
@@ -57,7 +57,7 @@ def test_calls_are_found_in_pieces_of_any_size(
     form: ToolFormat | None, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     for size in range(1, len(text) + 1):
-        assert parse(ToolParser(form), text, size) == (content, calls), size
+        assert parse(ToolCallParser(form), text, size) == (content, calls), size
 
 
 SNIPPETS = ["<tool_call>", "</tool_call>", CALL, OTHER, *'{}[]":,;\\ \n', "name", '"name": ', '"arguments": ', "x", "1"]
@@ -70,33 +70,33 @@ SNIPPETS = ["<tool_call>", "</tool_call>", CALL, OTHER, *'{}[]":,;\\ \n', "name"
     form=st.sampled_from(["hermes", "mistral", "llama"]),
 )
 def test_whatever_comes_is_read_alike_whole_and_in_pieces(text: str, size: int, form: ToolFormat) -> None:
-    assert parse(ToolParser(form), text, size) == parse(ToolParser(form), text, len(text) or 1)
+    assert parse(ToolCallParser(form), text, size) == parse(ToolCallParser(form), text, len(text) or 1)
 
 
 def test_arguments_are_told_as_they_come() -> None:
-    parser = ToolParser("hermes")
+    parser = ToolCallParser("hermes")
     text = f"<tool_call>{CALL}</tool_call>"
     begins = text.index(ARGUMENTS)
-    told: list[AnswerEvent] = []
+    events: list[AnswerEvent] = []
     lengths = [0]
-    for at, character in enumerate(text):
-        told += parser.add(character, last=at + 1 == len(text))
-        lengths.append(sum(len(event.text) for event in told if isinstance(event, Arguments)))
-    assert isinstance(told[0], CallStart)
+    for index, character in enumerate(text):
+        events += parser.add(character, last=index + 1 == len(text))
+        lengths.append(sum(len(event.text) for event in events if isinstance(event, Arguments)))
+    assert isinstance(events[0], CallStart)
     assert lengths[begins + 1] == 1
     assert all(later == earlier + 1 for earlier, later in pairwise(lengths[begins : begins + len(ARGUMENTS) + 1]))
 
 
 def test_a_forced_answer_is_all_call() -> None:
-    named = ToolParser("hermes", must_call=True, name="weather")
+    named = ToolCallParser("hermes", must_call=True, name="weather")
     start, first = named.add('{"city"', last=False)
     assert (start, first) == (CallStart("weather", start.id), Arguments('{"city"'))  # type: ignore[union-attr]
     assert named.add(': "Bern"}', last=True) == [Arguments(': "Bern"}')]
-    events = ToolParser(None, must_call=True).add(f"[{CALL}, {CALL}]", last=True)
-    one, other = [event.id for event in events if isinstance(event, CallStart)]
-    assert one != other
-    assert len(one) == 9
-    assert one.isalnum()
+    events = ToolCallParser(None, must_call=True).add(f"[{CALL}, {CALL}]", last=True)
+    first, second = [event.id for event in events if isinstance(event, CallStart)]
+    assert first != second
+    assert len(first) == 9
+    assert first.isalnum()
     assert json.loads("".join(event.text for event in events[:2] if isinstance(event, Arguments)))["city"] == "Zürich"
 
 

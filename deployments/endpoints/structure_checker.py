@@ -1,4 +1,4 @@
-"""Compiles what answers are asked to match, so that what can't be is refused before it reaches a model."""
+"""Compiles the structures of requests, so that impossible ones are refused before they reach a model."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from decoding.sampling.params import Structure
 
 
 class StructureChecker:
-    """Of an endpoint. Its compiler is made when it is first needed, which takes up to a second."""
+    """Checker of one endpoint. Its compiler takes up to a second to build, so it is built on first use."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: tuple[int, ...]) -> None:
         def compiler() -> GrammarCompiler:
@@ -22,13 +22,13 @@ class StructureChecker:
         self._compiler: Callable[[], GrammarCompiler] = cache(compiler)
 
     async def check(self, structure: Structure, *, field: str) -> None:
-        """Raises InvalidRequestError, naming the field, if no answer could match or the model can't be held to it."""
+        """Raise InvalidRequestError, naming the field, if the structure is invalid or the model can't follow it."""
         try:
             compiler = await asyncio.to_thread(self._compiler)
-            await asyncio.shield(asyncio.wrap_future(compiler.start(structure)))  # the compilation is shared
+            await asyncio.shield(asyncio.wrap_future(compiler.start(structure)))  # requests share it
         except InvalidRequestError as error:
-            wrong = error.field or ""
-            shown = wrong if wrong.startswith(field) else field
-            raise InvalidRequestError(f"{shown}{str(error).removeprefix(wrong)}", field=shown) from error
+            inner = error.field or ""
+            outer = inner if inner.startswith(field) else field
+            raise InvalidRequestError(f"{outer}{str(error).removeprefix(inner)}", field=outer) from error
         except ConfigError as error:
             raise InvalidRequestError(f"{field}: {error}", field=field) from error

@@ -1,4 +1,4 @@
-"""Calls of tools over HTTP: offered by the chat template, read from answers, forced by structure."""
+"""Tool calls over HTTP: tools in the chat template, calls in answers, forced calls."""
 
 import json
 from typing import Any
@@ -93,7 +93,7 @@ def test_the_template_gets_tools_calls_and_results(
         {"role": "tool", "tool_call_id": "a", "content": "sunny"},
     ]
     ask(client, messages=turns)
-    prompt = with_tools["consort"].vocabulary.decode(list(coordinator.requests[-1].prompt))
+    prompt = with_tools["consort"].token_decoder.decode(list(coordinator.requests[-1].prompt))
     assert '"Of a city."' in prompt
     assert '<tool_call>weather {"city": "Bern"}</tool_call>' in prompt
     assert prompt.endswith("tool: sunny")

@@ -1,4 +1,4 @@
-"""Refuses what can't be taken on before anything is done for it: at overload, refusals must cost next to nothing."""
+"""Refuses requests before their bodies are read, so that refusals stay cheap under overload. Knows no fields."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from decoding.errors import OverloadedError
 from deployments.configuration.key_ring import ApiKey
 from deployments.http.bodies import SMALL_BYTES
-from deployments.validation.errors import error_answer
+from deployments.validation.errors import error_response
 
 GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
 _WORKING_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
-_BODIES_AT_ONCE = 8  # of the largest size: what is made of a body takes several times its bytes
+_BODIES_AT_ONCE = 8  # of the largest size; a parsed body takes several times its bytes
 
 
-class Turnstile:
-    """ASGI middleware, behind those that find the key and the path."""
+class EarlyRefusal:
+    """ASGI middleware that refuses work beyond the bounds. Runs after `Gate` and `BaseUrls`."""
 
     def __init__(
         self,
@@ -27,10 +27,10 @@ class Turnstile:
         max_body_bytes: int,
     ) -> None:
         """
-        check: raises OverloadedError where a generating request with that key would be refused, whatever it says. It
-            gets the endpoint, too, if the URL names it.
-        check_bounds: raises OverloadedError where any request with that key would be refused.
-        max_body_bytes: of one request; those in progress may have a few times as many together.
+        check: raises OverloadedError if any generating request with that key would be refused; gets the endpoint if
+            the URL names it.
+        check_bounds: raises OverloadedError if any request with that key would be refused.
+        max_body_bytes: bound of one body; bodies in progress may have a few times as many together.
         """
         self._app, self._check, self._check_bounds = app, check, check_bounds
         self._max_body_bytes, self._held_bytes = max_body_bytes, 0
@@ -47,7 +47,7 @@ class Turnstile:
                 self._check_bounds(scope["state"]["key"])
             self._check_bytes(size)
         except OverloadedError as error:
-            await error_answer(error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         self._held_bytes += size
         try:
@@ -56,7 +56,7 @@ class Turnstile:
             self._held_bytes -= size
 
     def _body_bytes(self, headers: Headers) -> int:
-        """What the request's body may take; small ones count for nothing."""
+        """Most bytes of the request's body; small bodies count as 0."""
         length = headers.get("Content-Length", "")
         size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else self._max_body_bytes
         return 0 if size <= SMALL_BYTES else min(size, self._max_body_bytes)

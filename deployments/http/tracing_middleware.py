@@ -1,4 +1,4 @@
-"""Gives each request that makes text its span. ASGI middleware, used only where requests are traced."""
+"""ASGI middleware that gives each request that makes text its span. Used only if tracing is configured."""
 
 from http import HTTPStatus
 
@@ -6,12 +6,12 @@ from opentelemetry.trace import Span, StatusCode, use_span
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.turnstile import GENERATING_PATHS
+from deployments.http.early_refusal import GENERATING_PATHS
 from deployments.monitoring.tracing import RequestTracer
 
 
-class Traced:
-    """What it calls runs within the span, whose id the answer's `traceparent` tells."""
+class TracingMiddleware:
+    """Runs the application within the span and sends the span's id as `traceparent`."""
 
     def __init__(self, app: ASGIApp, *, tracer: RequestTracer) -> None:
         self._app, self._tracer = app, tracer
@@ -31,13 +31,13 @@ class Traced:
         )
         with use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             try:
-                await self._app(scope, receive, self._told(span, send))
-            except Exception:  # which is answered further out; its text is not for spans
+                await self._app(scope, receive, self._with_trace_headers(span, send))
+            except Exception:  # answered by an outer layer; its text stays out of the span
                 span.set_status(StatusCode.ERROR)
                 raise
 
-    def _told(self, span: Span, send: Send) -> Send:
-        """Sends on, with the span's id; the span gets the status."""
+    def _with_trace_headers(self, span: Span, send: Send) -> Send:
+        """Wrap send to add the span's id to the headers and the status to the span."""
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
