@@ -27,7 +27,7 @@ class HuggingFace:
 
     @torch.inference_mode()
     def generate(self, workload: Workload, *, assisted: bool, draft_length: int | None = None) -> list[list[int]]:
-        """Return the answers. draft_length: a constant γ without a confidence threshold; None: `generate`'s defaults."""
+        """Return the answers. draft_length: constant γ without a confidence threshold; None: `generate`'s defaults."""
         config = GenerationConfig(
             max_new_tokens=workload.new_tokens,
             do_sample=workload.temperature > 0,

@@ -21,7 +21,7 @@ class Vllm:
     """The process group of one engine, which ends with the `with` block."""
 
     def __init__(self, python: Path, model: ModelSpec, *, threads: int, log: Path) -> None:
-        """python: the environment's interpreter. model: its path, its dtype, and its slots as the maximum of streams."""
+        """python: the environment's interpreter. model: path, dtype, and slots as the maximum of streams."""
         self._setup = {"model": str(Path(model.path).resolve()), "dtype": model.dtype, "streams": model.slots}
         self._log_path = log
         log.parent.mkdir(parents=True, exist_ok=True)
