@@ -95,15 +95,12 @@ def _overhead_table(overheads: Sequence[Overhead]) -> str:
     head = ["speculation", "TTFT HTTP", "direct", "added", "tokens/s HTTP", "direct", "lost"]
     rows = [
         [
-            "on" if comparison.speculate else "off",
-            *(
-                f"{ms:.1f} ms"
-                for ms in (comparison.http_first_ms, comparison.direct_first_ms, comparison.added_first_ms)
-            ),
-            f"{comparison.http_rate:.1f}",
-            f"{comparison.direct_rate:.1f}",
-            f"{comparison.lost_rate:.1%}",
+            "on" if overhead.speculate else "off",
+            *(f"{ms:.1f} ms" for ms in (overhead.http_first_ms, overhead.direct_first_ms, overhead.added_first_ms)),
+            f"{overhead.http_rate:.1f}",
+            f"{overhead.direct_rate:.1f}",
+            f"{overhead.lost_rate:.1%}",
         ]
-        for comparison in overheads
+        for overhead in overheads
     ]
     return table(head, rows)
