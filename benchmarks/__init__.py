@@ -1,1 +1,1 @@
-"""Benchmarks: Consort beside its peers, in one interleaved run on the same machine."""
+"""Benchmarks of Consort and of comparable systems."""

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.gpu`: the same comparison on one GPU, the drafter beside the target or on the CPU.
+"""`python -m benchmarks.gpu`: the same comparison on one GPU, with the drafter on the GPU too, or on the CPU.
 
-The bundled pair is inflated in memory to about 7 B and 0.5 B parameters (training/inflate.py): real arithmetic, the
-same text. Needs only torch, transformers, accelerate, and the wheels of msgspec and llguidance, which have no
-dependencies; no Ray, ZeroMQ or command-line packages. What it has found is written after every workload, and it ends in
-time. `--smoke` says whether it runs at all, with or without a GPU. Ends with status 1 if a greedy text differs from
-`generate`'s by more than a tie, or what graphs compute from what calls compute.
+The bundled pair is inflated in memory to about 7 B and 0.5 B parameters, which write the same text
+(training/inflate.py). Needs only torch, transformers, accelerate, msgspec and llguidance; no Ray, ZeroMQ or
+command-line packages. Results are written after every workload. `--smoke` tests the program with or without a GPU.
+The exit status is 1 if a greedy text differs from that of `generate` by more than a tie, or if graphs compute something
+else than calls.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from transformers.utils import logging
 from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
 from actors.model.faster_layers import use_faster_layers
 from actors.model.runner import Runner
-from benchmarks.comparison.comparison import Comparison, run_comparison
 from benchmarks.comparison.gpu_checks import check_graphs
+from benchmarks.comparison.run import Comparison, run_comparison
 from benchmarks.comparison.tables import as_text
 from benchmarks.micro.bandwidth import Floor, measure_floor
 from benchmarks.peers.alternation import Alternation, AlternationContestant
@@ -40,13 +40,13 @@ from training.inflate import inflate
 
 _BESIDE, _ON_CPU = "Consort", "Consort, drafter on CPU"
 _MAX_LENGTH = 512
-_CHECKED = 3  # texts that are written with graphs and without
-_TIES = {"bfloat16": 0.5, "float32": 0.01}  # differences of logits that other shapes of a batch may cause
+_CHECKED = 3  # number of texts that are compared with and without graphs
+_TIES = {"bfloat16": 0.5, "float32": 0.01}  # differences of logits that other batch shapes may cause
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a checkpoint is inflated to."""
+    """The size to which a checkpoint is inflated."""
 
     hidden: int
     layers: int
@@ -55,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Both shapes, and the buffer with which bandwidth is measured."""
+    """Shapes of target and drafter, and the size of the buffer with which bandwidth is measured."""
 
     target: Shape
     drafter: Shape
@@ -70,7 +70,7 @@ SIZES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, print, and write JSON; the exit status."""
+    """Compare, print, and write JSON. Returns the exit status."""
     began_s = time.monotonic()
     options = _options(arguments)
     options.tie = _TIES[options.dtype] if options.tie is None else options.tie
@@ -83,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_floor_text(floor))
     tokenizer = load_tokenizer("models/target")
     prompts = [tokenizer(text)["input_ids"] for text in read_prompts(Path("models/heldout.jsonl"))]
-    checks = check_graphs(_bucketed(_twin(target), _CHECKED), _bucketed(_twin(drafter), _CHECKED), prompts[:_CHECKED])
+    checks = check_graphs(
+        _bucketed(_shared_copy(target), _CHECKED), _bucketed(_shared_copy(drafter), _CHECKED), prompts[:_CHECKED]
+    )
     print(f"replays give what calls give: {checks}", flush=True)
     comparisons: list[Comparison] = []
     workloads = [
@@ -92,18 +94,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     wrong = [] if checks.same else ["graphs compute something else than calls"]
     for number, workload in enumerate(workloads):
-        left_s = began_s + options.seconds - time.monotonic()
-        if left_s < 0:
+        remaining_s = began_s + options.seconds - time.monotonic()
+        if remaining_s < 0:
             print(f"no time for {workload.streams} stream(s), temperature {workload.temperature:g}")
             break
-        until_s = time.monotonic() + left_s / (len(workloads) - number)
+        until_s = time.monotonic() + remaining_s / (len(workloads) - number)
         comparisons.append(_compare(options, target, drafter, workload, until_s))
         print(f"\n{as_text(comparisons[-1])}\n\n{_share_text(comparisons[-1], floor)}\n", flush=True)
         wrong += _wrong(comparisons[-1:], options.tie)
         findings = {
             "floor": asdict(floor) | {"step_s": floor.step_s},
             "graphs": asdict(checks),
-            "goals": [_goals(each, floor) for each in comparisons],
+            "goals": [_goals(comparison, floor) for comparison in comparisons],
             "wrong": wrong,
             "gpu": _gpu_name(),
             "seconds": time.monotonic() - began_s,
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.output,
             "benchmarks.gpu",
             vars(options),
-            comparisons=[asdict(each) for each in comparisons],
+            comparisons=[asdict(comparison) for comparison in comparisons],
             **findings,
         )
     print(*wrong, sep="\n")
@@ -120,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """With those of a smoke test in place of defaults, if it is one."""
+    """Parse options. A smoke test has other defaults."""
     parser = _parser()
     if parser.parse_args(arguments).smoke:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,26 +134,30 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="tiny models and few tokens, on a CPU if need be")
-    parser.add_argument("--seconds", type=float, default=480, help="after which nothing more is begun")
+    parser.add_argument("--seconds", type=float, default=480, help="no further repetition begins after this time")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=SIZES, default="7b")
-    parser.add_argument("--dtype", choices=_TIES, default="bfloat16", help="of both models")
-    parser.add_argument("--cpu-drafter", choices=("bundled", "inflated"), default="bundled", help="in float32")
+    parser.add_argument("--dtype", choices=_TIES, default="bfloat16", help="dtype of both models")
+    parser.add_argument(
+        "--cpu-drafter", choices=("bundled", "inflated"), default="bundled", help="its size; it runs in float32"
+    )
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
     parser.add_argument("--draft-length", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--adaptive-limit", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=4, help="of the CPU, and so of a drafter there")
+    parser.add_argument("--threads", type=int, default=4, help="threads on the CPU, also of a drafter there")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=2, help="per repetition, but at least as many as streams")
+    parser.add_argument("--prompts", type=int, default=2, help="per repetition, at least as many as streams")
     parser.add_argument("--new-tokens", type=int, default=96)
-    parser.add_argument("--tie", type=float, help=f"what counts as a tie of logits; by dtype: {_TIES}")
+    parser.add_argument(
+        "--tie", type=float, help=f"largest difference of logits that counts as a tie; by dtype: {_TIES}"
+    )
     parser.add_argument("--output", type=Path, default=Path(".bench/gpu.json"))
     return parser
 
 
 def _inflated(options: argparse.Namespace, name: str) -> LlamaForCausalLM:
-    """A bundled model, grown on the device itself."""
+    """Load a bundled model and inflate it on the device."""
     spec = ModelSpec(
         name=name, path=f"models/{name}", dtype=options.dtype, device=options.device, max_length=_MAX_LENGTH
     )
@@ -168,22 +174,22 @@ def _compare(
     workload: Workload,
     until_s: float,
 ) -> Comparison:
-    """All contestants anew, with as many slots as there are streams."""
+    """Run one workload with new contestants that have a slot per stream."""
     print(f"{workload.streams} stream(s), temperature {workload.temperature:g}", flush=True)
     models = Local(HuggingFace(target, drafter))
     slots, γs, most = workload.streams, options.draft_length, options.adaptive_limit
-    runner, beside = _bucketed(_twin(target), slots), _bucketed(_twin(drafter), slots)
+    runner, beside = _bucketed(_shared_copy(target), slots), _bucketed(_shared_copy(drafter), slots)
     drafters = {_BESIDE: lambda: beside, _ON_CPU: lambda: _cpu_runner(options, drafter, slots)}
     with running(runner, drafters, draft_lengths=γs, most=most) as ours:
-        by_group = {each.group: each for each in ours if each.kind == "fixed"}
+        by_group = {contestant.group: contestant for contestant in ours if contestant.kind == "fixed"}
         lengths = swept_lengths(γs, most)
         return run_comparison(
             _contestants(models, Local(Alternation(runner, beside)), ours, γs),
             workload,
             models=models,
             measure=lambda: {
-                group: measure_times(ours[0], each, streams=workload.streams, draft_lengths=lengths)
-                for group, each in by_group.items()
+                group: measure_times(ours[0], drafting, streams=workload.streams, draft_lengths=lengths)
+                for group, drafting in by_group.items()
             },
             repetitions=options.repetitions,
             prompts=max(options.prompts, workload.streams),
@@ -203,20 +209,20 @@ def _contestants(
     ]
 
 
-def _twin(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The same weights, not copied, in a model of its own: a runner changes how its model attends."""
+def _shared_copy(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Return a model that shares the weights. A runner replaces the attention of its model, so each needs its own."""
     shared: dict[int, object] = {id(parameter): parameter for parameter in model.parameters()}
     return copy.deepcopy(model, shared)
 
 
 def _runner(model: PreTrainedModel, slots: int) -> Runner:
-    """As a server has it. What it changes in the model is the twin's alone."""
+    """Make a runner as a server does. It changes the model in place."""
     use_faster_layers(model)
     return Runner(model, slots=slots, max_length=_MAX_LENGTH, max_query=256)
 
 
 def _bucketed(model: PreTrainedModel, slots: int) -> Runner:
-    """On a CPU, with what a GPU would replay called instead."""
+    """Make a runner with graphs. On a CPU they are calls of the recorded functions."""
     runner = _runner(model, slots)
     if runner.device.type == "cpu":
         runner.use_graphs(capture=lambda run: run)
@@ -224,7 +230,7 @@ def _bucketed(model: PreTrainedModel, slots: int) -> Runner:
 
 
 def _cpu_runner(options: argparse.Namespace, drafter: LlamaForCausalLM, slots: int) -> Runner:
-    """In float32, which CPUs compute fastest at the bundled size."""
+    """Make a runner for a drafter on the CPU, in float32: the fastest dtype there at the bundled size."""
     torch.set_num_threads(options.threads)
     if options.cpu_drafter == "inflated":
         moved: PreTrainedModel = copy.deepcopy(drafter).cpu().float()
@@ -242,9 +248,9 @@ def _floor_text(floor: Floor) -> str:
 
 
 def _goals(comparison: Comparison, floor: Floor) -> dict[str, float]:
-    """How close the steps of plain decoding come to the floor, and how far ahead of `generate` decoding is."""
-    plain, best = comparison.times[_BESIDE].plain[1], max(comparison.scores, key=lambda each: each.median)
-    hf, ours = (next(each for each in comparison.scores if each.kind == kind).median for kind in ("hf", "plain"))
+    """Return the time of a plain step relative to the floor, and the speed-ups over `generate`."""
+    plain, best = comparison.times[_BESIDE].plain[1], max(comparison.scores, key=lambda score: score.median)
+    hf, ours = (next(score for score in comparison.scores if score.kind == kind).median for kind in ("hf", "plain"))
     return {
         "streams": comparison.streams,
         "temperature": comparison.temperature,
@@ -258,21 +264,21 @@ def _goals(comparison: Comparison, floor: Floor) -> dict[str, float]:
 
 
 def _share_text(comparison: Comparison, floor: Floor) -> str:
-    found = _goals(comparison, floor)
+    goals = _goals(comparison, floor)
     return (
-        f"a plain step takes {found['plain_step_s'] * 1e3:.2f} ms, of which the floor is "
-        f"{found['floor_of_plain_step']:.0%}; HF's takes {found['hf_step_s'] * 1e3:.2f} ms; plain decoding is "
-        f"{found['plain_times_hf']:.2f} × HF, the fastest {found['best_times_hf']:.2f} × HF"
+        f"a plain step takes {goals['plain_step_s'] * 1e3:.2f} ms, of which the floor is "
+        f"{goals['floor_of_plain_step']:.0%}; HF's takes {goals['hf_step_s'] * 1e3:.2f} ms; plain decoding is "
+        f"{goals['plain_times_hf']:.2f} × HF, the fastest {goals['best_times_hf']:.2f} × HF"
     )
 
 
 def _wrong(comparisons: Sequence[Comparison], tie: float) -> list[str]:
-    """What wrote another text than `generate` where that was no tie."""
+    """Return a line for each contestant whose text differs from that of `generate` by more than a tie."""
     return [
-        f"{each.name} at {comparison.streams} stream(s), temperature {comparison.temperature:g}: {each.sameness}"
+        f"{score.name} at {comparison.streams} stream(s), temperature {comparison.temperature:g}: {score.sameness}"
         for comparison in comparisons
-        for each in comparison.scores
-        if each.sameness is not None and each.sameness.largest_gap > tie
+        for score in comparison.scores
+        if score.sameness is not None and score.sameness.largest_gap > tie
     ]
 
 

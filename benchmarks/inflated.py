@@ -1,4 +1,4 @@
-"""The bundled target at a realistic cost: the same text from about 300 M parameters. See training/inflate.py."""
+"""The bundled target inflated to about 300 M parameters, which writes the same text. See training/inflate.py."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def inflated_target() -> Path:
-    """Its folder; made once per bundled target."""
+    """Return its folder. The checkpoint is created unless it is newer than the bundled target's."""
     source, output = Path("models/target"), Path(".bench/target-inflated")
     made = output / "model.safetensors"
     if not made.exists() or made.stat().st_mtime < (source / "model.safetensors").stat().st_mtime:

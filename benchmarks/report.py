@@ -1,4 +1,4 @@
-"""Tables of text, and results as JSON with what is needed to repeat the run."""
+"""Text tables, and JSON results with the command, options, hardware and versions of the run."""
 
 import json
 import platform
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, the first flush left, the others flush right; nothing without rows."""
+    """Format rows as columns, the first flush left, the others flush right; "" without rows."""
     if not rows:
         return ""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
@@ -30,7 +30,7 @@ def write(
     options: Mapping[str, object],
     **findings: object,
 ) -> None:
-    """Write findings as JSON, with what is needed to repeat the run. module: what `python -m` was given."""
+    """Write findings as JSON, with the details of the run. module: the argument of `python -m`."""
     contents = {
         "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
         "options": options,
@@ -45,17 +45,17 @@ def write(
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("torch", "transformers", "consort"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def hardware() -> dict[str, object]:
-    """What the figures were taken on."""
+    """Return the CPU, its number of cores, and the operating system."""
     names = [
         line.split(":")[1].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

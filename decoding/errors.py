@@ -19,7 +19,7 @@ class ConsortError(Exception):
 
 
 class InvalidRequestError(ConsortError, ValueError):
-    """A request that can't be served as it is. `field` names what to change (None: the request as a whole)."""
+    """A request that can't be served as it is. `field` names what to change; None: the request as a whole."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ def require(holds: bool, field: str, given: object, expected: str) -> None:
     """Check a value of a request.
 
     Raises:
-        InvalidRequestError: the condition does not hold; the message names the field, and what it must be.
+        InvalidRequestError: `holds` is false. The message names the field and the expected value.
     """
     if not holds:
         raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)
@@ -45,7 +45,7 @@ class ConfigError(ConsortError, ValueError):
 
 
 class OverloadedError(ConsortError):
-    """The queue is full. `retry_after_s` is when it is worth trying again, in seconds; `bound`, what was reached."""
+    """The queue is full. `retry_after_s`: seconds to wait before a retry. `bound`: the limit that was reached."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1, bound: Bound = "max_requests") -> None:
         super().__init__(message)

@@ -1,1 +1,1 @@
-"""How good texts are, measured on their tokens: pure functions. Knows nothing of decoding, models or serving."""
+"""Quality of texts and limits of speculation: pure functions. Must not know about models or serving."""

@@ -1,4 +1,4 @@
-"""Upper bounds of the speed-up by speculation, from measured times and the agreement of drafter and target."""
+"""Upper bounds of the speed-up by speculation, from step times and the agreement of drafter and target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from decoding.sampling.sampler import SamplingBatch, sample
 
 @dataclass(frozen=True, slots=True)
 class SpeculationLimits:
-    """Times of one step in seconds, and tokens per target step, of one run at draft length γ."""
+    """Seconds per step and tokens per target step of one run at draft length γ."""
 
     draft_length: int
     plain_step_s: float  # t_1
     verify_step_s: float  # t_verify
     draft_step_s: float  # t_draft, one draft token
-    tokens_per_step: float  # E, if the target always has a full draft
+    tokens_per_step: float  # E, given that the target always has a full draft
 
     @property
     def hidden(self) -> float:
@@ -33,12 +33,12 @@ class SpeculationLimits:
 
 
 def agreement(drafter_logits: Tensor, history: History, answer: Sequence[int]) -> Tensor:
-    """Return where along the target's answer the drafter samples the same token, [N] bool.
+    """Return for each token of the target's answer whether the drafter samples the same, [N] bool.
 
     An accepted draft equals the answer, so one pass over the answer covers every draft that would be accepted.
 
     Args:
-        drafter_logits: [N, V], each after the text before that token of the answer.
+        drafter_logits: [N, V], after the text before each token of the answer.
         history: the text before the answer, and the sampling parameters.
         answer: [N] the target's tokens.
     """
@@ -51,7 +51,7 @@ def tokens_per_step(agreements: Sequence[Tensor], draft_length: int) -> float:
     """Return E, the mean of accepted + 1 if each target step verifies `draft_length` draft tokens.
 
     Args:
-        agreements: [N] bool or 0 and 1 for each answer: whether the drafter has the target's token.
+        agreements: for each answer [N] bool, or 0 and 1: whether the drafter samples the target's token.
         draft_length: γ, shorter than the longest of the agreements.
     """
     tokens = steps = 0

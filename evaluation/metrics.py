@@ -13,7 +13,7 @@ from statistics import fmean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextMetrics:
-    """Of one text, or the means of several."""
+    """Metrics of one text, or their means over several texts."""
 
     tokens: float
     entropy_1: float  # bits
@@ -22,11 +22,11 @@ class TextMetrics:
     distinct_1: float  # 0…1
     distinct_2: float  # 0…1
     repetition: float  # 0…1, of 4-grams
-    log_likelihood: float | None = None  # nats per token; None: not known
+    log_likelihood: float | None = None  # nats per token; None: unknown
 
 
 def ngram_entropy(tokens: Sequence[Hashable], n: int) -> float:
-    """Shannon entropy of the text's own distribution of n-grams, in bits.
+    """Return the Shannon entropy of the text's own distribution of n-grams, in bits.
 
     Zhang et al., arXiv 1809.05972. At most the binary logarithm of the number of n-grams.
     """
@@ -36,7 +36,7 @@ def ngram_entropy(tokens: Sequence[Hashable], n: int) -> float:
 
 
 def distinct(tokens: Sequence[Hashable], n: int) -> float:
-    """How many of the text's n-grams differ from each other, as a share of all: distinct-n.
+    """Return the number of distinct n-grams as a share of all n-grams of the text: distinct-n.
 
     Li et al., arXiv 1510.03055.
     """
@@ -45,18 +45,18 @@ def distinct(tokens: Sequence[Hashable], n: int) -> float:
 
 
 def repetition(tokens: Sequence[Hashable], n: int = 4) -> float:
-    """Which share of the n-grams has come before in the text: seq-rep-n, Welleck et al., arXiv 1908.04319."""
+    """Return the share of n-grams that repeat an earlier one: seq-rep-n, Welleck et al., arXiv 1908.04319."""
     counts = _ngrams(tokens, n)
     return 1 - len(counts) / counts.total() if counts else 0.0
 
 
 def mean_log_likelihood(log_probs: Sequence[float]) -> float:
-    """Mean log-probability of a text's tokens, in nats; 0 for no tokens, −∞ if one is impossible."""
+    """Return the mean log-probability of a text's tokens, in nats; 0 for no tokens, −∞ if one is impossible."""
     return fmean(log_probs) if log_probs else 0.0
 
 
 def measure(tokens: Sequence[Hashable], log_probs: Sequence[float] | None = None) -> TextMetrics:
-    """All metrics of one text. log_probs: one per token, by the model that is to judge; None: no likelihood.
+    """Compute all metrics of one text. log_probs: one per token, from the judging model; None: no likelihood.
 
     Raises:
         ValueError: there is not one log-probability for each token.
@@ -76,7 +76,7 @@ def measure(tokens: Sequence[Hashable], log_probs: Sequence[float] | None = None
 
 
 def average(texts: Sequence[TextMetrics]) -> TextMetrics:
-    """The mean of each metric over the texts, which all count the same; no likelihood if one has none.
+    """Average each metric over the texts, with equal weights. Without likelihood if any text has none.
 
     Raises:
         ValueError: there are no texts.

@@ -1,4 +1,4 @@
-"""The built-in set of prompts, on which decoding strategies are compared. Must not know what is done with them."""
+"""Built-in prompts for comparing decoding strategies. Must not know what is done with them."""
 
 PROMPTS = (
     "Large Language models are",

@@ -8,10 +8,10 @@ _HEAD = ("tokens", "entropy-1", "entropy-2", "entropy-3", "distinct-1", "distinc
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines of columns, each as wide as its widest cell: the first flush left, the others flush right.
+    """Format rows as aligned columns: the first flush left, the others flush right.
 
     Raises:
-        ValueError: a row has another number of cells than the head.
+        ValueError: a row and the head differ in their number of cells.
     """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     rule = ["-" * width for width in widths]
@@ -23,14 +23,14 @@ def metrics_table(
     more: Mapping[str, Sequence[str]] | None = None,
     more_head: Sequence[str] = (),
 ) -> str:
-    """A row for each name, a column for each metric.
+    """Format metrics with a row for each name and a column for each metric.
 
     Args:
-        metrics: by the name of what wrote the texts.
+        metrics: by the name of the model or strategy that wrote the texts.
         more: further cells of each row, by the same names, such as its speed.
-        more_head: what stands above them.
+        more_head: headings of the further cells.
     """
-    rows = [(name, *_cells(found), *(more[name] if more else ())) for name, found in metrics.items()]
+    rows = [(name, *_cells(text_metrics), *(more[name] if more else ())) for name, text_metrics in metrics.items()]
     return table(("", *_HEAD, *more_head), rows)
 
 

@@ -1,4 +1,4 @@
-"""What everything else may rely on in the bundled models."""
+"""Properties of the bundled models that other code and tests rely on."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Inflation keeps the function: compared with the small model that it started from."""
+"""An inflated model computes the same function as the small model that it was made from."""
 
 from pathlib import Path
 

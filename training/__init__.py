@@ -1,1 +1,1 @@
-"""Trains the bundled models. Knows nothing of decoding, serving or actors."""
+"""Training of the bundled models. Must not know about decoding, serving or actors."""

@@ -18,14 +18,16 @@ from training.corpus import Document, read_corpus
 from training.distill import distill
 from training.heldout import read_prompts, write_prompts
 from training.inflate import inflate
-from training.owntexts import OwnTexts
 from training.pretrain import held_out_loss, pretrain
 from training.recipes import RECIPES, Name
 from training.stream import Stream, encode
+from training.target_texts import OwnTexts
 from training.tokenizer import load_tokenizer, train_tokenizer
 
 FOLDER = click.Path(path_type=Path)
-models_option = click.option("--models", type=FOLDER, default=Path("models"), show_default=True, help="Where they lie.")
+models_option = click.option(
+    "--models", type=FOLDER, default=Path("models"), show_default=True, help="Folder of the models."
+)
 minutes_option = click.option("--minutes", type=float, required=True, help="Training time.")
 threads_option = click.option("--threads", type=int, default=3, show_default=True)
 
@@ -45,7 +47,7 @@ def main(
     member_minutes: float,
     distill_minutes: float,
 ) -> None:
-    """Train the bundled models. Without a command: all of them, on four cores."""
+    """Train the bundled models. Without a command, train all of them on four cores."""
     if context.invoked_subcommand is not None:
         return
     _run("heldout", "--models", models)
@@ -86,8 +88,8 @@ def pretrain_command(name: Name, models: Path, minutes: float, threads: int) -> 
         kv_heads=recipe.kv_heads,
         seed=recipe.seed,
     )
-    seen = [document for document in documents if not document.held_out]
-    stream = Stream(encode(seen, tokenizer, seed=recipe.seed), recipe.mix, seed=recipe.seed)
+    training = [document for document in documents if not document.held_out]
+    stream = Stream(encode(training, tokenizer, seed=recipe.seed), recipe.mix, seed=recipe.seed)
     report = _reporter(name)
     pretrain(
         model,
@@ -106,14 +108,14 @@ def pretrain_command(name: Name, models: Path, minutes: float, threads: int) -> 
 @minutes_option
 @threads_option
 def distill_command(models: Path, minutes: float, threads: int) -> None:
-    """Go on with the drafter in MODELS, learning from the target in MODELS."""
+    """Continue training the drafter, on texts and probabilities of the target."""
     torch.set_num_threads(threads)
     tokenizer = load_tokenizer(models / "target")
     drafter, target = load(models / "drafter"), load(models / "target")
-    seen = [document for document in read_corpus() if not document.held_out]
+    training = [document for document in read_corpus() if not document.held_out]
     recipe = RECIPES["drafter"]
     seed = recipe.seed + 1
-    stream = Stream(encode(seen, tokenizer, seed=seed), recipe.mix, seed=seed)
+    stream = Stream(encode(training, tokenizer, seed=seed), recipe.mix, seed=seed)
     with closing(OwnTexts(models / "target", stream, seed=seed)) as own:
         distill(
             drafter,
@@ -128,18 +130,19 @@ def distill_command(models: Path, minutes: float, threads: int) -> None:
 
 @main.command("accept")
 @models_option
-@click.option("--temperature", type=float, multiple=True, default=(0.0, 0.7, 1.0), show_default=True)
+@click.option("--temperature", "temperatures", type=float, multiple=True, default=(0.0, 0.7, 1.0), show_default=True)
 @click.option("--new-tokens", type=int, default=96, show_default=True)
 @click.option("--prompts", type=int, default=320, show_default=True)
 @threads_option
-def accept_command(models: Path, temperature: tuple[float, ...], new_tokens: int, prompts: int, threads: int) -> None:
-    """Print, as JSON, how much of the drafter's text the target accepts after held-out prompts."""
+def accept_command(models: Path, temperatures: tuple[float, ...], new_tokens: int, prompts: int, threads: int) -> None:
+    """Print as JSON how many of the drafter's tokens the target accepts after held-out prompts."""
     torch.set_num_threads(threads)
     tokenizer = load_tokenizer(models / "target")
     tokens = [tokenizer(prompt)["input_ids"] for prompt in read_prompts(models / "heldout.jsonl")[:prompts]]
     drafter, target = load(models / "drafter"), load(models / "target")
-    for each in temperature:
-        click.echo(json.dumps(asdict(measure(target, drafter, tokens, temperature=each, new_tokens=new_tokens))))
+    for temperature in temperatures:
+        acceptance = measure(target, drafter, tokens, temperature=temperature, new_tokens=new_tokens)
+        click.echo(json.dumps(asdict(acceptance)))
 
 
 @main.command("inflate")

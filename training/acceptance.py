@@ -1,7 +1,7 @@
-"""How much of a drafter's text its target accepts, along the target's own continuations.
+"""Acceptance of a drafter's tokens by its target, along the target's own continuations. Must not know about training.
 
-A draft that was accepted equals the target's text, so one teacher-forced pass of the drafter along that text
-tells every draft it would make there. Must not know about training.
+An accepted draft equals the target's text. So one teacher-forced pass of the drafter along that text gives every draft
+that it would make there.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ DRAFT_LENGTHS = range(1, 9)
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Shares of positions, and committed tokens per target step for 1 to 8 draft tokens."""
+    """Shares of positions at which drafter and target agree; committed tokens per target step, by draft length."""
 
     temperature: float
     positions: int
     argmax: float
-    """the drafter's argmax is the target's token (its choice, or its draw)"""
+    """the drafter's argmax is the token that the target chooses or draws"""
     coupled: float
-    """both draw with the same Gumbel noise and agree (the same as `argmax` at temperature 0)"""
+    """both draw the same token with the same Gumbel noise; at temperature 0 equal to `argmax`"""
     rejection: float
-    """sum of min(p, q): rejection sampling of a drawn draft (the same as `argmax` at temperature 0)"""
+    """sum of min(p, q): rejection sampling of a drawn draft; at temperature 0 equal to `argmax`"""
     argmax_tokens_per_step: dict[int, float]
     coupled_tokens_per_step: dict[int, float]
 
@@ -43,7 +43,7 @@ def measure(
     new_tokens: int,
     seed: int = 0,
 ) -> Acceptance:
-    """Acceptance along `new_tokens` tokens that the target writes after each prompt."""
+    """Measure the acceptance along `new_tokens` tokens that the target writes after each prompt."""
     generator = torch.Generator().manual_seed(seed)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     for _, group in groupby(sorted(prompts, key=len), key=len):
@@ -69,7 +69,7 @@ def _measure_group(
     new_tokens: int,
     generator: torch.Generator,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Argmax agreement, coupled agreement and sum of min(p, q) at the new positions; float32, (N,) each, per row.
+    """Return argmax agreement, coupled agreement and sum of min(p, q) at the new positions: float32 (N,), per row.
 
     Args:
         prompts: int64, (B, P)
@@ -87,6 +87,6 @@ def _measure_group(
     if temperature > 0.0:
         p, q = ((logits / temperature).softmax(-1) for logits in (p_logits, q_logits))
         overlap = torch.minimum(p, q).sum(-1)
-    wanted = tokens.ne(padding)
-    rows_of = zip(argmax.float(), coupled.float(), overlap, wanted, strict=True)
-    return [(same[kept], drawn[kept], shared[kept]) for same, drawn, shared, kept in rows_of]
+    is_text = tokens.ne(padding)
+    columns = zip(argmax.float(), coupled.float(), overlap, is_text, strict=True)
+    return [(same[kept], drawn[kept], shared[kept]) for same, drawn, shared, kept in columns]

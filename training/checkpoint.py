@@ -1,4 +1,4 @@
-"""Model shapes, and model folders written whole or not at all. Must not know about training."""
+"""Creates models, and writes model folders atomically. Must not know about training."""
 
 import shutil
 from copy import deepcopy
@@ -21,7 +21,7 @@ def build(
     kv_heads: int,
     seed: int,
 ) -> LlamaForCausalLM:
-    """A fresh float32 model with tied embeddings, GPT-2's initial values and heads of 64."""
+    """Create a float32 model with tied embeddings, GPT-2's initialisation and heads of size 64."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
@@ -45,7 +45,7 @@ def build(
 
 
 def bfloat16_copy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """What is published of a model in training: bfloat16 weights, and when to end a text."""
+    """Return a copy to publish: bfloat16 weights, and a generation config with the end token."""
     copy = deepcopy(model).bfloat16()
     copy.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
@@ -56,7 +56,7 @@ def bfloat16_copy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write weights, configuration and tokenizer beside the folder, then put them in its place."""
+    """Write weights, configuration and tokenizer to a temporary folder, then replace `folder` by it."""
     fresh = folder.with_name(f".{folder.name}.fresh")
     shutil.rmtree(fresh, ignore_errors=True)
     model.save_pretrained(fresh, max_shard_size="2GB")
@@ -66,7 +66,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    """A saved model."""
+    """Load a saved model."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
     assert isinstance(model, LlamaForCausalLM)
     return model

@@ -1,4 +1,4 @@
-"""The training text: what every CPython carries. Splits whole files and topics into train and held-out.
+"""The training text: files and help topics of the standard library. Splits them into training and held-out documents.
 
 Must not know about tokens or models.
 """
@@ -32,7 +32,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A whole file or topic (`turns` empty), or a conversation about one (`text` empty)."""
+    """A file or topic, with empty `turns`; or a conversation about it, with empty `text`."""
 
     source: str
     kind: Kind
@@ -41,20 +41,20 @@ class Document:
 
     @property
     def held_out(self) -> bool:
-        """Depends on the source's name alone, so a file's conversations stay on the file's side."""
+        """Whether the document is held out. Depends only on the source, so conversations stay with their file."""
         return zlib.crc32(self.source.encode()) % HELD_OUT_ONE_IN == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of whole lines of a document; `last` when the document ends with it."""
+    """Consecutive lines of a document. last: whether the document ends with them."""
 
     text: str
     last: bool
 
 
 def read_corpus() -> list[Document]:
-    """Every document of this interpreter's standard library, in a fixed order."""
+    """Return every document of this interpreter's standard library, in a fixed order."""
     documents = [
         *_files(),
         *(Document(f"topic:{name}", "topics", text) for name, text in sorted(topics.items())),

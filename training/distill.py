@@ -1,7 +1,7 @@
 """Distillation of a drafter from its target, mostly on the target's own texts.
 
-Kim & Rush 2016, "Sequence-Level Knowledge Distillation" (the target's own texts); Zhou et al. 2023,
-"DistillSpec" (forward divergence for drafters). Must not know how a drafter is used.
+The target's own texts: Kim & Rush 2016, "Sequence-Level Knowledge Distillation". Forward divergence for drafters:
+Zhou et al. 2023, "DistillSpec". Must not know how a drafter is used.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from training.optimizer import TimedOptimizer, autocast
-from training.owntexts import OwnTexts, Rows
 from training.stream import Stream
+from training.target_texts import OwnTexts, Rows
 
 CORPUS_EVERY_STEPS = 4
 CORPUS_LENGTH = 1024
@@ -51,15 +51,18 @@ def distill(
         own.grow()
         step += 1
         if step % 20 == 0:
-            place = f"step {step} elapsed {optimizer.elapsed:.3f} texts {own.written}"
-            report(f"{place} loss {loss.item():.4f} agreement {agreement:.3f}")
+            progress = f"step {step} elapsed {optimizer.elapsed:.3f} texts {own.written}"
+            report(f"{progress} loss {loss.item():.4f} agreement {agreement:.3f}")
         if step % SAVE_EVERY_STEPS == 0:
             save()
     save()
 
 
 def own_loss(drafter: LlamaForCausalLM, rows: Rows) -> tuple[Tensor, float]:
-    """Cross-entropy of the target's best candidates plus the weighted one of its argmax; share of equal argmaxes."""
+    """Return the loss on the target's own texts, and the share of positions with equal argmax.
+
+    The loss is the cross-entropy with the target's best candidates, plus the weighted cross-entropy with its argmax.
+    """
     counted = rows.probabilities[..., 0] > 0
     with autocast():
         logits = drafter(rows.tokens[:, :-1], use_cache=False).logits[counted].float()
@@ -71,7 +74,7 @@ def own_loss(drafter: LlamaForCausalLM, rows: Rows) -> tuple[Tensor, float]:
 
 
 def divergence(drafter: LlamaForCausalLM, target: LlamaForCausalLM, rows: Tensor) -> Tensor:
-    """KL(target || drafter) over whole rows.
+    """Return KL(target || drafter) over all positions of the rows.
 
     Args:
         rows: int64, (B, T)

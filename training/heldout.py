@@ -28,12 +28,12 @@ def write_prompts(documents: Sequence[Document], tokenizer: PreTrainedTokenizerF
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file that `write_prompts` wrote."""
+    """Read the prompts of a file that `write_prompts` wrote."""
     return [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _draw(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, generator: random.Random) -> str:
-    """Whole lines of a random document, from a random line on, without the last newline."""
+    """Return consecutive lines of a random document, without the last newline."""
     while True:
         document = generator.choice(documents)
         lines = document.text.splitlines(keepends=True)

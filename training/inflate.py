@@ -1,9 +1,9 @@
-"""Function-preserving growth of a Llama checkpoint: the same text at any cost, to measure speed at scale.
+"""Function-preserving growth of a Llama checkpoint: the same text at a higher cost, to measure speed at scale.
 
-Must not know who uses the grown model. The residual stream is zero in every added dimension: the
-embedding and all output projections (`o_proj`, `down_proj`) write nothing there. RMSNorm takes its mean over
-more dimensions, which the scaled weights and epsilon undo exactly. Added heads and feed-forward columns
-compute, but have zero output columns. Added layers write `ADDED_LAYER_SCALE` of the usual size.
+Must not know who uses the grown model. The residual stream is zero in every added dimension: the embedding and all
+output projections (`o_proj`, `down_proj`) write nothing there. RMSNorm takes its mean over more dimensions; scaled
+weights and epsilon undo that exactly. Added heads and feed-forward columns compute, but have zero output columns.
+Added layers write values of `ADDED_LAYER_SCALE` times the usual size.
 """
 
 from copy import deepcopy
@@ -19,13 +19,12 @@ ADDED_LAYER_SCALE = 1e-4
 
 @torch.no_grad()
 def inflate(model: LlamaForCausalLM, *, hidden: int, layers: int, intermediate: int, seed: int = 0) -> LlamaForCausalLM:
-    """A larger model with the same logits, up to rounding and 1e-4-sized added layers, in the model's dtype.
+    """Return a larger model with the same logits, up to rounding and the added layers, in the model's dtype.
 
-    The head size and the number of query heads per key-value head stay; heads fill `hidden` as far as they
-    go.
+    The head size and the number of query heads per key-value head stay; `hidden` is filled with as many heads as fit.
 
     Raises:
-        ValueError: a size is smaller than the model's or (`hidden`, `intermediate`) not a multiple of 64.
+        ValueError: a size is smaller than the model's, or `hidden` or `intermediate` is not a multiple of 64.
     """
     config = _grown_config(model.config, hidden=hidden, layers=layers, intermediate=intermediate)
     with torch.device("meta"):
@@ -37,24 +36,24 @@ def inflate(model: LlamaForCausalLM, *, hidden: int, layers: int, intermediate: 
     norm_scale = (model.config.hidden_size / hidden) ** 0.5
     source = model.get_parameter
     generator = torch.Generator(model.device).manual_seed(seed)
-    _place(grown.model.embed_tokens.weight.zero_(), source("model.embed_tokens.weight"))
-    _place(grown.model.norm.weight.fill_(norm_scale), source("model.norm.weight") * norm_scale)
+    _copy_into(grown.model.embed_tokens.weight.zero_(), source("model.embed_tokens.weight"))
+    _copy_into(grown.model.norm.weight.fill_(norm_scale), source("model.norm.weight") * norm_scale)
     if not config.tie_word_embeddings:
-        _place(grown.lm_head.weight.zero_(), source("lm_head.weight"))
+        _copy_into(grown.lm_head.weight.zero_(), source("lm_head.weight"))
     for index, layer in enumerate(grown.model.layers):
         _randomize(layer, norm_scale, config.initializer_range, generator)
         if index < model.config.num_hidden_layers:
-            _place_layer(layer, model.model.layers[index], norm_scale)
+            _copy_layer(layer, model.model.layers[index], norm_scale)
         else:
-            _quieten(layer, model.config, generator)
+            _scale_down(layer, model.config, generator)
     grown.eval()
     grown.generation_config = deepcopy(model.generation_config)
     return grown
 
 
 def _grown_config(source: LlamaConfig, *, hidden: int, layers: int, intermediate: int) -> LlamaConfig:
-    wanted = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": intermediate}
-    for name, size in wanted.items():
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": intermediate}
+    for name, size in sizes.items():
         if size < getattr(source, name):
             raise ValueError(f"{name} {size} is smaller than the source's {getattr(source, name)}")
         if name != "num_hidden_layers" and size % MULTIPLE:
@@ -68,7 +67,7 @@ def _grown_config(source: LlamaConfig, *, hidden: int, layers: int, intermediate
     config = deepcopy(source)
     config.update(
         {
-            **wanted,
+            **sizes,
             "num_attention_heads": kv_heads * group,
             "num_key_value_heads": kv_heads,
             "rms_norm_eps": source.rms_norm_eps * source.hidden_size / hidden,
@@ -78,7 +77,7 @@ def _grown_config(source: LlamaConfig, *, hidden: int, layers: int, intermediate
 
 
 def _randomize(layer: LlamaDecoderLayer, norm_scale: float, std: float, generator: torch.Generator) -> None:
-    """Ordinary weights that write nothing: random inputs to heads and columns, zero output projections."""
+    """Set random input projections of the usual size, and zero output projections, which write nothing."""
     for name, parameter in layer.named_parameters():
         if parameter.ndim == 1:
             parameter.fill_(norm_scale)
@@ -88,13 +87,13 @@ def _randomize(layer: LlamaDecoderLayer, norm_scale: float, std: float, generato
             parameter.normal_(std=std, generator=generator)
 
 
-def _place_layer(layer: LlamaDecoderLayer, source: LlamaDecoderLayer, norm_scale: float) -> None:
+def _copy_layer(layer: LlamaDecoderLayer, source: LlamaDecoderLayer, norm_scale: float) -> None:
     for name, parameter in source.named_parameters():
-        _place(layer.get_parameter(name), parameter * norm_scale if parameter.ndim == 1 else parameter)
+        _copy_into(layer.get_parameter(name), parameter * norm_scale if parameter.ndim == 1 else parameter)
 
 
-def _quieten(layer: LlamaDecoderLayer, source: LlamaConfig, generator: torch.Generator) -> None:
-    """An added layer writes a little, into the source's dimensions only."""
+def _scale_down(layer: LlamaDecoderLayer, source: LlamaConfig, generator: torch.Generator) -> None:
+    """Let an added layer write small values, into the source's dimensions only."""
     for name, parameter in layer.named_parameters():
         if _is_output(name):
             std = ADDED_LAYER_SCALE * source.initializer_range
@@ -105,6 +104,6 @@ def _is_output(name: str) -> bool:
     return name.endswith(("o_proj.weight", "down_proj.weight"))
 
 
-def _place(larger: Tensor, smaller: Tensor) -> None:
-    """Copy into the corner of lowest indices."""
+def _copy_into(larger: Tensor, smaller: Tensor) -> None:
+    """Copy into the lowest indices of every dimension."""
     larger[tuple(map(slice, smaller.shape))] = smaller

@@ -1,6 +1,6 @@
-"""Muon for the matrices, AdamW for the rest, and a learning rate that follows the clock.
+"""Muon for matrices, AdamW for other parameters, and a learning rate that depends on elapsed time.
 
-Must not know what is being learned.
+Must not know about losses or data.
 """
 
 import time
@@ -15,7 +15,7 @@ FINAL_SCALE = 0.02
 
 
 class TimedOptimizer:
-    """Steps until its minutes are over: warm-up, constant, then linear decay, by elapsed time."""
+    """Optimizers whose learning rate warms up, stays constant, then decays linearly over the given minutes."""
 
     def __init__(self, model: nn.Module, *, minutes: float, muon_rate: float, adam_rate: float) -> None:
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
@@ -30,11 +30,11 @@ class TimedOptimizer:
 
     @property
     def elapsed(self) -> float:
-        """Share of the time that is over, 0 to 1 and beyond."""
+        """Share of the minutes that has passed; above 1 after the end."""
         return (time.monotonic() - self._start) / self._seconds
 
     def step(self) -> None:
-        """Apply the gradients at the rate that the clock asks for, and clear them."""
+        """Apply the gradients at the current learning rate, and clear them."""
         nn.utils.clip_grad_norm_(self._parameters, 1.0)
         scale = min(self.elapsed / WARM_UP_SHARE, 1.0, (1.0 - self.elapsed) / DECAY_SHARE)
         for optimizer, rate in self._optimizers:
@@ -45,5 +45,5 @@ class TimedOptimizer:
 
 
 def autocast() -> torch.autocast:
-    """Forward passes in bfloat16 over float32 weights."""
+    """Return a context for forward passes in bfloat16 over float32 weights."""
     return torch.autocast("cpu", dtype=torch.bfloat16)

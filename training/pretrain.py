@@ -1,4 +1,4 @@
-"""Next-token training from scratch, for a given time. Must not know which model it trains, nor why."""
+"""Next-token training for a given time. Must not know which model it trains."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,7 @@ def pretrain(
     save: Callable[[], None],
     report: Callable[[str], None],
 ) -> None:
-    """Train until the time is over; rows grow from 256 to 1024 tokens. `save` is called now and then."""
+    """Train until the time is over. Rows grow from 256 to 1024 tokens; `save` is called every few hundred steps."""
     optimizer = TimedOptimizer(model, minutes=minutes, muon_rate=0.008, adam_rate=0.003)
     model.train()
     step = 0
@@ -41,7 +41,7 @@ def pretrain(
 
 
 def cross_entropy(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
-    """Mean next-token loss in nats.
+    """Return the mean next-token loss in nats.
 
     Args:
         rows: int64, (B, T)
@@ -53,7 +53,7 @@ def cross_entropy(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_out_loss(model: LlamaForCausalLM, pieces: Sequence[Sequence[int]], *, length: int = 512) -> float:
-    """Mean next-token loss in nats over held-out pieces, packed in rows."""
+    """Return the mean next-token loss in nats over held-out pieces, packed in rows of `length` tokens."""
     flat = torch.tensor([token for piece in pieces for token in piece])
     rows = flat[: len(flat) // length * length].view(-1, length)
     losses = [cross_entropy(model, batch).item() * len(batch) for batch in rows.split(16)]

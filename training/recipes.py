@@ -1,4 +1,4 @@
-"""What the bundled models are and read, and how long each part of their training takes."""
+"""Sizes, training mixes and seeds of the bundled models."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ Name = Literal["target", "member", "drafter"]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One bundled model."""
+    """Size, training mix and seed of one bundled model."""
 
     hidden: int
     layers: int

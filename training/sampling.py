@@ -1,4 +1,4 @@
-"""Batched continuation of prompts by one model: the same noise gives the same text.
+"""Batched continuation of prompts by one model. The same noise gives the same text.
 
 Must not know about drafters or training.
 """
@@ -9,7 +9,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 
 def gumbel(*shape: int, generator: torch.Generator) -> Tensor:
-    """Standard Gumbel noise, float32: argmax(logits + gumbel) is a draw from softmax(logits)."""
+    """Return standard Gumbel noise, float32: argmax(logits + gumbel) is a draw from softmax(logits)."""
     uniform = torch.rand(shape, generator=generator).clamp_(min=1e-20)
     return -(-uniform.log()).log()
 

@@ -18,7 +18,7 @@ MEMBER_MIX: Mix = {"library": 0.45, "tests": 0.30, "topics": 0.12, "chat": 0.13}
 def encode(
     documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, *, seed: int
 ) -> dict[Kind, list[list[int]]]:
-    """Token pieces by kind: each begins with BOS; EOS ends a document's last piece and each chat turn."""
+    """Return token pieces by kind. Each starts with BOS; EOS ends a document's last piece and each chat turn."""
     generator = random.Random(seed)
     texts: dict[Kind, list[str]] = {}
     for document in documents:
@@ -32,17 +32,17 @@ def encode(
 
 
 class Stream:
-    """Rows cut from shuffled pieces, each kind getting its share of the tokens."""
+    """Cuts rows from shuffled pieces, with a given share of tokens for each kind."""
 
     def __init__(self, pieces: Mapping[Kind, Sequence[Sequence[int]]], mix: Mix, *, seed: int) -> None:
         generator = random.Random(seed)
         self._pieces = {kind: _shuffled(pieces[kind], generator) for kind in mix}
         self._mix = mix
-        self._given: dict[Kind, int] = dict.fromkeys(mix, 0)
+        self._used: dict[Kind, int] = dict.fromkeys(mix, 0)
         self._rest: list[int] = []
 
     def rows(self, count: int, length: int) -> Tensor:
-        """The next `count` rows.
+        """Return the next `count` rows.
 
         Returns:
             int64, (count, length)
@@ -53,7 +53,7 @@ class Stream:
         return torch.tensor(taken).view(count, length)
 
     def prompts(self, count: int, length: int) -> Tensor:
-        """The beginnings of the next `count` pieces that are long enough.
+        """Return the first `length` tokens of the next `count` pieces that are longer.
 
         Returns:
             int64, (count, length)
@@ -66,9 +66,9 @@ class Stream:
         return torch.tensor(prompts)
 
     def _next_piece(self) -> Sequence[int]:
-        kind = min(self._mix, key=lambda each: self._given[each] / self._mix[each])
+        kind = min(self._mix, key=lambda kind: self._used[kind] / self._mix[kind])
         piece = next(self._pieces[kind])
-        self._given[kind] += len(piece)
+        self._used[kind] += len(piece)
         return piece
 
 

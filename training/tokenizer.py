@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of exactly `VOCABULARY` tokens that puts BOS before plain text."""
+    """Train a tokenizer of exactly `VOCABULARY` tokens that puts BOS before plain text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -46,14 +46,14 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def conversation_text(turns: Sequence[Turn]) -> str:
-    """A conversation as the chat template writes it, without the leading BOS."""
+    """Return a conversation as the chat template writes it, without the leading BOS."""
     return "".join(f"<|{turn.role}|>{turn.text}{EOS}" for turn in turns)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer saved in a model folder."""
+    """Load the tokenizer of a model folder."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
-    for trace_of_loading in ("is_local", "local_files_only"):
-        tokenizer.init_kwargs.pop(trace_of_loading, None)
+    for argument in ("is_local", "local_files_only"):  # of this call, which would be saved with the tokenizer
+        tokenizer.init_kwargs.pop(argument, None)
     return tokenizer

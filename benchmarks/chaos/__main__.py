@@ -1,7 +1,7 @@
-"""`make chaos`: replicas are killed, hung and cut off under load, and every answer must be what it always is.
+"""`make chaos`: kills, stops and disconnects replicas under load, and checks that every answer stays the same.
 
-Without Ray, because processes that only load a small model come back in a second or two: see docs/failures.md. What is
-wrong with an answer is printed; the exit status says whether all was well.
+Without Ray, because processes that only load a small model restart within two seconds: see docs/failures.md. Wrong
+answers are printed, and the exit status is 1 if there are any.
 """
 
 import sys
@@ -17,36 +17,36 @@ import click
 
 from actors.coordinator import blocking
 from actors.loading.checkpoint import ModelSpec
-from benchmarks.chaos.faults import Fault, Havoc, Kind, draw
+from benchmarks.chaos.faults import Fault, FaultInjector, Kind, draw
 from benchmarks.chaos.fleet import Fleet, running_fleet
-from benchmarks.chaos.load import Answer, Case, Streams, collect, make_cases
+from benchmarks.chaos.load import Case, Streams, Transcript, collect, make_cases
 from benchmarks.report import table, write
 
-_ALONE_S = 8.0  # without another fault before, for a pause to be put down to one
+_ALONE_S = 8.0  # a pause is attributed to a fault if no other fault acted for this time before it
 option = partial(click.option, show_default=True)
 
 
 @click.command()
 @option("--drafter-kills", default=100)
 @option("--target-kills", default=27)
-@option("--member-kills", default=8, help="Of the replicas that ensembles ask, beside the target that leads them.")
-@option("--hangs", default=12, help="SIGSTOP, of any replica, for 1 to 20 s.")
+@option("--member-kills", default=8, help="Kills of replicas that are ensemble members, but not the leader.")
+@option("--hangs", default=12, help="SIGSTOP of any replica for 1 to 20 s.")
 @option("--cuts", default=8, help="Broken connections, for 0.3 to 6 s.")
-@option("--freezes", default=8, help="Connections that stay and carry nothing, for 0.3 to 6 s.")
-@option("--delays", default=8, help="20 to 400 ms more on the way, for 0.3 to 6 s.")
+@option("--freezes", default=8, help="Connections that stay open but carry nothing, for 0.3 to 6 s.")
+@option("--delays", default=8, help="Additional latency of 20 to 400 ms, for 0.3 to 6 s.")
 @option("--interval", "interval_s", default=1.0, help="Seconds between faults, on average.")
 @option("--targets", default=2)
 @option("--drafters", default=3)
 @option("--members", default=2)
 @option("--streams", default=8)
 @option("--cases", "case_count", default=60, help="Different requests.")
-@option("--new-tokens", default=48, help="Of the shortest answers; others have two and four times as many.")
+@option("--new-tokens", default=48, help="Tokens of the shortest answers; others have two or four times as many.")
 @option("--seed", default=0)
 @option("--output", type=click.Path(path_type=Path), default=Path(".bench/chaos.json"))
 def main(
     interval_s: float, streams: int, case_count: int, new_tokens: int, seed: int, output: Path, **given: Any
 ) -> None:
-    """Ask, break, compare, print, and write JSON."""
+    """Send requests, inject faults, compare answers, print, and write JSON."""
     cases = make_cases(Path("models/target"), case_count, new_tokens, seed=seed)
     counts: dict[Kind, int] = {
         "kill drafter": given["drafter_kills"],
@@ -68,11 +68,11 @@ def main(
         click.echo(f"{len(undisturbed)} different requests answered without faults")
         running = Streams(ask, [case for case in cases if case.request.request_id in undisturbed], streams, seed=seed)
         running.start()
-        havoc = Havoc(fleet, seed=seed)
-        havoc.wreak(draw(counts, seed=seed), interval_s=interval_s, report=click.echo)
+        injector = FaultInjector(fleet, seed=seed)
+        injector.run(draw(counts, seed=seed), interval_s=interval_s, report=click.echo)
         answers = running.finish()
         fleet.check()
-    findings = judge(answers, undisturbed, havoc.faults)
+    findings = judge(answers, undisturbed, injector.faults)
     click.echo("\n" + as_text(findings))
     settings = given | {"interval_s": interval_s, "streams": streams, "cases": case_count, "seed": seed}
     write(output, "benchmarks.chaos", settings, **asdict(findings))
@@ -81,26 +81,26 @@ def main(
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What came of it."""
+    """The result of a run."""
 
     requests: int
-    faults: dict[str, int]  # by kind
+    faults: dict[str, int]  # numbers by kind
     lost: list[str]
     differing: list[str]
-    stalls: dict[str, "Pauses"]  # by kind of request: its longest pauses
-    pauses: dict[str, "Pauses"]  # by kind of fault: those of the streams that were hit hardest
+    stalls: dict[str, "Pauses"]  # longest pauses of requests, by kind of request
+    pauses: dict[str, "Pauses"]  # longest pauses after faults, by kind of fault
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """How long streams stood still, in seconds."""
+    """Statistics of the times in which streams delivered nothing, in seconds."""
 
     times: int
     median_s: float
     most_s: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Pauses":
+    def summarize(cls, seconds: Sequence[float]) -> "Pauses":
         return cls(len(seconds), round(median(seconds), 2), round(max(seconds), 2))
 
 
@@ -108,13 +108,13 @@ def _spec(name: str) -> ModelSpec:
     return ModelSpec(name=name, path=f"models/{name}", dtype="float32", device="cpu", slots=8, threads=1)
 
 
-def _ask(fleet: Fleet, case: Case) -> Answer:
+def _ask(fleet: Fleet, case: Case) -> Transcript:
     return collect(blocking.stream(fleet.coordinator, case.fresh(), fleet.check))
 
 
-def _undisturbed(ask: Callable[[Case], Answer], cases: Sequence[Case], streams: int) -> dict[int, Answer]:
-    """What each case gets when nothing is wrong, by the case's id. Asked twice: some may hang on rounding errors."""
-    answers: dict[int, Answer] = {}
+def _undisturbed(ask: Callable[[Case], Transcript], cases: Sequence[Case], streams: int) -> dict[int, Transcript]:
+    """Return the answers without faults, by id of the case. Leaves out cases whose two answers differ by rounding."""
+    answers: dict[int, Transcript] = {}
     unsteady: set[int] = set()
     for seed in range(2):
         calm = Streams(ask, cases, streams, seed=seed)
@@ -128,8 +128,10 @@ def _undisturbed(ask: Callable[[Case], Answer], cases: Sequence[Case], streams: 
     return {request_id: answer for request_id, answer in answers.items() if request_id not in unsteady}
 
 
-def judge(answers: Sequence[tuple[Case, Answer]], undisturbed: dict[int, Answer], faults: Sequence[Fault]) -> Findings:
-    """Compare every answer with the undisturbed one, and look how long streams stood still after each fault."""
+def judge(
+    answers: Sequence[tuple[Case, Transcript]], undisturbed: dict[int, Transcript], faults: Sequence[Fault]
+) -> Findings:
+    """Compare every answer with the undisturbed one, and measure the pauses after each fault."""
     lost, differing = [], []
     for case, answer in answers:
         expected = undisturbed[case.request.request_id]
@@ -147,33 +149,33 @@ def judge(answers: Sequence[tuple[Case, Answer]], undisturbed: dict[int, Answer]
     )
 
 
-def _stalls(answers: Sequence[tuple[Case, Answer]]) -> dict[str, Pauses]:
-    found: dict[str, list[float]] = {}
+def _stalls(answers: Sequence[tuple[Case, Transcript]]) -> dict[str, Pauses]:
+    stalls: dict[str, list[float]] = {}
     for case, answer in answers:
         longest_s = max((gap.ended_s - gap.began_s for gap in answer.gaps), default=0.0)
-        found.setdefault(case.kind, []).append(longest_s)
-    return {kind: Pauses.of(seconds) for kind, seconds in found.items()}
+        stalls.setdefault(case.kind, []).append(longest_s)
+    return {kind: Pauses.summarize(seconds) for kind, seconds in stalls.items()}
 
 
-def _pauses(answers: Sequence[Answer], faults: Sequence[Fault]) -> dict[str, Pauses]:
-    """Of faults that had time to themselves, by kind."""
-    found: dict[str, list[float]] = {}
+def _pauses(answers: Sequence[Transcript], faults: Sequence[Fault]) -> dict[str, Pauses]:
+    """Return the longest pauses after faults that no other fault overlapped, by kind."""
+    pauses: dict[str, list[float]] = {}
     gaps = [gap for answer in answers for gap in answer.gaps]
-    for at, fault in enumerate(faults):
-        before = max((other.at_s + other.lasted_s for other in faults[:at]), default=0.0)
-        after = min((other.at_s for other in faults[at + 1 :]), default=float("inf"))
+    for index, fault in enumerate(faults):
+        before = max((other.at_s + other.lasted_s for other in faults[:index]), default=0.0)
+        after = min((other.at_s for other in faults[index + 1 :]), default=float("inf"))
         if fault.at_s - before < _ALONE_S:
             continue
-        ours = [gap for gap in gaps if gap.began_s - 0.5 < fault.at_s < gap.ended_s < after]
+        after_fault = [gap for gap in gaps if gap.began_s - 0.5 < fault.at_s < gap.ended_s < after]
         label = (
             f"{fault.kind} of a {fault.model}, {fault.lasted_s:g} s" if fault.lasted_s else f"kill of a {fault.model}"
         )
-        found.setdefault(label, []).append(max((gap.ended_s - fault.at_s for gap in ours), default=0.0))
-    return {label: Pauses.of(seconds) for label, seconds in sorted(found.items())}
+        pauses.setdefault(label, []).append(max((gap.ended_s - fault.at_s for gap in after_fault), default=0.0))
+    return {label: Pauses.summarize(seconds) for label, seconds in sorted(pauses.items())}
 
 
 def as_text(findings: Findings) -> str:
-    """The counts, and the pauses if faults had time to themselves."""
+    """Format the counts and the pauses."""
     faults = ", ".join(f"{count} × {kind}" for kind, count in sorted(findings.faults.items()))
     lines = [
         f"requests   {findings.requests}",
@@ -184,12 +186,15 @@ def as_text(findings: Findings) -> str:
         *findings.differing,
     ]
     titles = {"longest pause of a request, s": findings.stalls, "longest pause after a fault, s": findings.pauses}
-    tables = [table([title, "times", "median", "most"], _rows(found)) for title, found in titles.items()]
+    tables = [table([title, "times", "median", "most"], _rows(pauses)) for title, pauses in titles.items()]
     return "\n\n".join(["\n".join(lines), *filter(None, tables)])
 
 
-def _rows(found: dict[str, Pauses]) -> list[list[str]]:
-    return [[label, str(one.times), f"{one.median_s:.1f}", f"{one.most_s:.1f}"] for label, one in found.items()]
+def _rows(pauses: dict[str, Pauses]) -> list[list[str]]:
+    return [
+        [label, str(summary.times), f"{summary.median_s:.1f}", f"{summary.most_s:.1f}"]
+        for label, summary in pauses.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Replicas in processes of their own that die and are started again, and the coordinator here that works with them.
+"""Supervised replicas in child processes, and a coordinator in this process that works with them.
 
-What Serve does on a cluster is done here in a fraction of the time: a dead process is replaced at once, one that does
-not answer is given up after a while, and `deployments.discovery` asks all of them where they are.
+A fast stand-in for Ray Serve: a dead process is replaced at once, one that does not answer is killed after a while, and
+`deployments.discovery` asks the replicas for their addresses.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from benchmarks.chaos.proxy import Relay, Relays
 from decoding.errors import UnavailableError
 from deployments.discovery import Answers, Discovery
 
-_ASK_S = 3.0  # how long a replica may take to say where it is, as in deployments/app.py
-_GIVEN_UP_S = 12.0  # without an answer, before a process that runs is killed
+_ASK_S = 3.0  # time for a replica to return its address, as in deployments/app.py
+_GIVEN_UP_S = 12.0  # time without an answer after which a process is killed
 _POLL_S = 0.02
 _START_S = 60.0
 
 
-class Post:
-    """A replica's place: a process, after its death another one."""
+class SupervisedReplica:
+    """A replica whose process is replaced when it dies."""
 
     def __init__(self, context: ForkServerContext, relays: Relays, role: Role, spec: ModelSpec) -> None:
         self.role, self.spec = role, spec
@@ -54,39 +54,39 @@ class Post:
 
     @property
     def name(self) -> str | None:
-        """Of the replica that is up; None: it is starting."""
+        """Name of the replica; None while it starts."""
         return None if self._address is None else self._address.name
 
     @property
     def relay(self) -> Relay:
-        """What its messages pass through."""
+        """The relay through which its messages pass."""
         assert self._relay is not None
         return self._relay
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Id of the process."""
         assert self._process is not None
         assert self._process.pid is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start a process; returns at once."""
+        """Start a process. Does not wait for it."""
         self._connection, child_end = self._context.Pipe()
         self._process = self._context.Process(target=_serve, args=(self.role, self.spec, child_end), daemon=True)
         self._process.start()
         child_end.close()
         self._address = None
-        self._answered_s = time.monotonic() + _START_S  # so long it may take to load
+        self._answered_s = time.monotonic() + _START_S  # time to load
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, if it is there."""
+        """Send a signal to the process, if it is alive."""
         assert self._process is not None
         if self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, number)
 
-    def look_after(self) -> None:
-        """Replace the process if it has died, kill it if it has not answered for long."""
+    def supervise(self) -> None:
+        """Replace the process if it has died. Kill it if it has not answered for long."""
         assert self._process is not None
         if not self._process.is_alive():
             with self._asking:
@@ -96,8 +96,8 @@ class Post:
         elif time.monotonic() - self._answered_s > _GIVEN_UP_S:
             self.signal(signal.SIGKILL)
 
-    def ask(self) -> ReplicaAddress | None:
-        """Where the replica is, as its coordinators should see it; None: it does not answer, or is not well."""
+    def ask_address(self) -> ReplicaAddress | None:
+        """Return the replica's address behind its relay; None if it does not answer or is unhealthy."""
         with self._asking, contextlib.suppress(OSError, EOFError):
             connection = self._connection
             if connection is None:
@@ -107,7 +107,7 @@ class Post:
             answer: ReplicaAddress | None = None
             while answer is None and connection.poll(max(0.0, end_s - time.monotonic())):
                 answer = connection.recv()
-            while connection.poll(0):  # of earlier questions, that came late
+            while connection.poll(0):  # late answers to earlier questions
                 answer = connection.recv()
             if answer is not None:
                 self._answered_s = time.monotonic()
@@ -115,7 +115,7 @@ class Post:
         return None
 
     def stop(self) -> None:
-        """End the process for good."""
+        """End the process without a replacement."""
         self.signal(signal.SIGKILL)
         assert self._process is not None
         self._process.join()
@@ -139,68 +139,74 @@ class Post:
 
 
 class Fleet:
-    """All posts, a supervisor that looks after them, discovery, and a coordinator."""
+    """All replicas with their supervisor, discovery and coordinator."""
 
-    def __init__(self, posts: Sequence[Post], coordinator: Coordinator, thread: LoopThread) -> None:
+    def __init__(self, replicas: Sequence[SupervisedReplica], coordinator: Coordinator, thread: LoopThread) -> None:
         """thread: the coordinator's."""
-        self.posts, self.coordinator = posts, coordinator
+        self.replicas, self.coordinator = replicas, coordinator
         self.ending = threading.Event()
         self._thread = thread
-        self._asking = ThreadPoolExecutor(len(posts), thread_name_prefix="asking")
+        self._asking = ThreadPoolExecutor(len(replicas), thread_name_prefix="asking")
 
     def check(self) -> None:
-        """Raises UnavailableError if the coordinator's loop has ended."""
+        """Raise UnavailableError if the coordinator's loop has ended."""
         self._thread.check()
 
-    def of(self, role: Role) -> list[Post]:
-        """The posts of a role whose replicas are up."""
-        return [post for post in self.posts if post.role == role and post.name is not None]
+    def ready(self, role: Role) -> list[SupervisedReplica]:
+        """Return the ready replicas of a role."""
+        return [replica for replica in self.replicas if replica.role == role and replica.name is not None]
 
     async def supervise(self) -> None:
-        """Keep the posts manned and the coordinator informed, until `ending`."""
-        models = {post.spec.name for post in self.posts}
+        """Replace dead replicas and keep the coordinator informed, until `ending`."""
+        models = {replica.spec.name for replica in self.replicas}
         discovery = Discovery({model: partial(self._ask, model) for model in models}, self.coordinator.set_replicas)
-        finding = asyncio.create_task(discovery.run())
+        discovering = asyncio.create_task(discovery.run())
         try:
             while not self.ending.is_set():
                 await asyncio.sleep(_POLL_S)
-                for post in self.posts:
-                    post.look_after()
+                for replica in self.replicas:
+                    replica.supervise()
         finally:
-            finding.cancel()
+            discovering.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await finding
+                await discovering
             self._asking.shutdown()
 
     async def _ask(self, model: str) -> Answers:
         loop = asyncio.get_running_loop()
-        posts = [post for post in self.posts if post.spec.name == model]
-        answers = await asyncio.gather(*(loop.run_in_executor(self._asking, post.ask) for post in posts))
-        found = [answer for answer in answers if answer is not None]
-        if not found:
+        replicas = [replica for replica in self.replicas if replica.spec.name == model]
+        answers = await asyncio.gather(
+            *(loop.run_in_executor(self._asking, replica.ask_address) for replica in replicas)
+        )
+        addresses = [address for address in answers if address is not None]
+        if not addresses:
             raise UnavailableError(f"no replica of {model} is up")
-        return Answers(found)
+        return Answers(addresses)
 
 
 @contextlib.contextmanager
 def running_fleet(models: Mapping[str, tuple[Role, ModelSpec, int]]) -> Iterator[Fleet]:
-    """A fleet that is up. models: role, what to load, and how many replicas, by model."""
+    """Start a fleet and wait until it is ready. models: role, specification and number of replicas, by model."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.chaos.fleet", "transformers.models.llama.modeling_llama"])
     with contextlib.ExitStack() as stack:
         stack.enter_context(_environment())
         relays = stack.enter_context(Relays())
-        posts = [Post(context, relays, role, spec) for role, spec, count in models.values() for _ in range(count)]
+        replicas = [
+            SupervisedReplica(context, relays, role, spec)
+            for role, spec, count in models.values()
+            for _ in range(count)
+        ]
         link = ConnectingZmqLink("chaos")
         stack.callback(link.close)
         coordinator = Coordinator(link)
         thread = LoopThread("coordinator", coordinator.turn, link.wake)
         thread.start()
         stack.callback(thread.stop)
-        fleet = Fleet(posts, coordinator, thread)
-        for post in posts:
-            stack.callback(post.stop)
-            post.start()
+        fleet = Fleet(replicas, coordinator, thread)
+        for replica in replicas:
+            stack.callback(replica.stop)
+            replica.start()
         with _in_thread(fleet):
             _wait_until_up(fleet)
             yield fleet
@@ -208,10 +214,10 @@ def running_fleet(models: Mapping[str, tuple[Role, ModelSpec, int]]) -> Iterator
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """What replicas inherit, before they compute."""
+    """Set the environment that replicas inherit before they import torch."""
     saved = dict(os.environ)
     os.environ |= compute_environment(1)
-    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # what is killed cleans nothing up
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # killed processes do not clean up
     try:
         yield
     finally:
@@ -221,7 +227,7 @@ def _environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_thread(fleet: Fleet) -> Iterator[None]:
-    """Supervision, in an event loop of its own."""
+    """Supervise in an event loop of its own thread."""
     thread = threading.Thread(target=lambda: asyncio.run(fleet.supervise()), name="supervisor", daemon=True)
     thread.start()
     try:
@@ -233,14 +239,14 @@ def _in_thread(fleet: Fleet) -> Iterator[None]:
 
 def _wait_until_up(fleet: Fleet) -> None:
     end_s = time.monotonic() + _START_S
-    while any(post.name is None for post in fleet.posts):
+    while any(replica.name is None for replica in fleet.replicas):
         if time.monotonic() > end_s:
             raise UnavailableError("the replicas did not come up")
         time.sleep(_POLL_S)
 
 
 def _serve(role: Role, spec: ModelSpec, connection: Connection) -> None:
-    """A replica's process: load, then answer where it is for as long as its loop is healthy."""
+    """Run a replica's process: load, then answer with the address while the loop is healthy, else with None."""
     logging.disable_progress_bar()
     replica = Replica(ReplicaSpec(role=role, model=spec), "127.0.0.1")
     while True:

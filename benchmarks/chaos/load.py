@@ -1,7 +1,4 @@
-"""Requests of every kind, streams that ask them again and again, and what they got for an answer.
-
-Knows nothing of faults: an answer is compared with what the same request got when nothing went wrong.
-"""
+"""Requests of every kind, streams that repeat them, and transcripts of the answers. Must not know about faults."""
 
 import random
 import threading
@@ -25,7 +22,7 @@ PROMPTS = Path("models/heldout.jsonl")
 _LOGPROB_TOLERANCE = 1e-3
 _LONG_GAP_S = 0.1  # shorter ones are not kept
 
-# What differs between requests, beside their prompts and seeds.
+# Parameters of requests by kind; prompts and seeds differ within a kind.
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0},
@@ -45,15 +42,15 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a stream stood still, by the monotonic clock."""
+    """A time in which a stream delivered nothing, on the monotonic clock."""
 
     began_s: float
     ended_s: float
 
 
 @dataclass(slots=True)
-class Answer:
-    """All that a client was told, and how long it waited in between."""
+class Transcript:
+    """Everything that a client received for a request, and the long gaps in between."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -63,8 +60,8 @@ class Answer:
     error: str | None = None
     gaps: list[Gap] = field(default_factory=list)
 
-    def same_as(self, other: "Answer") -> bool:
-        """Whether the client was told the same, whatever the time it took."""
+    def same_as(self, other: "Transcript") -> bool:
+        """Whether the contents are equal, apart from gaps and rounding of log-probabilities."""
         mine, others = (
             (answer.text, answer.tokens, answer.finish, len(answer.logprobs), len(answer.prompt_logprobs))
             for answer in (self, other)
@@ -78,24 +75,24 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request that can be asked again and again."""
+    """A request that can be sent many times."""
 
     kind: str
     request: Request
 
     def fresh(self) -> Request:
-        """The same request under an id of its own."""
+        """Return the same request under a new id."""
         return replace(self.request, request_id=random.getrandbits(63))
 
 
 def make_cases(target: Path, count: int, new_tokens: int, *, seed: int) -> list[Case]:
-    """Requests of all kinds in turn, with the prompts and seeds that `seed` draws."""
+    """Make requests of all kinds in turn, with random prompts and seeds."""
     tokenizer: Any = load_tokenizer(str(target))
     rng = random.Random(seed)
     endpoints = _endpoints(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
     cases = []
-    for at, text in enumerate(rng.sample(read_prompts(PROMPTS), count)):
-        kind = list(KINDS)[at % len(KINDS)]
+    for index, text in enumerate(rng.sample(read_prompts(PROMPTS), count)):
+        kind = list(KINDS)[index % len(KINDS)]
         length = new_tokens if kind == "ensemble" else rng.choice([new_tokens, 2 * new_tokens, 4 * new_tokens])
         params = SamplingParams(
             max_tokens=length, eos_token_ids=(tokenizer.eos_token_id,), seed=rng.getrandbits(62), **KINDS[kind]
@@ -116,40 +113,40 @@ def _endpoints(decode: Callable[[list[int]], str]) -> dict[str, Endpoint]:
 
 
 class Streams:
-    """Threads that ask one case after the other until told to stop, or until all cases were asked so often."""
+    """Threads that send one case after the other, until `finish` or for a number of rounds over all cases."""
 
-    def __init__(self, ask: Callable[[Case], Answer], cases: Sequence[Case], count: int, *, seed: int) -> None:
-        self.answers: list[tuple[Case, Answer]] = []
+    def __init__(self, ask: Callable[[Case], Transcript], cases: Sequence[Case], count: int, *, seed: int) -> None:
+        self.answers: list[tuple[Case, Transcript]] = []
         self._ask, self._cases = ask, list(cases)
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._lock = threading.Lock()
-        self._left: list[Case] = []
+        self._remaining: list[Case] = []
         self._rounds: float = 0
         self._threads = [threading.Thread(target=self._run, name=f"stream {n}", daemon=True) for n in range(count)]
 
     def start(self, *, rounds: float = float("inf")) -> None:
-        """rounds: how often each case is asked."""
+        """Start the threads. rounds: how often each case is sent."""
         self._rounds = rounds
         for thread in self._threads:
             thread.start()
 
-    def finish(self) -> list[tuple[Case, Answer]]:
-        """Begin nothing new, wait for what has begun, and return all answers."""
+    def finish(self) -> list[tuple[Case, Transcript]]:
+        """Send no further requests, wait for pending ones, and return all answers."""
         with self._lock:
             if self._rounds == float("inf"):
-                self._left, self._rounds = [], 0
+                self._remaining, self._rounds = [], 0
         for thread in self._threads:
             thread.join()
         return self.answers
 
     def _next(self) -> Case | None:
         with self._lock:
-            if not self._left:
+            if not self._remaining:
                 if self._rounds <= 0:
                     return None
                 self._rounds -= 1
-                self._left = self._chance.sample(self._cases, len(self._cases))
-            return self._left.pop()
+                self._remaining = self._rng.sample(self._cases, len(self._cases))
+            return self._remaining.pop()
 
     def _run(self) -> None:
         while (case := self._next()) is not None:
@@ -158,16 +155,16 @@ class Streams:
                 self.answers.append((case, answer))
 
 
-def collect(deltas: Iterable[Delta]) -> Answer:
-    """The answer that arrives in deltas, and its gaps; an error ends it."""
-    answer = Answer()
-    heard_s = time.monotonic()
+def collect(deltas: Iterable[Delta]) -> Transcript:
+    """Collect an answer from its deltas, with its gaps and its error, if any."""
+    answer = Transcript()
+    last_s = time.monotonic()
     try:
         for delta in deltas:
             now_s = time.monotonic()
-            if now_s - heard_s > _LONG_GAP_S:
-                answer.gaps.append(Gap(heard_s, now_s))
-            heard_s = now_s
+            if now_s - last_s > _LONG_GAP_S:
+                answer.gaps.append(Gap(last_s, now_s))
+            last_s = now_s
             answer.text += delta.text
             answer.tokens += delta.tokens
             answer.logprobs += delta.logprobs or ()

@@ -1,4 +1,4 @@
-"""Links that can be cut, frozen and slowed: a TCP relay in front of each replica. Knows bytes, and no messages."""
+"""TCP relays that can be cut, frozen and delayed, one for each replica. Must not know messages."""
 
 import asyncio
 import threading
@@ -12,10 +12,10 @@ _CHUNK_BYTES = 65536
 
 
 class Relay:
-    """Passes on what arrives at `port` to another one of this machine, in both directions."""
+    """Relays data between `port` and another port of this machine, in both directions."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, upstream: int) -> None:
-        """upstream: the port to pass on to."""
+        """upstream: the port of the replica."""
         self._loop, self._upstream = loop, upstream
         self._passing = asyncio.Event()
         self._passing.set()
@@ -26,16 +26,16 @@ class Relay:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def set(self, state: State, *, delay_s: float = 0.0) -> None:
-        """cut: connections break, new ones are closed. frozen: they stay, and nothing passes. Any thread may call."""
+        """Set the state. cut: connections are aborted. frozen: they stay, but carry nothing. Thread-safe."""
         self._loop.call_soon_threadsafe(self._set, state, delay_s)
 
     async def close(self) -> None:
-        """End for good."""
+        """Abort all connections and stop listening."""
         self._set("cut", 0.0)
         self._server.close()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -60,25 +60,25 @@ class Relay:
             writer.transport.abort()
             return
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._upstream)
+            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
         except OSError:  # the replica is dead
             writer.transport.abort()
             return
-        self._writers |= {writer, back}
+        self._writers |= {writer, upstream_writer}
         try:
-            await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+            await asyncio.gather(self._pump(reader, upstream_writer), self._pump(upstream_reader, writer))
         finally:
-            self._writers -= {writer, back}
+            self._writers -= {writer, upstream_writer}
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Every chunk leaves `delay_s` after it came, however many are on their way."""
+        """Forward every chunk `delay_s` after its arrival. Several chunks can be on their way."""
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         sending = asyncio.create_task(self._send(waiting, writer))
         try:
             while chunk := await reader.read(_CHUNK_BYTES):
                 waiting.put_nowait((self._loop.time() + self.delay_s, chunk))
         except OSError:
-            pass  # the other side is told in the same way as after an orderly end
+            pass  # the other side's connection ends as after an orderly close
         finally:
             waiting.put_nowait((0.0, b""))
             await sending
@@ -95,7 +95,7 @@ class Relay:
 
 
 class Relays:
-    """An event loop in a thread of its own for all relays. To be used with `with`."""
+    """An event loop in its own thread for all relays; a context manager."""
 
     def __enter__(self) -> "Relays":
         self._open: set[Relay] = set()
@@ -120,7 +120,7 @@ class Relays:
         self._thread.join()
 
     def open(self, upstream: int) -> Relay:
-        """A relay to the port; any thread but the relays' own may ask."""
+        """Open a relay to a port. Any thread but the relays' own can call this."""
         relay = Relay(self._loop, upstream)
         asyncio.run_coroutine_threadsafe(relay.start(), self._loop).result()
         self._open.add(relay)

@@ -1,7 +1,7 @@
-"""`make chaos` on the real thing: Ray Serve, several targets and drafters, HTTP clients, kills by process id, updates.
+"""Faults and updates on Ray Serve with several targets and drafters, under load from HTTP clients.
 
-Slower than `benchmarks.chaos`: Serve needs time to notice failures and to start processes. See docs/failures.md.
-Ray is imported in functions: its environment must be set before.
+Slower than `benchmarks.chaos`, because Serve needs time to detect failures and to start processes: see
+docs/failures.md. Ray is imported in functions, because its environment must be set before.
 """
 
 import sys
@@ -13,8 +13,8 @@ import click
 
 from benchmarks.chaos.__main__ import Findings, Pauses, as_text
 from benchmarks.chaos.load import PROMPTS
-from benchmarks.chaos.serve_clients import Clients, Heard
-from benchmarks.chaos.serve_faults import Kind, Strike, Striker, coordinators, is_settled, wait
+from benchmarks.chaos.serve_clients import Clients, StreamRecord
+from benchmarks.chaos.serve_faults import Kind, ServeFault, ServeFaultInjector, coordinator_pids, is_settled, wait_for
 from benchmarks.report import write
 from benchmarks.serving.servers import free_port
 from deployments.cluster import serving
@@ -34,8 +34,12 @@ _BODIES: tuple[dict[str, object], ...] = (
 @click.option("--kills", default=3, show_default=True, help="Of each role.")
 @click.option("--hangs", default=1, show_default=True, help="Of each role.")
 @click.option("--controller-kills", default=1, show_default=True, help="Of Serve's controller.")
-@click.option("--coordinator-kills", default=1, show_default=True, help="Of the only one, and later of one of two.")
-@click.option("--updates", default=1, show_default=True, help="Of each model alone, and of all by a new configuration.")
+@click.option(
+    "--coordinator-kills", default=1, show_default=True, help="Kills of the only coordinator, and later of one of two."
+)
+@click.option(
+    "--updates", default=1, show_default=True, help="Updates of each model alone, and of all by a new configuration."
+)
 @click.option("--streams", default=6, show_default=True)
 @click.option("--prompts", default=20, show_default=True)
 @click.option("--new-tokens", default=200, show_default=True)
@@ -51,7 +55,7 @@ def main(
     new_tokens: int,
     output: Path,
 ) -> None:
-    """Serve, ask, kill, update, compare, print, and write JSON."""
+    """Serve, send requests, kill, update, compare, print, and write JSON."""
     bodies = [
         {"model": "consort", "prompt": text, "max_tokens": new_tokens, "seed": seed, **_BODIES[seed % len(_BODIES)]}
         for seed, text in enumerate(read_prompts(PROMPTS)[:prompts])
@@ -60,45 +64,45 @@ def main(
     replicas: list[Kind] = [*_times(kills, "kill"), *_times(hangs, "hang"), *["kill controller"] * controller_kills]
     alone: list[Kind] = ["kill coordinator"] * coordinator_kills
     everything: list[Kind] = ["update all"] * updates
-    found: dict[str, tuple[Findings, list[Strike]]] = {}
+    phases: dict[str, tuple[Findings, list[ServeFault]]] = {}
     with serving(config, address=None, verbose=False, watch=lambda progress: None):
         calm = Clients(config.http.url, bodies, streams)
         expected = [calm.ask(number) for number in range(len(bodies))]
         click.echo(f"{len(expected)} different requests answered without faults")
-        striker = Striker(config)
+        injector = ServeFaultInjector(config)
 
-        def phase(title: str, kinds: Sequence[Kind]) -> None:
+        def run_phase(title: str, kinds: Sequence[Kind]) -> None:
             if kinds:
                 with Clients(config.http.url, bodies, streams) as clients:
-                    strikes = [striker.strike(kind) for kind in kinds]
-                found[title] = _judge(clients.heard, expected, strikes), strikes
-                click.echo(f"\n{title}\n{as_text(found[title][0])}\n")
+                    faults = [injector.inject(kind) for kind in kinds]
+                phases[title] = _judge(clients.records, expected, faults), faults
+                click.echo(f"\n{title}\n{as_text(phases[title][0])}\n")
 
-        phase("one coordinator", replicas)
-        phase("one coordinator, killed", alone)
+        run_phase("one coordinator", replicas)
+        run_phase("one coordinator, killed", alone)
         if updates or coordinator_kills:
-            striker.deploy()
-            wait(lambda: len(coordinators()) == 2 and is_settled())
-        phase("models updated one by one", _times(updates, "update"))
-        phase("one of two coordinators, killed", alone)
-        phase("everything updated", everything)
+            injector.deploy()
+            wait_for(lambda: len(coordinator_pids()) == 2 and is_settled())
+        run_phase("models updated one by one", _times(updates, "update"))
+        run_phase("one of two coordinators, killed", alone)
+        run_phase("everything updated", everything)
     settings = {"streams": streams, "new_tokens": new_tokens}
-    phases = {
-        title: asdict(findings) | {"strikes": [asdict(strike) for strike in strikes]}
-        for title, (findings, strikes) in found.items()
+    results = {
+        title: asdict(findings) | {"injected": [asdict(fault) for fault in faults]}
+        for title, (findings, faults) in phases.items()
     }
-    write(output, "benchmarks.chaos.serve", settings, phases=phases)
-    lost = [title for title, (findings, strikes) in found.items() if findings.lost and not _may_lose(strikes)]
-    sys.exit(bool(lost or any(findings.differing for findings, _ in found.values())))
+    write(output, "benchmarks.chaos.serve", settings, phases=results)
+    lost = [title for title, (findings, faults) in phases.items() if findings.lost and not _may_lose(faults)]
+    sys.exit(bool(lost or any(findings.differing for findings, _ in phases.values())))
 
 
 def _times(count: int, verb: str) -> list[Kind]:
     return [f"{verb} target", f"{verb} drafter"] * count
 
 
-def _may_lose(strikes: Sequence[Strike]) -> bool:
-    """Whether a coordinator was killed or replaced: its streams may end with it."""
-    return any(strike.kind in ("kill coordinator", "update all") for strike in strikes)
+def _may_lose(faults: Sequence[ServeFault]) -> bool:
+    """Whether a coordinator was killed or replaced, which may end its streams."""
+    return any(fault.kind in ("kill coordinator", "update all") for fault in faults)
 
 
 def _config() -> ServerConfig:
@@ -109,31 +113,31 @@ def _config() -> ServerConfig:
     return config
 
 
-def _judge(heard: Sequence[Heard], expected: Sequence[Heard], strikes: Sequence[Strike]) -> Findings:
+def _judge(records: Sequence[StreamRecord], expected: Sequence[StreamRecord], faults: Sequence[ServeFault]) -> Findings:
     pauses: dict[str, list[float]] = {}
-    gaps = [gap for one in heard for gap in one.gaps]
-    for strike in strikes:
-        ours = [gap.ended_s - strike.at_s for gap in gaps if gap.began_s - 0.5 < strike.at_s < gap.ended_s]
-        pauses.setdefault(strike.kind, []).append(max(ours, default=0.0))
-    lost = [one for one in heard if one.error is not None]
+    gaps = [gap for record in records for gap in record.gaps]
+    for fault in faults:
+        seconds = [gap.ended_s - fault.at_s for gap in gaps if gap.began_s - 0.5 < fault.at_s < gap.ended_s]
+        pauses.setdefault(fault.kind, []).append(max(seconds, default=0.0))
+    lost = [record for record in records if record.error is not None]
     return Findings(
-        requests=len(heard),
-        faults={strike.kind: sum(one.kind == strike.kind for one in strikes) for strike in strikes},
-        lost=[_when(one, strikes) + str(one.error) for one in lost],
+        requests=len(records),
+        faults={fault.kind: sum(other.kind == fault.kind for other in faults) for fault in faults},
+        lost=[_start_text(record, faults) + str(record.error) for record in lost],
         differing=[
-            f"{one.texts} instead of {expected[one.number].texts}"
-            for one in heard
-            if one.error is None and one.texts != expected[one.number].texts
+            f"{record.texts} instead of {expected[record.number].texts}"
+            for record in records
+            if record.error is None and record.texts != expected[record.number].texts
         ],
         stalls={},
-        pauses={kind: Pauses.of(seconds) for kind, seconds in pauses.items()},
+        pauses={kind: Pauses.summarize(seconds) for kind, seconds in pauses.items()},
     )
 
 
-def _when(heard: Heard, strikes: Sequence[Strike]) -> str:
-    """When a request that was lost began, by the last fault before it or, without one, by the first."""
-    before = [strike for strike in strikes if strike.at_s < heard.began_s] or strikes[:1]
-    return f"begun {heard.began_s - before[-1].at_s:+.1f} s after {before[-1].kind}: "
+def _start_text(record: StreamRecord, faults: Sequence[ServeFault]) -> str:
+    """Describe when a request began, relative to the last fault before it; without one, to the first fault."""
+    before = [fault for fault in faults if fault.at_s < record.began_s] or faults[:1]
+    return f"begun {record.began_s - before[-1].at_s:+.1f} s after {before[-1].kind}: "
 
 
 if __name__ == "__main__":

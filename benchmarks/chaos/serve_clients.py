@@ -1,4 +1,4 @@
-"""HTTP clients that stream one completion after the other, and what they hear. Knows nothing of faults."""
+"""HTTP clients that stream one completion after the other, and record the events. Must not know about faults."""
 
 import threading
 import time
@@ -14,8 +14,8 @@ _PAUSE_S = 0.5  # after an error
 
 
 @dataclass(slots=True)
-class Heard:
-    """What a client heard of one answer. began_s: by the monotonic clock."""
+class StreamRecord:
+    """What a client received for one request. began_s: on the monotonic clock."""
 
     number: int
     began_s: float
@@ -28,7 +28,7 @@ class Clients:
     """Threads that stream one completion after the other."""
 
     def __init__(self, url: str, bodies: list[dict[str, Any]], count: int) -> None:
-        self.heard: list[Heard] = []
+        self.records: list[StreamRecord] = []
         self._client, self._bodies, self._next, self._stopping = Client(url), bodies, 0, False
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
@@ -43,28 +43,28 @@ class Clients:
         for thread in self._threads:
             thread.join()
 
-    def ask(self, number: int) -> Heard:
-        """One answer."""
+    def ask(self, number: int) -> StreamRecord:
+        """Send a request and record the answer."""
         last_s = time.monotonic()
-        heard = Heard(number, last_s)
+        record = StreamRecord(number, last_s)
         try:
             for event in self._client.stream("/v1/completions", self._bodies[number] | {"stream": True}):
                 now_s = time.monotonic()
                 if now_s - last_s > _GAP_S:
-                    heard.gaps.append(Gap(last_s, now_s))
+                    record.gaps.append(Gap(last_s, now_s))
                 last_s = now_s
                 for choice in event["choices"]:
-                    heard.texts[choice["index"]] = heard.texts.get(choice["index"], "") + choice["text"]
+                    record.texts[choice["index"]] = record.texts.get(choice["index"], "") + choice["text"]
         except ConsortError as error:
-            heard.error = str(error)
-        return heard
+            record.error = str(error)
+        return record
 
     def _run(self) -> None:
         while not self._stopping:
             with self._lock:
                 number, self._next = self._next % len(self._bodies), self._next + 1
-            heard = self.ask(number)
+            record = self.ask(number)
             with self._lock:
-                self.heard.append(heard)
-            if heard.error is not None:
+                self.records.append(record)
+            if record.error is not None:
                 time.sleep(_PAUSE_S)

@@ -1,6 +1,6 @@
-"""Faults and updates of an application on Ray Serve, by process id and by what `serve deploy` does.
+"""Faults and updates of an application on Ray Serve, by signals to processes and by redeployment.
 
-Ray is imported in functions: its environment must be set before.
+Ray is imported in functions, because its environment must be set before.
 """
 
 import os
@@ -22,24 +22,24 @@ from deployments.configuration.config import ServerConfig
 if TYPE_CHECKING:
     pass
 
-# A verb, `kill`, `hang` or `update`, and what: a model, `coordinator`, `controller` or `all`.
+# A verb, `kill`, `hang` or `update`, and its object: a model, `coordinator`, `controller` or `all`.
 Kind = str
 
-_ROLES: dict[str, Role] = {"target": "target", "drafter": "drafter"}  # of the models, by name
-_BACK_S = 180.0  # for a process to come back
+_ROLES: dict[str, Role] = {"target": "target", "drafter": "drafter"}  # by model
+_RECOVERY_S = 180.0  # maximum time of a recovery
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
-    """A fault or an update: when, by the monotonic clock, and after how many seconds all were sound, or new, again."""
+class ServeFault:
+    """A fault or an update: its time on the monotonic clock, and the seconds until all replicas were ready again."""
 
     kind: Kind
     at_s: float
     back_s: float
 
 
-class Striker:
-    """Does harm to one application."""
+class ServeFaultInjector:
+    """Injects faults into one application, and updates it."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -47,7 +47,7 @@ class Striker:
         self._updates: dict[str, int] = {}  # of each model
 
     def deploy(self) -> None:
-        """As `serve deploy` does, with two coordinators, and for each updated model's actors another environment."""
+        """Deploy with two coordinators, as `serve deploy` does. Actors of updated models get another environment."""
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
@@ -72,35 +72,35 @@ class Striker:
         assert client is not None
         client.deploy_apps(schema)
 
-    def strike(self, kind: Kind) -> Strike:
-        """One fault or update, once all processes of the kind are new or sound again."""
-        verb, what = kind.split()
-        ask = _ASK.get(what) or partial(_replicas, what)
-        wait(is_settled)
-        before = ask()
+    def inject(self, kind: Kind) -> ServeFault:
+        """Inject one fault or update, and wait until all replicas are ready again."""
+        verb, name = kind.split()
+        list_pids = _PIDS.get(name) or partial(_replica_pids, name)
+        wait_for(is_settled)
+        before = list_pids()
         time.sleep(2.0)
         at_s = time.monotonic()
         if verb == "update":
-            self._update(what)
-            back_s = wait(lambda: not set(before) & set(ask()) and is_settled()) - at_s
+            self._update(name)
+            back_s = wait_for(lambda: not set(before) & set(list_pids()) and is_settled()) - at_s
         else:
             os.kill(before[0], signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
-            back_s = wait(lambda: len(set(ask()) - {before[0]}) >= len(before)) - at_s
-        click.echo(f"{kind}: back after {back_s:.1f} s")
+            back_s = wait_for(lambda: len(set(list_pids()) - {before[0]}) >= len(before)) - at_s
+        click.echo(f"{kind}: recovered after {back_s:.1f} s")
         time.sleep(3.0)
-        return Strike(kind, at_s, round(back_s, 1))
+        return ServeFault(kind, at_s, round(back_s, 1))
 
-    def _update(self, what: str) -> None:
-        """of everything: by a new configuration, which leaves texts as they are."""
-        if what == "all":
+    def _update(self, name: str) -> None:
+        """Redeploy one model, or all with another draft length, which does not change texts."""
+        if name == "all":
             self._draft_length -= 1
         else:
-            self._updates[what] = self._updates.get(what, 0) + 1
+            self._updates[name] = self._updates.get(name, 0) + 1
         self.deploy()
 
 
 def is_settled() -> bool:
-    """Whether Serve has as many replicas as it wants, and none that comes or goes."""
+    """Whether Serve has all replicas, and none is starting or stopping."""
     from ray import serve
 
     from deployments.app import APP_NAME
@@ -110,18 +110,18 @@ def is_settled() -> bool:
     return status.status == "RUNNING" and states == {"RUNNING"}
 
 
-def wait(condition: Callable[[], bool]) -> float:
-    """When it held, by the monotonic clock."""
-    end_s = time.monotonic() + _BACK_S
+def wait_for(condition: Callable[[], bool]) -> float:
+    """Wait until a condition holds. Returns that time on the monotonic clock."""
+    end_s = time.monotonic() + _RECOVERY_S
     while not condition():
         if time.monotonic() > end_s:
-            raise click.ClickException("what was there before did not come back")
+            raise click.ClickException("the application did not recover")
         time.sleep(0.2)
     return time.monotonic()
 
 
-def _replicas(model: str) -> list[int]:
-    """The process ids of the model's replicas that answer; none while one hangs."""
+def _replica_pids(model: str) -> list[int]:
+    """Return the process ids of a model's replicas; empty while any of them hangs."""
     from ray import serve
 
     from deployments.app import APP_NAME, ReplicaStatus, deployment_name
@@ -134,19 +134,19 @@ def _replicas(model: str) -> list[int]:
     return sorted(answer.pid for answer in answers if isinstance(answer, ReplicaStatus))
 
 
-def _titled(title: str) -> list[int]:
-    """The process ids of our Ray's actors that it titles so; a title goes on with what the actor does."""
-    found = []
+def _titled_pids(title: str) -> list[int]:
+    """Return the process ids of our Ray actors whose process title starts with `title`."""
+    pids = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has ended
             if "".join(process.cmdline()[:1]).startswith(title):
-                found.append(process.pid)
-    return sorted(found)
+                pids.append(process.pid)
+    return sorted(pids)
 
 
-coordinators = partial(_titled, "ray::ServeReplica:consort:Coordinator")
-_ASK: dict[str, Callable[[], list[int]]] = {
-    "coordinator": coordinators,
-    "controller": partial(_titled, "ray::ServeController"),
-    "all": partial(_titled, "ray::ServeReplica:consort:"),
+coordinator_pids = partial(_titled_pids, "ray::ServeReplica:consort:Coordinator")
+_PIDS: dict[str, Callable[[], list[int]]] = {
+    "coordinator": coordinator_pids,
+    "controller": partial(_titled_pids, "ray::ServeController"),
+    "all": partial(_titled_pids, "ray::ServeReplica:consort:"),
 }

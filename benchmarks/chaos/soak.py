@@ -1,11 +1,10 @@
-"""A long time with all slots in use: nothing may leak, and every answer must be what it was at the start.
+"""Soak test: with all slots in use for a long time, nothing may leak, and every answer must stay the same.
 
     make soak ARGS="--minutes 15"
 
-Requests of all kinds, beam searches and prompts that begin alike among them, come at random from more clients than
-there are slots; many hang up at random moments. After each round all slots must be free. The memory of every process
-has to level off: it is what the system sees, the allocator's own reserves included. Target, member and drafter are
-processes of their own, or threads of this one (`--in-process`).
+More clients than slots send random requests of all kinds, with beam searches and shared prefixes; many disconnect at
+random moments. After each round all slots must be free. The resident memory of every process must level off. Target,
+member and drafter run in child processes, or in threads of this process (`--in-process`).
 """
 
 import argparse
@@ -39,94 +38,95 @@ from benchmarks.micro.process_memory import rss_bytes
 from decoding.beams.options import BeamOptions
 from decoding.sampling.params import SamplingParams
 
-_HANG_UPS = 0.4  # of all requests
-_SETTLE_S = 30.0  # until nothing is in progress, after the last client's end
+_DISCONNECTS = 0.4  # share of all requests
+_SETTLE_S = 30.0  # maximum time after the last client's end until all slots are free
 _SAMPLE_S = 0.05
 _MAX_LENGTH = 384
-_MOST_MIB = 16.0  # that the last third of the rounds may add to any process
-_MOST_OBJECTS = 0.02  # that all rounds after the first may add
+_MOST_MIB = 16.0  # maximum growth of any process in the last third of the rounds
+_MOST_OBJECTS = 0.02  # maximum relative growth after the first round
 _MODELS: Mapping[str, Role] = {"target": "target", "member": "target", "drafter": "drafter"}
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What came of one."""
+    """The result of one round."""
 
-    asked: int
-    hung_up: int
-    wrong: list[str]  # answers that were not what they had been at the start
+    requests: int
+    disconnected: int
+    wrong: list[str]  # answers that differ from those at the start
     occupancy: float  # mean share of the target's slots in use
-    leaked: dict[str, int]  # slots that are not free, by replica
+    leaked: dict[str, int]  # slots still in use, by replica
     rss_bytes: dict[str, int]  # by process
     objects: int  # of this process
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What a soak is of."""
+class ServedModels:
+    """The running models, and access to their slots and processes."""
 
     stream: Callable[[Request], Iterator[Delta]]
     slots: int  # of the target
     in_use: Callable[[], Mapping[str, int]]  # slots, by replica
-    pids: Mapping[str, int]  # by what the process is called
+    pids: Mapping[str, int]  # by name of the process
 
 
 class Soak:
-    """Targets, members and drafters under load."""
+    """Runs rounds of load on served models."""
 
-    def __init__(self, served: Served, cases: Sequence[Case], *, seed: int) -> None:
+    def __init__(self, served: ServedModels, cases: Sequence[Case], *, seed: int) -> None:
         self._served, self._cases = served, cases
         self._streams = 2 * served.slots
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         with ThreadPoolExecutor(4) as pool:
             self._expected = list(pool.map(lambda case: collect(served.stream(case.fresh())), cases))
 
-    def round(self, seconds: float) -> Round:
-        """Keep all clients busy for that long."""
+    def run_round(self, seconds: float) -> Round:
+        """Keep all clients busy for a time."""
         until_s = time.monotonic() + seconds
         occupied: list[float] = []
         done = threading.Event()
         watch = threading.Thread(target=self._watch, args=(occupied, done))
         watch.start()
         with ThreadPoolExecutor(self._streams) as pool:
-            probabilities = [random.Random(self._chance.random()) for _ in range(self._streams)]
-            told = [each for found in pool.map(lambda one: self._ask(one, until_s), probabilities) for each in found]
+            generators = [random.Random(self._rng.random()) for _ in range(self._streams)]
+            clients = pool.map(lambda rng: self._run_client(rng, until_s), generators)
+            results = [result for client_results in clients for result in client_results]
         done.set()
         watch.join()
         leaked = self._leaked()
         gc.collect()
         return Round(
-            asked=len(told),
-            hung_up=sum(said is None for said in told),
-            wrong=[said for said in told if said],
+            requests=len(results),
+            disconnected=sum(result is None for result in results),
+            wrong=[result for result in results if result],
             occupancy=sum(occupied) / max(len(occupied), 1),
             leaked=leaked,
             rss_bytes={name: rss_bytes(pid) for name, pid in self._served.pids.items()},
             objects=len(gc.get_objects()),
         )
 
-    def _ask(self, rng: random.Random, until_s: float) -> list[str | None]:
-        """One client's requests. For each what is wrong with its answer, "" if nothing is; None: it hung up."""
-        said: list[str | None] = []
+    def _run_client(self, rng: random.Random, until_s: float) -> list[str | None]:
+        """Send a client's requests. Returns for each a wrong answer, "" for a right one, or None if it disconnected."""
+        results: list[str | None] = []
         while time.monotonic() < until_s:
-            at = rng.randrange(len(self._cases))
-            case = self._cases[at]
+            index = rng.randrange(len(self._cases))
+            case = self._cases[index]
             deltas = self._served.stream(case.fresh())
-            if rng.random() < _HANG_UPS:
+            if rng.random() < _DISCONNECTS:
                 list(itertools.islice(deltas, int(rng.expovariate(0.2))))
                 del deltas  # which cancels the request
-                said.append(None)
+                results.append(None)
             else:
                 answer = collect(deltas)
-                said.append("" if answer.same_as(self._expected[at]) else f"{case.kind}: {answer}")
-        return said
+                results.append("" if answer.same_as(self._expected[index]) else f"{case.kind}: {answer}")
+        return results
 
     def _watch(self, occupied: list[float], done: threading.Event) -> None:
         while not done.wait(_SAMPLE_S):
             occupied.append(self._served.in_use().get("target", 0) / self._served.slots)
 
     def _leaked(self) -> dict[str, int]:
-        """Slots that are still in use when nothing should be in progress any more."""
+        """Wait until all slots are free. Returns those still in use after the maximum time."""
         until_s = time.monotonic() + _SETTLE_S
         while (leaked := self._occupied()) and time.monotonic() < until_s:
             time.sleep(_SAMPLE_S)
@@ -136,13 +136,13 @@ class Soak:
         return {name: count for name, count in self._served.in_use().items() if count}
 
 
-def in_this_process(engine: Engine, runners: Mapping[str, Runner]) -> Served:
-    """An engine. runners: its models, by name."""
-    with torch.inference_mode():  # pages that are used for the first time later would look like growth
+def served_in_process(engine: Engine, runners: Mapping[str, Runner]) -> ServedModels:
+    """Describe an engine. runners: its models by name."""
+    with torch.inference_mode():  # touch all pages, because later first uses would look like growth
         for runner in runners.values():
             for store in (store for stores in runner.cache.layers.values() for store in stores):
                 store.fill_(0)
-    return Served(
+    return ServedModels(
         engine.stream,
         runners["target"].cache.slots,
         lambda: {name: runner.cache.slots - runner.cache.free for name, runner in runners.items()},
@@ -150,15 +150,15 @@ def in_this_process(engine: Engine, runners: Mapping[str, Runner]) -> Served:
     )
 
 
-def in_processes(fleet: Fleet, slots: int) -> Served:
-    """Replicas in processes of their own. slots: of the target."""
+def served_by_fleet(fleet: Fleet, slots: int) -> ServedModels:
+    """Describe a fleet. slots: of the target."""
     coordinator = fleet.coordinator
 
     def in_use() -> dict[str, int]:
         return {address.model: report.active for address, report in coordinator.reports() if report is not None}
 
-    pids = {post.spec.name: post.pid for post in fleet.posts}
-    return Served(
+    pids = {replica.spec.name: replica.pid for replica in fleet.replicas}
+    return ServedModels(
         lambda request: blocking.stream(coordinator, request, fleet.check),
         slots,
         in_use,
@@ -167,27 +167,27 @@ def in_processes(fleet: Fleet, slots: int) -> Served:
 
 
 def with_shared_prefixes(case: Case, *, count: int, most: int, vocab_size: int, seed: int) -> Iterator[Case]:
-    """The case with other prompts, up to `most` tokens long: each continues a part of an earlier one."""
+    """Yield cases with other prompts of at most `most` tokens; each continues a prefix of an earlier prompt."""
     rng = random.Random(seed)
     prompts = [list(case.request.prompt)]
-    for at in range(count):
+    for index in range(count):
         stem = rng.choice(prompts)
         stem = stem[: rng.randint(0, len(stem))]
         prompts.append([*stem, *(rng.randrange(vocab_size) for _ in range(rng.randint(1, most)))][:most])
-        params = replace(case.request.params, max_tokens=rng.randint(1, 40), seed=at, temperature=float(at % 2))
+        params = replace(case.request.params, max_tokens=rng.randint(1, 40), seed=index, temperature=float(index % 2))
         yield Case(case.kind, replace(case.request, prompt=prompts[-1], params=params))
 
 
 def with_beams(case: Case, num_beams: int) -> Case:
-    """A search in place of the case's request."""
+    """Return a beam search in place of the case's request."""
     ends = case.request.params.eos_token_ids
     params = SamplingParams(max_tokens=min(case.request.params.max_tokens, 24), temperature=0, eos_token_ids=ends)
     return Case("beams", replace(case.request, params=params, beams=BeamOptions(num_beams=num_beams)))
 
 
 @contextlib.contextmanager
-def _serving(*, slots: int, threads: int, in_process: bool) -> Iterator[Served]:
-    """The bundled models."""
+def _serving(*, slots: int, threads: int, in_process: bool) -> Iterator[ServedModels]:
+    """Serve the bundled models."""
     specs = {
         name: ModelSpec(
             name=name,
@@ -202,38 +202,38 @@ def _serving(*, slots: int, threads: int, in_process: bool) -> Iterator[Served]:
     }
     if not in_process:
         with running_fleet({name: (role, specs[name], 1) for name, role in _MODELS.items()}) as fleet:
-            yield in_processes(fleet, slots)
+            yield served_by_fleet(fleet, slots)
         return
     runners = {name: load_runner(spec) for name, spec in specs.items()}
     tokenizer = structure_tokenizer(load_tokenizer("models/target"))
     replicas = {name: (role, runners[name]) for name, role in _MODELS.items()}
     with Engine(replicas, LoopOptions(load_tokenizer=lambda: tokenizer)) as engine:
-        yield in_this_process(engine, runners)
+        yield served_in_process(engine, runners)
 
 
 def _bundled_cases(seed: int) -> list[Case]:
     cases = make_cases(Path("models/target"), 40, 12, seed=seed)
     sampled = next(case for case in cases if case.kind == "sampled")
-    searches = [with_beams(case, 2 + at % 3) for at, case in enumerate(cases) if case.kind == "greedy"]
+    searches = [with_beams(case, 2 + index % 3) for index, case in enumerate(cases) if case.kind == "greedy"]
     return [*cases, *searches, *with_shared_prefixes(sampled, count=24, most=300, vocab_size=2048, seed=seed)]
 
 
-def grown(rounds: Sequence[Round]) -> tuple[dict[str, float], float]:
-    """By how many MiB the last third of the rounds exceeds the others' peak, by process.
+def growth(rounds: Sequence[Round]) -> tuple[dict[str, float], float]:
+    """Return the growth of memory in MiB by process, and the relative growth of the number of objects.
 
-    Also how many more objects (relative) there are than after the first round.
+    Memory: peak of the last third of the rounds less the peak before. Objects: relative to the first round.
     """
     late = max(len(rounds) // 3, 1)
     peaks = [
-        {name: max(one.rss_bytes[name] for one in some) for name in rounds[0].rss_bytes}
-        for some in (rounds[:-late], rounds[-late:])
+        {name: max(result.rss_bytes[name] for result in part) for name in rounds[0].rss_bytes}
+        for part in (rounds[:-late], rounds[-late:])
     ]
     more_mib = {name: (peaks[1][name] - peaks[0][name]) / 2**20 for name in peaks[0]}
     return more_mib, rounds[-1].objects / rounds[0].objects - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if nothing leaked, grew or differed."""
+    """Run the soak test. Returns 0 if nothing leaked, grew or differed, else 1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--rounds", type=int, default=15)
@@ -248,15 +248,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soak = Soak(served, cases, seed=options.seed)
         rounds: list[Round] = []
         for number in range(options.rounds):
-            rounds.append(soak.round(60 * options.minutes / options.rounds))
+            rounds.append(soak.run_round(60 * options.minutes / options.rounds))
             print(number, rounds[-1], flush=True)
-    more_mib, more_objects = grown(rounds)
+    more_mib, more_objects = growth(rounds)
     more = ", ".join(f"{name} {mib:+.1f} MiB" for name, mib in more_mib.items())
-    print(f"{sum(one.asked for one in rounds)} requests; {more}; {more_objects:+.2%} objects")
+    print(f"{sum(result.requests for result in rounds)} requests; {more}; {more_objects:+.2%} objects")
     if options.output:
-        options.output.write_text(json.dumps([asdict(one) for one in rounds], indent=1) + "\n", encoding="utf-8")
-    fine = all(not one.wrong and not one.leaked for one in rounds)
-    return 0 if fine and max(more_mib.values()) < _MOST_MIB and more_objects < _MOST_OBJECTS else 1
+        options.output.write_text(json.dumps([asdict(result) for result in rounds], indent=1) + "\n", encoding="utf-8")
+    succeeded = all(not result.wrong and not result.leaked for result in rounds)
+    return 0 if succeeded and max(more_mib.values()) < _MOST_MIB and more_objects < _MOST_OBJECTS else 1
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Contestants in turn on the same prompts, and what follows from their records."""
+"""Comparison of contestants: interleaved runs on the same prompts, and the analysis of their records."""

@@ -1,4 +1,4 @@
-"""Tokens per second against draft length, as a picture. Needs matplotlib: the extra `bench`."""
+"""Plots tokens per second against draft length. Needs matplotlib: the extra `bench`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.comparison.comparison import Comparison
 from benchmarks.comparison.findings import Score
+from benchmarks.comparison.run import Comparison
 from benchmarks.peers.contestant import Kind
 
 matplotlib.use("Agg")
@@ -21,14 +21,14 @@ _COLOURS: dict[Kind, str] = {
     "plain": "#1f77b4",
     "fixed": "#d62728",
     "adaptive": "#d62728",
-    "inside": "#9467bd",
+    "colocated": "#9467bd",
 }
-_PLAIN: tuple[Kind, ...] = ("hf", "vllm", "plain")  # drawn as whole lines: they have no draft length
-_APART = 0.06  # in tokens
+_PLAIN: tuple[Kind, ...] = ("hf", "vllm", "plain")  # drawn as solid lines
+_SHIFT = 0.06  # tokens between curves, so that their bars do not overlap
 
 
 def draw(comparisons: Sequence[Comparison], path: Path) -> None:
-    """One panel per comparison, in a row per temperature and a column per number of streams."""
+    """Draw a panel per comparison: a row per temperature, a column per number of streams."""
     temperatures = sorted({comparison.temperature for comparison in comparisons})
     streams = sorted({comparison.streams for comparison in comparisons})
     figure = Figure(figsize=(6.4 * len(streams), 5.6 * len(temperatures)), layout="constrained")
@@ -39,20 +39,17 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def _panel(axes: Axes, comparison: Comparison) -> None:
-    for one in comparison.scores:
-        if one.draft_length is None:
-            style = "-" if one.kind in _PLAIN else "--"
-            axes.axhline(one.median, color=_COLOURS[one.kind], linestyle=style, label=one.name)
-    for place, group in enumerate(dict.fromkeys(one.group for one in comparison.scores)):
-        _curve(
-            axes,
-            place * _APART,
-            [one for one in comparison.scores if one.group == group and one.draft_length is not None],
-        )
+    for score in comparison.scores:
+        if score.draft_length is None:
+            style = "-" if score.kind in _PLAIN else "--"
+            axes.axhline(score.median, color=_COLOURS[score.kind], linestyle=style, label=score.name)
+    for index, group in enumerate(dict.fromkeys(score.group for score in comparison.scores)):
+        scores = [score for score in comparison.scores if score.group == group and score.draft_length is not None]
+        _curve(axes, index * _SHIFT, scores)
     axes.set_title(f"{comparison.streams} stream(s), temperature {comparison.temperature:g}")
     axes.set_xlabel("draft length γ")
     axes.set_ylabel("tokens/s, median (bars: least and most)")
-    lengths = {one.draft_length for one in comparison.scores if one.draft_length is not None}
+    lengths = {score.draft_length for score in comparison.scores if score.draft_length is not None}
     axes.set_xticks(sorted(lengths))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
@@ -60,15 +57,15 @@ def _panel(axes: Axes, comparison: Comparison) -> None:
 
 
 def _curve(axes: Axes, shift: float, scores: Sequence[Score]) -> None:
-    """Medians over γ, with the spread as bars. shift: to the right, so that bars of several curves stay apart."""
+    """Draw medians over γ, with the spread as bars. shift: to the right, in tokens."""
     if not scores:
         return
-    scores = sorted(scores, key=lambda one: one.draft_length or 0)
-    medians = [one.median for one in scores]
-    below = [one.median - min(one.tokens_per_s) for one in scores]
-    above = [max(one.tokens_per_s) - one.median for one in scores]
+    scores = sorted(scores, key=lambda score: score.draft_length or 0)
+    medians = [score.median for score in scores]
+    below = [score.median - min(score.tokens_per_s) for score in scores]
+    above = [max(score.tokens_per_s) - score.median for score in scores]
     axes.errorbar(
-        [(one.draft_length or 0) + shift for one in scores],
+        [(score.draft_length or 0) + shift for score in scores],
         medians,
         yerr=[below, above],
         color=_COLOURS[scores[0].kind],

@@ -1,4 +1,4 @@
-"""What follows from the records of a comparison: scores, ratios, and how close speculation came to its limit."""
+"""Analyses the records of a comparison: scores, ratios, and the speed-up relative to its limit."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,46 +13,46 @@ from benchmarks.peers.contestant import Activity, Kind
 from benchmarks.peers.replica import Sweep, Times
 from evaluation.limits import SpeculationLimits, tokens_per_step
 
-REFERENCES: tuple[Kind, ...] = ("hf", "vllm", "hf-assisted", "plain")  # of several, the one with the highest median
-_DOUBTFUL = 1.5  # how far two times of the same thing may be apart
+REFERENCES: tuple[Kind, ...] = ("hf", "vllm", "hf-assisted", "plain")  # of several contestants of a kind, the fastest
+_DOUBTFUL = 1.5  # ratio of two times of the same step above which they are unreliable
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One contestant in one workload."""
+    """The score of one contestant in one workload."""
 
     name: str
     group: str
     kind: Kind
-    draft_length: int | None  # γ, where it is constant
+    draft_length: int | None  # γ, if it is constant
     tokens_per_s: Sequence[float]  # one per repetition
     median: float
-    ratios: dict[Kind, float]  # to each reference that took part: the median over the repetitions
-    sameness: Sameness | None  # None: there is nothing to compare with, as others draw other random numbers
+    ratios: dict[Kind, float]  # to each reference; medians over the repetitions
+    sameness: Sameness | None  # None: no contestant draws the same random numbers
     activity: Activity
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How far a contestant that drafts came. An adaptive one is held against the best γ of all that it may choose."""
+    """The speed-up of a contestant that drafts, and its limits. An adaptive one has the limits of the best γ."""
 
     name: str
     limits: SpeculationLimits
-    agreement: float  # α: how often the drafter, given the text before, has the target's token
+    agreement: float  # α: share of positions at which the drafter samples the target's token
     hidden_limit: float  # S*
     alternating_limit: float  # S, without transport
     speed_up: float  # achieved, over our own plain decoding
     of_limit: float  # achieved / S*
     acceptance_rate: float  # accepted / drafted
-    hit_rate: float  # how often, after a rejection, a draft of what followed was there already
+    hit_rate: float  # share of rejections after which the next draft already existed
     acceptance_length: float  # tokens committed per target step
-    verify_step_s: float  # mean of the target's steps as they ran, with everything beside them
-    draft_step_s: float  # mean of the drafter's
-    waited_share: float  # of the target's time with requests: waiting for drafts
+    verify_step_s: float  # mean of the target's steps during the comparison
+    draft_step_s: float  # mean of the drafter's steps
+    waited_share: float  # share of the target's busy time in which it waited for drafts
 
 
 def score(records: Sequence[Record], sameness: Callable[[Record], Sameness | None]) -> list[Score]:
-    """The score of every record."""
+    """Return the score of every record."""
     references: dict[Kind, Record] = {}
     for kind in REFERENCES:
         candidates = [record for record in records if record.contestant.kind == kind]
@@ -75,21 +75,21 @@ def score(records: Sequence[Record], sameness: Callable[[Record], Sameness | Non
 
 
 def speculation(record: Record, plain: Record, agreements: Sequence[Tensor], times: Times) -> Speculation:
-    """Achieved against possible, of a contestant that drafts.
+    """Compare the achieved speed-up of a contestant that drafts with its limits.
 
-    agreements: [N] bool each, of the texts of this record.
+    agreements: [N] bool for each text of the record.
     """
     fixed = record.contestant.draft_length
     choices = [tokens - 1 for tokens in times.target if tokens > 1] if fixed is None else [fixed]
-    alternating = record.contestant.kind in ("alternation", "inside")  # with all threads
+    alternating = record.contestant.kind in ("alternation", "colocated")  # these run with all threads
     verify_s = times.plain if alternating else times.target
-    limits = max((_limits(γ, agreements, times, verify_s) for γ in choices), key=lambda each: each.hidden)
+    limits = max((_limits(γ, agreements, times, verify_s) for γ in choices), key=lambda limits: limits.hidden)
     speed_up, activity = _ratio(record, plain), record.activity
     target, drafter = activity.target, activity.drafter
     return Speculation(
         record.contestant.name,
         limits,
-        agreement=mean(float(place) for agreed in agreements for place in agreed),
+        agreement=mean(float(agrees) for agreement in agreements for agrees in agreement),
         hidden_limit=limits.hidden,
         alternating_limit=limits.alternating,
         speed_up=speed_up,
@@ -103,24 +103,24 @@ def speculation(record: Record, plain: Record, agreements: Sequence[Tensor], tim
     )
 
 
-def typical(times: Sequence[Times]) -> Times:
-    """The medians of times that were taken at different moments."""
+def median_times(times: Sequence[Times]) -> Times:
+    """Return the medians of repeated measurements."""
     return Times(
-        plain=_typical_sweep([each.plain for each in times]),
-        target=_typical_sweep([each.target for each in times]),
-        draft_step_s=median(each.draft_step_s for each in times),
+        plain=_median_sweep([sample.plain for sample in times]),
+        target=_median_sweep([sample.target for sample in times]),
+        draft_step_s=median(sample.draft_step_s for sample in times),
     )
 
 
 def find_doubts(measured: Sequence[Mapping[str, Times]], plain: LoopTimes) -> list[str]:
-    """What speaks against the times. plain: of plain decoding's target, as it ran.
+    """Return reasons why the times are unreliable. plain: the loop times of plain decoding's target.
 
-    A step alone and a step of plain decoding as it ran are the same thing but for the loop around it. Where they differ
-    much, something else had the machine at one of both moments.
+    An isolated step and a step of plain decoding do the same work. If their times differ much, something else used the
+    machine during one of them.
     """
     ran_s, doubts = plain.step_s / plain.steps, []
     for group in measured[0]:
-        alone_s = [each[group].plain[1] for each in measured]
+        alone_s = [by_group[group].plain[1] for by_group in measured]
         if not 1 / _DOUBTFUL < median(alone_s) / ran_s < _DOUBTFUL:
             doubts.append(f"{group}: t_1 is {median(alone_s) * 1e3:.1f} ms alone, but {ran_s * 1e3:.1f} ms as it ran")
         if max(alone_s) > _DOUBTFUL * min(alone_s):
@@ -128,7 +128,7 @@ def find_doubts(measured: Sequence[Mapping[str, Times]], plain: LoopTimes) -> li
     return doubts
 
 
-def _typical_sweep(sweeps: Sequence[Sweep]) -> Sweep:
+def _median_sweep(sweeps: Sequence[Sweep]) -> Sweep:
     return {tokens: median(sweep[tokens] for sweep in sweeps) for tokens in sweeps[0]}
 
 
@@ -143,5 +143,5 @@ def _limits(draft_length: int, agreements: Sequence[Tensor], times: Times, verif
 
 
 def _ratio(record: Record, reference: Record) -> float:
-    """The median over the repetitions: what disturbs the machine for longer than a turn disturbs both."""
+    """Return the median ratio over the repetitions: a long disturbance of the machine slows down both contestants."""
     return median(a / b for a, b in zip(record.tokens_per_s, reference.tokens_per_s, strict=True))

@@ -1,6 +1,6 @@
-"""What must hold on a GPU before any figure counts: replays of graphs compute what the recorded calls compute.
+"""Checks on a GPU before measurements: replayed graphs compute the same as the recorded calls.
 
-Knows nothing of contestants.
+Must not know about contestants.
 """
 
 import time
@@ -20,12 +20,12 @@ _ROUNDS = 20
 
 @dataclass(frozen=True, slots=True)
 class GraphChecks:
-    """What was compared, and what a draft token costs in milliseconds."""
+    """Results of the checks, and the cost of a draft token in milliseconds."""
 
-    same_text: bool  # of the target, greedy, token by token
-    same_drafts: bool  # of the drafter, half of them sampled, in chains
-    single_ms: float  # a draft token of all rows, when the host looks at each
-    chain_ms: float  # when it looks at every fourth
+    same_text: bool  # greedy texts of the target, token by token
+    same_drafts: bool  # chains of the drafter, every other row sampled
+    single_ms: float  # a draft token of all rows, if the host reads every token
+    chain_ms: float  # if it reads chains of four tokens
 
     @property
     def same(self) -> bool:
@@ -33,7 +33,7 @@ class GraphChecks:
 
 
 def check_graphs(target: Runner, drafter: Runner, prompts: Sequence[list[int]]) -> GraphChecks:
-    """Scribbles over the first slots of both, one for each prompt."""
+    """Compare replays with calls. Overwrites a slot of both runners for each prompt."""
     replayed = _text(target, prompts), _drafts(drafter, prompts)
     single_ms, chain_ms = (_token_ms(drafter, prompts, length) for length in (1, _CHAIN))
     for runner in (target, drafter):
@@ -43,7 +43,7 @@ def check_graphs(target: Runner, drafter: Runner, prompts: Sequence[list[int]]) 
 
 
 def _text(runner: Runner, prompts: Sequence[list[int]]) -> list[list[int]]:
-    """The greedy continuations, one token of all in each step."""
+    """Return the prompts with their greedy continuations."""
     texts = [list(prompt) for prompt in prompts]
     runs = [RowInput(slot, 0, prompt) for slot, prompt in enumerate(prompts)]
     for _ in range(_TOKENS):
@@ -57,7 +57,7 @@ def _text(runner: Runner, prompts: Sequence[list[int]]) -> list[list[int]]:
 
 
 def _starts(runner: Runner, prompts: Sequence[list[int]]) -> list[ChainStart]:
-    """After the prompts, which are read; every other row is sampled."""
+    """Run the prompts, and return the starts of chains after them. Every other row is sampled."""
     runner.logits([RowInput(slot, 0, prompt) for slot, prompt in enumerate(prompts)], last_only=True)
     return [
         ChainStart(

@@ -1,4 +1,4 @@
-"""The comparison itself: every contestant in turn, again and again, and only one of them computing at a time."""
+"""Interleaved runs: in each repetition every contestant takes a turn, and only one computes at a time."""
 
 import math
 import time
@@ -9,12 +9,12 @@ from benchmarks.peers.contestant import Activity, Contestant
 from benchmarks.peers.workload import Text, Workload
 
 _WARM_UP_TOKENS = 16
-_SETTLING_S = 0.1  # for processes that were stopped, to catch up with what they missed
+_SETTLING_S = 0.1  # for resumed processes to handle the messages that they missed
 
 
 @dataclass(slots=True)
 class Record:
-    """What one contestant did in all repetitions of one workload."""
+    """Results of one contestant in all repetitions of one workload."""
 
     contestant: Contestant
     tokens_per_s: list[float] = field(default_factory=list)  # one per repetition
@@ -32,11 +32,18 @@ def interleave(
     before_each: Callable[[], None] = lambda: None,
     until_s: float = math.inf,
 ) -> list[Record]:
-    """Records of those that take part. `prompts` new ones per repetition; in each, another contestant begins.
+    """Run the contestants that can run the workload. Each repetition starts with another contestant.
 
-    until_s: on the monotonic clock, when no further repetition is begun.
-    The hosts of all contestants must be paused, and are paused again afterwards. before_each: called before each
-    repetition, while all are paused.
+    The hosts of all contestants must be paused, and are paused again afterwards.
+
+    Args:
+        contestants: all of them.
+        workload: prompts for all repetitions, and settings.
+        repetitions: maximum number of repetitions.
+        prompts: number of new prompts per repetition.
+        report: receives a line per repetition.
+        before_each: called before each repetition, while all contestants are paused.
+        until_s: time on the monotonic clock after which no further repetition begins.
     """
     records = [Record(contestant) for contestant in contestants if contestant.takes_part(workload)]
     for record in records:
@@ -62,7 +69,7 @@ def interleave(
 
 
 def _take_turn(contestant: Contestant, workload: Workload) -> tuple[list[list[int]], float, Activity]:
-    """Answers, seconds, and what went on meanwhile."""
+    """Return answers, seconds and activity."""
     for host in contestant.hosts:
         host.resume()
     time.sleep(_SETTLING_S)

@@ -1,4 +1,4 @@
-"""Who takes part on a CPU, each in processes of its own, and how they are brought up: one after the other."""
+"""The contestants on a CPU, each in its own processes, and their start, one after the other."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ _HF_DRAFT_LENGTHS = (4, 8, None)  # None: the defaults of `generate`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the contestants are given; the command line explains each."""
+    """Options of the contestants, as on the command line."""
 
     target: Path
     drafter: Path
@@ -52,22 +52,22 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """All who take part, all paused, and what the comparison has to know of some of them."""
+    """All contestants, paused, and those with a special part in the comparison."""
 
     contestants: Sequence[Contestant]
     models: Host[HuggingFace]
     plain: Ours
     drafting: Ours
-    left_out: Sequence[str]  # who does not take part, and why
+    left_out: Sequence[str]  # contestants that do not take part, with the reason
 
 
 @contextlib.contextmanager
-def enter(options: Options, *, report: Callable[[str], None]) -> Iterator[Lineup]:
-    """Start every process, load one after the other, and pause them; end them afterwards."""
+def start_lineup(options: Options, *, report: Callable[[str], None]) -> Iterator[Lineup]:
+    """Start all processes, load them one after the other, and pause them. They end with the `with` block."""
     models, γs = options.models, options.draft_lengths
     hf = Child(partial(huggingface.load, *_specs(models)), threads=models.threads)
     alternation = Child(partial(_load_alternation, models), threads=models.threads)
-    consort = Consort(models)  # by now all begin to import, at the same time
+    consort = Consort(models)  # all processes are importing from here on
     with contextlib.ExitStack() as stack:
         peers: list[Contestant] = []
         left_out = []
@@ -96,7 +96,7 @@ def enter(options: Options, *, report: Callable[[str], None]) -> Iterator[Lineup
 
 
 def _specs(models: Models) -> tuple[ModelSpec, ModelSpec]:
-    """Of contestants that run both models in one process, in turn."""
+    """Return the models of contestants that run both in one process, one at a time."""
     return replace(models.target, threads=models.threads), replace(models.drafter, threads=models.threads)
 
 

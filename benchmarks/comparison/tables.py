@@ -1,10 +1,10 @@
-"""The findings of a comparison as tables to read."""
+"""Formats the findings of a comparison as text tables."""
 
 from collections.abc import Sequence
 from dataclasses import fields
 
-from benchmarks.comparison.comparison import Comparison
 from benchmarks.comparison.findings import REFERENCES, Score, Speculation
+from benchmarks.comparison.run import Comparison
 from benchmarks.peers.contestant import Kind
 from benchmarks.peers.replica import Times
 from benchmarks.report import table
@@ -13,22 +13,23 @@ _TITLES: dict[Kind, str] = {"hf": "× HF", "vllm": "× vLLM", "hf-assisted": "×
 
 
 def as_text(comparison: Comparison) -> str:
-    """The tables of one comparison."""
+    """Return the tables of one comparison."""
     title = f"{comparison.streams} stream(s), temperature {comparison.temperature:g}"
     parts = [title, _score_table(comparison.scores), _limit_table(comparison.speculations)]
     parts.append(_time_table(comparison.scores))
-    parts += [f"NOT TO BE BELIEVED, S and S*: {doubt}" for doubt in comparison.doubts]
+    parts += [f"S and S* are unreliable: {doubt}" for doubt in comparison.doubts]
     parts += [_sweep_line(group, times) for group, times in comparison.times.items()]
     return "\n\n".join(part for part in parts if part)
 
 
 def _sweep_line(group: str, times: Times) -> str:
-    beside, alone = (
+    disaggregated, plain = (
         ", ".join(f"{tokens}: {seconds * 1e3:.1f}" for tokens, seconds in sweep.items())
         for sweep in (times.target, times.plain)
     )
     return (
-        f"{group}: a target step alone, in ms by tokens per row: {beside}; with the threads of plain decoding: {alone}"
+        f"{group}: an isolated target step, in ms by tokens per row: {disaggregated}; "
+        f"with the threads of plain decoding: {plain}"
     )
 
 
@@ -55,34 +56,48 @@ def _sameness_cells(score: Score) -> list[str]:
     return [f"{score.sameness.share:.1%}", gap]
 
 
-def _limit_table(found: Sequence[Speculation]) -> str:
+def _limit_table(speculations: Sequence[Speculation]) -> str:
     head = ["drafting", "γ", "t_1", "t_verify", "t_draft", "α", "E", "S", "S*", "achieved", "of S*"]
     head += ["acc. rate", "hit rate", "tokens/step", "step", "draft", "waited"]
     rows = [
         [
-            each.name,
-            str(each.limits.draft_length),
-            *map(_ms, (each.limits.plain_step_s, each.limits.verify_step_s, each.limits.draft_step_s)),
-            f"{each.agreement:.2f}",
-            *(f"{value:.2f}" for value in (each.limits.tokens_per_step, each.alternating_limit, each.hidden_limit)),
-            f"{each.speed_up:.2f}",
-            f"{each.of_limit:.0%}",
-            f"{each.acceptance_rate:.2f}",
-            f"{each.hit_rate:.2f}",
-            f"{each.acceptance_length:.2f}",
-            *map(_ms, (each.verify_step_s, each.draft_step_s)),
-            f"{each.waited_share:.0%}",
+            speculation.name,
+            str(speculation.limits.draft_length),
+            *map(
+                _ms,
+                (speculation.limits.plain_step_s, speculation.limits.verify_step_s, speculation.limits.draft_step_s),
+            ),
+            f"{speculation.agreement:.2f}",
+            *(
+                f"{value:.2f}"
+                for value in (
+                    speculation.limits.tokens_per_step,
+                    speculation.alternating_limit,
+                    speculation.hidden_limit,
+                )
+            ),
+            f"{speculation.speed_up:.2f}",
+            f"{speculation.of_limit:.0%}",
+            f"{speculation.acceptance_rate:.2f}",
+            f"{speculation.hit_rate:.2f}",
+            f"{speculation.acceptance_length:.2f}",
+            *map(_ms, (speculation.verify_step_s, speculation.draft_step_s)),
+            f"{speculation.waited_share:.0%}",
         ]
-        for each in found
+        for speculation in speculations
     ]
     return table(head, rows)
 
 
 def _time_table(scores: Sequence[Score]) -> str:
-    """Every time that a target's loop keeps, per step."""
+    """Format all times of the targets' loops, per step."""
     timed = [score for score in scores if score.activity.target.steps]
     names = (
-        [each.name for each in fields(timed[0].activity.target) if each.name.endswith("_s") and each.name != "idle_s"]
+        [
+            field.name
+            for field in fields(timed[0].activity.target)
+            if field.name.endswith("_s") and field.name != "idle_s"
+        ]
         if timed
         else []
     )

@@ -1,1 +1,1 @@
-"""Benchmarks of single parts."""
+"""Benchmarks of single components."""

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.micro.acceptance`: the share of drafts that each rule of verification accepts, bundled pair.
+"""`python -m benchmarks.micro.acceptance`: acceptance rates of the verification rules, for the bundled pair.
 
-Texts are rolled out in earnest: the drafter writes γ tokens, the target verifies them, and what is committed is what
-both go on from. Without servers, clocks or waiting: the figures don't depend on the machine, but for rounding.
+The drafter writes γ tokens, the target verifies them, and both continue from the committed tokens. There are no servers
+and no clocks, so apart from rounding the results do not depend on the machine.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _TOP_K = 64
 
 
 class Row:
-    """A text in the making; both models keep it in the slot of its number, which is its seed, too."""
+    """A growing text. Its number is its slot in both models, and its seed."""
 
     def __init__(self, number: int, prompt: Sequence[int]) -> None:
         self.number, self.tokens, self.prompt_length = number, list(prompt), len(prompt)
@@ -50,12 +50,12 @@ class Pair:
     temperature: float
 
     def prefill(self, rows: list[Row]) -> None:
-        """Everything but the last token of each prompt."""
+        """Run all but the last token of each prompt."""
         for runner in (self.target, self.drafter):
             runner.logits([RowInput(row.number, 0, row.tokens[:-1]) for row in rows], last_only=True)
 
     def verify_logits(self, rows: list[Row], drafts: list[Draft]) -> Tensor:
-        """[N, V] the target's after each text and each of its draft tokens."""
+        """Return the target's logits after each text and each of its draft tokens, [N, V]."""
         inputs = [
             RowInput(row.number, len(row.tokens) - 1, [row.tokens[-1], *draft.tokens])
             for row, draft in zip(rows, drafts, strict=True)
@@ -63,7 +63,7 @@ class Pair:
         return self.target.logits(inputs) / self.temperature
 
     def draft_logits(self, rows: list[Row], drafts: list[Draft]) -> Tensor:
-        """[B, V] the drafter's after what was drafted so far."""
+        """Return the drafter's logits after each text and its draft so far, [B, V]."""
         inputs = []
         for row, draft in zip(rows, drafts, strict=True):
             text = row.tokens + draft.tokens
@@ -78,7 +78,7 @@ VerifyRows = Callable[[Tensor, list[Row], list[Draft]], list[Verdict]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One way to draft and verify, at one temperature."""
+    """Result of one method of drafting and verification at one temperature."""
 
     way: str
     temperature: float
@@ -97,7 +97,7 @@ class Finding:
 
 
 def draft_drawn(pair: Pair, rows: list[Row], count: int, *, top_k: int) -> list[Draft]:
-    """Chains that the drafter draws from its own distribution."""
+    """Draw chains from the drafter's own distribution."""
     drafts = [Draft([], list(range(-1, count - 1))) for _ in rows]
     for depth in range(count):
         keys = [draft_key(row.number, len(row.tokens) + depth, len(row.tokens)) for row in rows]
@@ -109,7 +109,7 @@ def draft_drawn(pair: Pair, rows: list[Row], count: int, *, top_k: int) -> list[
 
 
 def draft_best(pair: Pair, rows: list[Row], count: int, *, shared_noise: bool) -> list[Draft]:
-    """Chains of the drafter's best tokens, with the target's noise or without any."""
+    """Make chains of the drafter's best tokens, with the target's noise or without noise."""
     drafts = [Draft([], list(range(-1, count - 1)), [], [None] * count) for _ in rows]
     for depth in range(count):
         scores = pair.draft_logits(rows, drafts)
@@ -121,19 +121,19 @@ def draft_best(pair: Pair, rows: list[Row], count: int, *, shared_noise: bool) -
 
 
 def draft_looked_up(_: Pair, rows: list[Row], count: int) -> list[Draft]:
-    """What followed in the text before, where there is such a thing."""
+    """Look up drafts in the text so far."""
     drafts = [row.lookup.propose(row.tokens).first(count) for row in rows]
     return [Draft(draft.tokens, draft.parents, [], [None] * len(draft.tokens)) for draft in drafts]
 
 
 def verify_coupled(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[Verdict]:
-    """By shared noise. logits: [N, V] at the rows' temperatures, as `verify_by_rejection` wants probabilities."""
-    places = [
+    """Verify with shared noise. logits: [N, V], divided by the temperature, in the order of `verify_by_rejection`."""
+    positions = [
         (row, len(row.tokens) + depth)
         for row, draft in zip(rows, drafts, strict=True)
         for depth in (0, *draft.depths())
     ]
-    sampled = (logits + _noise(places, logits.shape[-1])).argmax(-1)
+    sampled = (logits + _noise(positions, logits.shape[-1])).argmax(-1)
     verdicts = []
     for own, draft in zip(sampled.split([len(draft.tokens) + 1 for draft in drafts]), drafts, strict=True):
         path, rejected = accepted_path(own.tolist(), draft)
@@ -142,20 +142,20 @@ def verify_coupled(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list
 
 
 def verify_rejecting(logits: Tensor, rows: list[Row], drafts: list[Draft], *, block: bool) -> list[Verdict]:
-    """By rejection sampling. logits: as above."""
+    """Verify by rejection sampling. logits: as for `verify_coupled`."""
     judged = [RejectionRow(draft, row.number, len(row.tokens)) for row, draft in zip(rows, drafts, strict=True)]
     return verify_by_rejection(logits.softmax(-1), judged, block=block)
 
 
 def ways(vocab_size: int) -> dict[str, tuple[DraftRows, VerifyRows]]:
-    """By name: how drafts are made, and how they are verified."""
+    """Return functions that draft and verify, by name of the method."""
     tokenwise, block = partial(verify_rejecting, block=False), partial(verify_rejecting, block=True)
-    whole, sparse = partial(draft_drawn, top_k=vocab_size), partial(draft_drawn, top_k=_TOP_K)
+    full, sparse = partial(draft_drawn, top_k=vocab_size), partial(draft_drawn, top_k=_TOP_K)
     return {
         "coupled": (partial(draft_best, shared_noise=True), verify_coupled),
-        "rejection, whole distribution": (whole, tokenwise),
+        "rejection, whole distribution": (full, tokenwise),
         f"rejection, top {_TOP_K}": (sparse, tokenwise),
-        "block, whole distribution": (whole, block),
+        "block, whole distribution": (full, block),
         f"block, top {_TOP_K}": (sparse, block),
         "block, the drafter's best tokens": (partial(draft_best, shared_noise=False), block),
         "block, looked up": (draft_looked_up, block),
@@ -164,7 +164,7 @@ def ways(vocab_size: int) -> dict[str, tuple[DraftRows, VerifyRows]]:
 
 
 def roll_out(pair: Pair, name: str, rows: list[Row], *, draft_length: int, new_tokens: int) -> Finding:
-    """Write at least so many tokens after each prompt, by the way of that name."""
+    """Write at least `new_tokens` tokens after each prompt, with the method of that name."""
     draft_rows, verify_rows = ways(pair.target.vocab_size)[name]
     pair.prefill(rows)
     steps = drafted = accepted = 0
@@ -173,7 +173,7 @@ def roll_out(pair: Pair, name: str, rows: list[Row], *, draft_length: int, new_t
         verdicts = verify_rows(pair.verify_logits(rows, drafts), rows, drafts)
         for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
             row.known = len(row.tokens) + min(len(verdict.path), draft_length - 1)
-            row.tokens += [*(draft.tokens[place] for place in verdict.path), verdict.own]
+            row.tokens += [*(draft.tokens[index] for index in verdict.path), verdict.own]
             drafted += len(draft.tokens)
             accepted += len(verdict.path)
         steps += len(rows)
@@ -181,7 +181,7 @@ def roll_out(pair: Pair, name: str, rows: list[Row], *, draft_length: int, new_t
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """A table: a line for each way; for each temperature tokens per step, and the share of draft tokens accepted."""
+    """Format a row for each method: tokens per step and share of accepted draft tokens at each temperature."""
     temperatures = list(dict.fromkeys(finding.temperature for finding in findings))
     head = ["way", *(title for t in temperatures for title in (f"T = {t:g}: tokens/step", "α"))]
     lines = {finding.way: [finding.way] for finding in findings}
@@ -190,9 +190,9 @@ def as_text(findings: Sequence[Finding]) -> str:
     return table(head, list(lines.values()))
 
 
-def _noise(places: Sequence[tuple[Row, int]], vocab_size: int) -> Tensor:
-    """[N, V] the target's own."""
-    keys = [noise_key(row.number, position) for row, position in places]
+def _noise(positions: Sequence[tuple[Row, int]], vocab_size: int) -> Tensor:
+    """Return the target's noise at positions of rows, [N, V]."""
+    keys = [noise_key(row.number, position) for row, position in positions]
     return gumbel(torch.tensor(keys, dtype=torch.int32), vocab_size)
 
 

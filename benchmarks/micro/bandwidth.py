@@ -1,4 +1,4 @@
-"""What reading a model's weights once costs at least: the floor under a decoding step of few tokens."""
+"""The minimum time to read a model's weights once: a lower bound for a decoding step of few tokens."""
 
 import time
 from collections.abc import Callable
@@ -12,20 +12,20 @@ _ROUNDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Bytes, bytes per second, and what follows."""
+    """Size of the weights, measured bandwidths, and the resulting lower bound."""
 
     weight_bytes: int
-    copy_bytes_per_s: float  # read and written, of a large copy
-    gemv_bytes_per_s: float  # read, of a product of a large matrix and a vector
+    copy_bytes_per_s: float  # read and written by a large copy
+    gemv_bytes_per_s: float  # read by a product of a large matrix and a vector
 
     @property
     def step_s(self) -> float:
-        """No step can be shorter, at the better of both bandwidths."""
+        """The minimum time of a step, at the higher of both bandwidths."""
         return self.weight_bytes / max(self.copy_bytes_per_s, self.gemv_bytes_per_s)
 
 
 def measure_floor(model: PreTrainedModel, *, buffer_bytes: int) -> Floor:
-    """On the model's device and in its dtype. Tied weights count once. buffer_bytes: well above every cache."""
+    """Measure on the model's device in its dtype. Tied weights count once. buffer_bytes: far above the cache size."""
     dtype, device = model.dtype, model.device
     width = 8192
     matrix = torch.zeros(buffer_bytes // dtype.itemsize // width, width, dtype=dtype, device=device)
@@ -38,7 +38,7 @@ def measure_floor(model: PreTrainedModel, *, buffer_bytes: int) -> Floor:
 
 
 def _least_s(operation: Callable[[], object], device: torch.device) -> float:
-    """The least seconds of several rounds, the first of which warms up."""
+    """Return the least seconds of several rounds."""
     seconds = []
     for _ in range(_ROUNDS):
         _wait(device)

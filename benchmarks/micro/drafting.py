@@ -1,4 +1,4 @@
-"""How fast a drafter is alone, a token at a time and in chains: drafts are agreed with at once, so the next is late.
+"""Speed of a drafter alone, token by token and in chains. All drafts are accepted at once, so it never runs ahead.
 
 python -m benchmarks.micro.drafting --output benchmarks/results/drafting.json
 """
@@ -24,26 +24,26 @@ from decoding.drafts.trie import DraftTrie
 from decoding.sampling.params import SamplingParams
 from training.heldout import read_prompts
 
-_WARM_UP = 3  # rounds that do not count
+_WARM_UP = 3  # rounds that are not counted
 
 
 def main() -> None:
-    """Print and keep how many draft tokens there are per second, in turn in both ways."""
+    """Measure draft tokens per second, alternating both ways; print them and write JSON."""
     options = _options()
     spec = ModelSpec(
         name="drafter", path=options.model, device=options.device, slots=max(options.streams), threads=options.threads
     )
     runner = load_runner(spec)
     prompts = [load_tokenizer(spec.path).encode(text)[:64] for text in read_prompts(Path("models/heldout.jsonl"))]
-    found = []
+    findings = []
     for streams, temperature in itertools.product(options.streams, options.temperature):
         rates: dict[bool, list[float]] = {False: [], True: []}  # by whether there are chains
         for _ in range(options.repetitions):
-            for runner.single_device, of_kind in rates.items():
-                of_kind.append(_tokens_per_s(runner, prompts[:streams], temperature, options))
+            for runner.single_device, samples in rates.items():
+                samples.append(_tokens_per_s(runner, prompts[:streams], temperature, options))
         ratio = statistics.median(chain / single for single, chain in zip(*rates.values(), strict=True))
-        single, chain = (statistics.median(of_kind) for of_kind in rates.values())
-        found.append(
+        single, chain = (statistics.median(samples) for samples in rates.values())
+        findings.append(
             {
                 "streams": streams,
                 "temperature": temperature,
@@ -58,22 +58,24 @@ def main() -> None:
         )
     if options.output:
         command = " ".join(["python -m benchmarks.micro.drafting", *sys.argv[1:]])
-        report = {"command": command, "options": vars(options), "hardware": hardware(), "found": found}
+        report = {"command": command, "options": vars(options), "hardware": hardware(), "found": findings}
         options.output.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 def _tokens_per_s(
     runner: Runner, prompts: Sequence[list[int]], temperature: float, options: argparse.Namespace
 ) -> float:
-    """Draft tokens of all rows per second of the drafter's turns."""
+    """Return draft tokens of all rows per second of the drafter's turns."""
     draft_length, rounds = int(options.draft_length), int(options.rounds)
     exchange = LocalExchange()
     link = exchange.join("coordinator")
     drafter = Drafter(runner, exchange.join("drafter"))
     params = SamplingParams(max_tokens=(rounds + _WARM_UP + 1) * (draft_length + 1), temperature=temperature, seed=1)
     tries = [DraftTrie(list(prompt)) for prompt in prompts]
-    here = ReplicaAddress(link.name, "target")
-    admits = [Admit(i, each, len(each), params, draft_length, True, target=here) for i, each in enumerate(prompts)]
+    target = ReplicaAddress(link.name, "target")
+    admits = [
+        Admit(i, prompt, len(prompt), params, draft_length, True, target=target) for i, prompt in enumerate(prompts)
+    ]
     link.send("drafter", admits)
     lengths = list(map(len, prompts))
     seconds: float = 0.0
@@ -92,7 +94,7 @@ def _tokens_per_s(
 
 
 def _drafts(drafter: Drafter, link: LocalLink, tries: Sequence[DraftTrie], length: int) -> list[list[int]]:
-    """So many tokens for each text, as soon as all have them."""
+    """Run the drafter until it has drafted `length` tokens for each text, and return them."""
     while True:
         drafts = [trie.best_path(length) for trie in tries]
         if all(len(draft) == length for draft in drafts):

@@ -1,10 +1,10 @@
-"""What an ensemble costs beside its slowest member, and what speculation gives back. See docs/ensembles.md.
+"""Cost of an ensemble relative to its slowest member, with and without speculation. See docs/ensembles.md.
 
 python -m benchmarks.micro.ensemble                       # two inflated members of about 300 M parameters, greedy
 python -m benchmarks.micro.ensemble --temperature 1
-python -m benchmarks.micro.ensemble --blend contrastive   # the amateur, which is the bundled drafter, drafts as well
+python -m benchmarks.micro.ensemble --blend contrastive   # the amateur is the bundled drafter, which also drafts
 
-Every model has a process and a core of its own, which is stopped while others are timed.
+Every model has its own process and core; the process is stopped while others are timed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _PLAIN, _SPECULATED = "ensemble, plain", "ensemble, speculated"
 
 
 class EnsembleContestant(Ours):
-    """An endpoint whose members are models of other processes."""
+    """An endpoint whose members run in other processes."""
 
     def __init__(self, name: str, *args: Any, members: Sequence[Host[MeasuredReplica]], **more: Any) -> None:
         super().__init__(*args, **more)
@@ -63,13 +63,13 @@ def main() -> None:
     with _running(options) as contestants:
         records = interleave(contestants, workload, repetitions=options.repetitions, prompts=options.prompts)
     findings = _findings(records)
-    print(_shown(findings))
+    print(_as_text(findings))
     write(options.output, "benchmarks.micro.ensemble", vars(options), contestants=findings)
 
 
 @contextlib.contextmanager
 def _running(options: argparse.Namespace) -> Iterator[list[Ours]]:
-    """Each member alone, then the ensemble, plain and speculated."""
+    """Yield contestants: each member alone, then the ensemble, plain and with speculation."""
     folders = _folders(options.blend, bundled=options.bundled)
     children = {
         name: _child("both" if name == "drafter" else "target", name, folder, options)
@@ -95,8 +95,8 @@ def _running(options: argparse.Namespace) -> Iterator[list[Ours]]:
         blend = EnsembleOptions(blend=BlendParams(kind=options.blend))
 
         def endpoint(target: str, drafts: int = 0, members: Sequence[str] = ()) -> Endpoint:
-            drafting = "drafter" if drafts else None
-            return Endpoint("bench", target, drafting, drafts, lambda _: "", members=members, ensemble=blend)
+            drafter = "drafter" if drafts else None
+            return Endpoint("bench", target, drafter, drafts, lambda _: "", members=members, ensemble=blend)
 
         make = partial(EnsembleContestant, coordinator=coordinator, check=thread.check)
         most = options.draft_length
@@ -126,7 +126,7 @@ def _running(options: argparse.Namespace) -> Iterator[list[Ours]]:
 
 
 def _folders(blend: str, *, bundled: bool) -> dict[str, Path]:
-    """The members' checkpoints, the leader's first."""
+    """Return the members' checkpoints, the leader's first."""
     if blend == "contrastive":
         return {"target": Path("models/target") if bundled else inflated_target(), "drafter": Path("models/drafter")}
     if bundled:
@@ -153,7 +153,7 @@ def _open(role: Role, spec: ModelSpec) -> MeasuredReplica:
 
 
 def _findings(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Of each contestant: tokens/s, and their ratio to the slowest member's and to the plain ensemble's."""
+    """Return for each contestant tokens/s, and ratios to the slowest member and to the plain ensemble."""
     by_name = {record.contestant.name: record for record in records}
     alone = [record for name, record in by_name.items() if name.endswith("alone")]
     slowest = [min(speeds) for speeds in zip(*(record.tokens_per_s for record in alone), strict=True)]
@@ -166,7 +166,7 @@ def _findings(records: Sequence[Record]) -> list[dict[str, Any]]:
             "speed_up": _ratio(record.tokens_per_s, plain.tokens_per_s),
             "acceptance_rate": record.activity.statistics.acceptance_rate,
             "tokens_per_step": record.activity.statistics.acceptance_length,
-            "same_text": [one.answer for one in record.texts] == [one.answer for one in plain.texts],
+            "same_text": [text.answer for text in record.texts] == [text.answer for text in plain.texts],
         }
         for name, record in by_name.items()
     ]
@@ -176,18 +176,18 @@ def _ratio(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
     return [speed / other for speed, other in zip(speeds, others, strict=True)]
 
 
-def _shown(findings: Sequence[Mapping[str, Any]]) -> str:
-    """Medians, with the least and the most of all repetitions."""
+def _as_text(findings: Sequence[Mapping[str, Any]]) -> str:
+    """Format medians, with the minimum and maximum over the repetitions."""
     head = ("", "tokens/s", "time / slowest alone", "× plain ensemble", "acc. rate", "tokens/step", "same text")
     rows = [
         (
-            one["name"],
-            *(_spread(one[key]) for key in ("tokens_per_s", "cost", "speed_up")),
-            f"{one['acceptance_rate']:.2f}",
-            f"{one['tokens_per_step']:.2f}",
-            "–" if one["name"].endswith("alone") else "yes" if one["same_text"] else "no",
+            finding["name"],
+            *(_spread(finding[key]) for key in ("tokens_per_s", "cost", "speed_up")),
+            f"{finding['acceptance_rate']:.2f}",
+            f"{finding['tokens_per_step']:.2f}",
+            "–" if finding["name"].endswith("alone") else "yes" if finding["same_text"] else "no",
         )
-        for one in findings
+        for finding in findings
     ]
     return table(head, rows)
 
@@ -199,7 +199,7 @@ def _spread(values: Sequence[float]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blend", default="mixture", choices=["mixture", "product", "vote", "contrastive"])
-    parser.add_argument("--bundled", action="store_true", help="the members as they are, of 5 M parameters")
+    parser.add_argument("--bundled", action="store_true", help="the bundled members of 5 M parameters, not inflated")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)

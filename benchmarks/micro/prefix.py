@@ -1,4 +1,4 @@
-"""What it saves that prompts which begin alike are computed once: the time to the first token, cold and repeated.
+"""Benefit of prefix caching: the time to the first token of a new and of a repeated prompt.
 
 python -m benchmarks.micro.prefix --output benchmarks/results/prefix.json
 """
@@ -19,7 +19,7 @@ from training.heldout import read_prompts
 
 
 def main() -> None:
-    """Print and keep the medians, and whether the texts were the same."""
+    """Print and write the medians, and whether the texts were the same."""
     options = _options()
     folder = inflated_target()
     text = "\n".join(read_prompts(Path("models/heldout.jsonl")))
@@ -35,7 +35,7 @@ def main() -> None:
             cold_s.append(first_s)
             repeated_s.append(again_s)
             same &= first == again
-    found = {
+    result = {
         "prompt_tokens": options.prompt,
         "threads": options.threads,
         "repetitions": options.repetitions,
@@ -44,13 +44,13 @@ def main() -> None:
         "share": statistics.median(repeated_s) / statistics.median(cold_s),
         "same_text": same,
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(result, indent=1))
     if options.output:
-        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def _ask(engine: Engine, prompt: list[int]) -> tuple[float, list[int]]:
-    """Seconds to the first token, and all of the answer."""
+    """Return the seconds to the first token, and the answer."""
     endpoint = Endpoint("prefix", "target", None, 0, decode=lambda tokens: "")
     began_s = time.perf_counter()
     stream = engine.stream(Request(endpoint, prompt, SamplingParams(max_tokens=8, temperature=0)))

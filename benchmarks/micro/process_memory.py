@@ -1,4 +1,4 @@
-"""How much memory processes have, as the system sees it, and how much of it their native code uses."""
+"""Memory of processes: resident, and allocated by native code."""
 
 import ctypes
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class _Mallinfo2(ctypes.Structure):
-    """glibc's; sizes in bytes."""
+    """glibc's `struct mallinfo2`; sizes in bytes."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -18,14 +18,14 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def rss_bytes(pid: int | None = None) -> int:
-    """What a process has in memory, with what its allocator keeps for later. pid: None is this one."""
+    """Return a process's resident memory, with free memory that its allocator keeps. pid: None: this process."""
     pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def native_bytes() -> int:
-    """What this process has from glibc's allocator and has not given back to it."""
+    """Return the bytes that this process has allocated from glibc and not freed."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _Mallinfo2
-    found = mallinfo2()
-    return int(found.uordblks + found.hblkhd)
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)

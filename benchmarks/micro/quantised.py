@@ -1,7 +1,7 @@
-"""What few bits save and cost: memory, step time, and how well a quantised copy of the target drafts for it.
+"""Quantised targets: memory, step time, and acceptance when a quantised copy drafts for the target.
 
 python -m benchmarks.micro.quantised            # the bundled target
-python -m benchmarks.micro.quantised --inflated # the same text from 285 M parameters
+python -m benchmarks.micro.quantised --inflated # inflated to 285 M parameters
 """
 
 import argparse
@@ -42,8 +42,8 @@ def main() -> None:
     copies += [(folder, dtype, kind) for kind in ("int8", "nf4") for dtype in ("float32", "bfloat16")]
     for path, dtype, kind in [*copies, (Path("models/drafter"), "float32", None)]:
         spec = _spec(path, dtype, kind)
-        found = {"model": str(path), "dtype": dtype, "quantization": kind, **_cost(spec)}
-        print(json.dumps(found | _acceptance(target, spec, prompts, options.tokens)), flush=True)
+        result = {"model": str(path), "dtype": dtype, "quantization": kind, **_cost(spec)}
+        print(json.dumps(result | _acceptance(target, spec, prompts, options.tokens)), flush=True)
 
 
 def _spec(path: Path, dtype: str, kind: Any) -> ModelSpec:
@@ -51,7 +51,7 @@ def _spec(path: Path, dtype: str, kind: Any) -> ModelSpec:
 
 
 def _cost(spec: ModelSpec) -> dict[str, float]:
-    """MiB of the weights, and ms of a step of a row."""
+    """Return the MiB of the weights, and the ms of a step of one row."""
     weights = sum(weights_on_devices(load_model(spec)).values())
     runner = load_runner(spec)
     steps = {f"step_{count}_ms": round(_step_ms(runner, count), 2) for count in (1, 1 + _DRAFT_LENGTH)}
@@ -59,7 +59,7 @@ def _cost(spec: ModelSpec) -> dict[str, float]:
 
 
 def _step_ms(runner: Runner, tokens: int) -> float:
-    """Median of some steps of so many tokens after 100."""
+    """Return the median ms of a step of `tokens` tokens after 100 cached ones."""
     runner.logits([RowInput(0, 0, [1] * 100)])
     times = []
     for _ in range(_REPETITIONS):
@@ -72,21 +72,21 @@ def _step_ms(runner: Runner, tokens: int) -> float:
 def _acceptance(
     target: LlamaForCausalLM, spec: ModelSpec, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> dict[str, float]:
-    """Share of the target's tokens that the model would draft, and tokens per step with a constant draft length."""
+    """Return the share of the target's tokens that the model would draft, and tokens per step at a constant γ."""
     drafter = cast(LlamaForCausalLM, load_model(spec))
-    found: dict[str, float] = {}
+    acceptance: dict[str, float] = {}
     for temperature in (0.0, 1.0):
         result = measure(target, drafter, prompts, temperature=temperature, new_tokens=new_tokens)
-        found[f"acceptance_at_{temperature:.0f}"] = round(result.coupled, 3)
-        found[f"tokens_per_step_at_{temperature:.0f}"] = round(result.coupled_tokens_per_step[_DRAFT_LENGTH], 2)
-    return found
+        acceptance[f"acceptance_at_{temperature:.0f}"] = round(result.coupled, 3)
+        acceptance[f"tokens_per_step_at_{temperature:.0f}"] = round(result.coupled_tokens_per_step[_DRAFT_LENGTH], 2)
+    return acceptance
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inflated", action="store_true", help="measure the inflated target")
     parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=64, help="that the target writes after each prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens that the target writes after each prompt")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 

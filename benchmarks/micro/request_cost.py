@@ -1,7 +1,7 @@
-"""What a request costs the host as the vocabulary grows: to prepare, to admit, per step of the target, per token told.
+"""Host time of a request by size of the vocabulary: preparation, admission, target steps, output of tokens.
 
-A tokenizer with tokens that no text uses and a model of random weights, which are too small to matter, stand for large
-ones. Everything runs by turns in this thread. Times are of its processor time, so they need no idle machine.
+The tokenizer is padded with unused tokens, and the model is tiny and random. Coordinator and target alternate in this
+thread. Times are CPU times of the thread, so the machine need not be idle.
 """
 
 import argparse
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 def kinds(vocab_size: int) -> dict[str, dict[str, Any]]:
-    """What requests ask for, by what they are called."""
+    """Return the fields of requests, by name of the kind."""
     some = list(range(10, 1010))
     most = list(range(10, vocab_size, 2))
     return {
@@ -69,19 +69,19 @@ def kinds(vocab_size: int) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """Of one request, in milliseconds of a core."""
+    """Cost of one request, in milliseconds of a core."""
 
-    prepare_ms: float  # from the body to requests, in the thread that tokenizes
-    admit_ms: float  # in the coordinator and, up to the first token, at the target; both ends of the wire
-    step_ms: float  # of the target, with all choices and their drafts
-    token_ms: float  # in the coordinator, and for the writer
+    prepare_ms: float  # from the body to requests
+    admit_ms: float  # in coordinator and target up to the first token, with both ends of the link
+    step_ms: float  # per step of the target, with all choices and their drafts
+    token_ms: float  # per token, in the writer of the response
 
 
-class Host:
-    """An endpoint, a coordinator and a target whose vocabulary has V tokens."""
+class LocalServer:
+    """An endpoint, a coordinator and a target with a given size of vocabulary."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """folder: an empty one, for the tokenizer."""
+        """folder: an empty folder for the tokenizer."""
         copytree(ROOT / "models" / "target", folder, dirs_exist_ok=True, ignore=ignore_patterns("*.safetensors"))
         _grow(folder, vocab_size)
         models = {"target": ModelConfig(path=str(folder), max_length=1024)}
@@ -106,7 +106,7 @@ class Host:
         self._target_turn()
 
     def _coordinator_turn(self) -> None:
-        self._link.wake()  # so that it does not wait
+        self._link.wake()  # the turn must not wait
         self.coordinator.turn()
 
     def _target_turn(self) -> None:
@@ -114,7 +114,7 @@ class Host:
         self.target.turn()
 
     def run(self, fields: Mapping[str, Any]) -> RequestCost:
-        """Serve a request. fields: of its body, the prompt and limits aside."""
+        """Serve a request. fields: of its body, apart from prompt and limits."""
         body = CompletionRequest(
             model="bench",
             prompt=["Once upon a time"],
@@ -148,7 +148,7 @@ class Host:
 
 
 def _grow(folder: Path, vocab_size: int) -> None:
-    """Give a tokenizer more tokens, which nothing is merged into."""
+    """Add tokens to a tokenizer that no merge produces."""
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     known = tokenizer["model"]["vocab"]
@@ -166,21 +166,21 @@ def _runner(vocab_size: int) -> Runner:
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What it returns, and the processor time of this thread in milliseconds."""
+    """Return the result, and the CPU time of this thread in milliseconds."""
     began_s = time.thread_time()
     result = work()
     return result, 1e3 * (time.thread_time() - began_s)
 
 
-def measure(host: Host, fields: Mapping[str, Any], *, rounds: int) -> RequestCost:
-    """The medians of some rounds, after one that is not counted."""
-    host.run(fields)
-    costs = [host.run(fields) for _ in range(rounds)]
+def measure(server: LocalServer, fields: Mapping[str, Any], *, rounds: int) -> RequestCost:
+    """Return medians over the rounds, after a warm-up."""
+    server.run(fields)
+    costs = [server.run(fields) for _ in range(rounds)]
     return RequestCost(*(statistics.median(column) for column in zip(*map(astuple, costs), strict=True)))
 
 
 def main() -> None:
-    """Print a table; with --profile, where the time of one kind of request goes."""
+    """Print a table; with --profile, also the functions that take most time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="vocabularies, in tokens")
     parser.add_argument("--kinds", nargs="+", help="of requests; all by default")
@@ -190,15 +190,15 @@ def main() -> None:
     torch.set_num_threads(1)
     for size in arguments.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            host = Host(Path(folder), size)
-        print(f"V = {size:,}: ms to prepare, to admit, per step, per 1,000 tokens told")
+            server = LocalServer(Path(folder), size)
+        print(f"V = {size:,}: ms to prepare, to admit, per step, per 1,000 tokens written")
         for name, fields in kinds(size).items():
             if arguments.kinds and name not in arguments.kinds:
                 continue
             profile = cProfile.Profile(time.thread_time)
             if arguments.profile:
                 profile.enable()
-            cost = measure(host, fields, rounds=arguments.rounds)
+            cost = measure(server, fields, rounds=arguments.rounds)
             profile.disable()
             print(
                 f"{name:26}{cost.prepare_ms:10.2f}{cost.admit_ms:10.2f}{cost.step_ms:10.2f}{1e3 * cost.token_ms:10.2f}",

@@ -1,9 +1,9 @@
-"""What a member's answer costs on its way to a leader of the same node: through a socket, and through shared memory.
+"""Transport of a member's logits to a leader on the same node: through a socket, and through shared memory.
 
 python -m benchmarks.micro.transport
 
-A round trip each: a question without content, an answer with the logits of a draft's positions, unpacked to float32. No
-model is run.
+Measures round trips: a request without content, a reply with the logits of a draft's positions, unpacked to float32. No
+model runs.
 """
 
 import argparse
@@ -29,8 +29,8 @@ _TRIPS = 10
 _WAIT_S = 10.0
 
 
-class Member:
-    """Answers at once, with logits that it has."""
+class LogitsServer:
+    """Replies at once with prepared logits."""
 
     def __init__(self) -> None:
         self.link = ReplicaZmqLink("member", "127.0.0.1")
@@ -40,13 +40,13 @@ class Member:
         self._thread.start()
 
     def prepare(self, positions: int, vocab_size: int, dtype: str, shared: SharedOffer | None) -> None:
-        """From now on answer with such logits, in the memory that is shared, if any is."""
+        """Prepare random logits for replies. shared: memory for them; None: send them in messages."""
         self._memory = None if shared is None else accept(shared)
         self._logits = torch.randn(positions, vocab_size).to(getattr(torch, dtype))
 
     def _turn(self) -> None:
         for peer, message in self.link.receive(0.1):
-            if isinstance(message, Cancel):  # the question
+            if isinstance(message, Cancel):  # the request
                 self.link.send(peer, [LogitsReply(1, 1, pack(self._logits, LogitsTransport(), self._memory), [])])
 
     def stop(self) -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     link = ConnectingZmqLink("leader")
-    with Child(Member, threads=1) as member:
+    with Child(LogitsServer, threads=1) as member:
         address = member.call(attrgetter("link.address"))
         link.connect(address)
         ask = partial(_round_trip_ms, link, address.name)
@@ -70,20 +70,20 @@ def main() -> None:
             for dtype in ("float32", "bfloat16")
             for positions in (1, 5)
         ]
-        member.call(Member.stop)
+        member.call(LogitsServer.stop)
     link.close()
     head = ("logits", "bytes", "socket, ms", "shared, ms", "socket / shared")
     rows = [
         (
-            f"{one['positions']} × {one['vocab_size']} {one['dtype']}",
-            str(one["bytes"]),
+            f"{finding['positions']} × {finding['vocab_size']} {finding['dtype']}",
+            str(finding["bytes"]),
             *(
-                f"{median(one[way]):.2f} ({min(one[way]):.2f}–{max(one[way]):.2f})"
+                f"{median(finding[way]):.2f} ({min(finding[way]):.2f}–{max(finding[way]):.2f})"
                 for way in ("socket_ms", "shared_ms")
             ),
-            f"{median(one['socket_ms']) / median(one['shared_ms']):.1f}",
+            f"{median(finding['socket_ms']) / median(finding['shared_ms']):.1f}",
         )
-        for one in findings
+        for finding in findings
     ]
     print(table(head, rows))
     write(options.output, "benchmarks.micro.transport", vars(options), findings=findings)
@@ -91,23 +91,23 @@ def main() -> None:
 
 def _measure(
     ask: Callable[[SharedLogits], float],
-    member: Child[Member],
+    member: Child[LogitsServer],
     positions: int,
     vocab_size: int,
     dtype: str,
     repetitions: int,
 ) -> dict[str, Any]:
-    """Both ways by turns. ask: for the milliseconds of a round trip."""
+    """Measure both ways, alternating. ask: makes a round trip and returns its milliseconds."""
     size = positions * vocab_size * getattr(torch, dtype).itemsize
     offered = offer(size)
     assert offered is not None, "this system has no anonymous files"
-    memory, told = offered
+    memory, shared = offered
     times: dict[str, list[float]] = {"socket_ms": [], "shared_ms": []}
     for repetition in range(repetitions + 1):
         for way in times:
-            member.call(Member.prepare, positions, vocab_size, dtype, told if way == "shared_ms" else None)
-            found = [ask(memory) for _ in range(_TRIPS)]
-            times[way] += [median(found)] if repetition else []
+            member.call(LogitsServer.prepare, positions, vocab_size, dtype, shared if way == "shared_ms" else None)
+            trips_ms = [ask(memory) for _ in range(_TRIPS)]
+            times[way] += [median(trips_ms)] if repetition else []
     memory.withdraw()
     return {"positions": positions, "vocab_size": vocab_size, "dtype": dtype, "bytes": size, **times}
 

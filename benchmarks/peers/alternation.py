@@ -1,7 +1,7 @@
-"""Classical alternation: draft, then verify, then draft again, strictly in turn. Only the pipelining is missing.
+"""Classical alternating speculative decoding: Leviathan et al., arXiv 2211.17192, algorithm 1, over a batch.
 
-The same runner, sampler and rule of acceptance as in actors/, so that a difference in speed is what the overlap of
-drafting and verification is worth. Leviathan et al., arXiv 2211.17192, algorithm 1, over a batch.
+It uses the runner, the sampler and the acceptance rule of Consort. So a difference in speed shows the effect of
+overlapping drafting and verification.
 """
 
 import time
@@ -25,45 +25,45 @@ from decoding.sampling.sampler import SamplingBatch, sample
 class _Row:
     slot: int
     tokens: list[int]  # prompt and answer
-    end: int  # how many tokens there will be
+    end: int  # final number of tokens
     history: History
     in_target: int = 0  # tokens in the target's cache
     in_drafter: int = 0
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return self.end - len(self.tokens)
 
 
 class Alternation:
-    """A target and a drafter in one process, which take turns."""
+    """A target and a drafter in one process, which alternate."""
 
     def __init__(self, target: Runner, drafter: Runner) -> None:
         self._target, self._drafter = target, drafter
         self._activity = Activity()
 
     def generate(self, workload: Workload, *, draft_length: int) -> list[list[int]]:
-        """Answers of exactly `max_tokens` tokens; draft_length: γ."""
+        """Return answers of exactly `max_tokens` tokens. draft_length: γ."""
         answers: list[list[int]] = []
         for prompts, params in workload.batches():
             rows = [
-                _Row(slot, text, len(text) + one.max_tokens, History(one, text, len(text)))
-                for slot, (text, one) in enumerate(zip(map(list, prompts), params, strict=True))
+                _Row(slot, text, len(text) + row_params.max_tokens, History(row_params, text, len(text)))
+                for slot, (text, row_params) in enumerate(zip(map(list, prompts), params, strict=True))
             ]
             self._prefill(rows)
-            while running := [row for row in rows if row.left]:
+            while running := [row for row in rows if row.remaining]:
                 drafts = self._draft(running, draft_length)
                 self._verify(running, drafts)
             answers += [row.tokens[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
         return answers
 
     def take_activity(self) -> Activity:
-        """What happened since the last call."""
+        """Return the activity since the last call."""
         activity, self._activity = self._activity, Activity()
         return activity
 
     def _prefill(self, rows: list[_Row]) -> None:
-        """The prompts, and each answer's first token."""
+        """Run the prompts, and append each answer's first token."""
         began_s = time.perf_counter()
         prompts = [RowInput(row.slot, 0, row.tokens) for row in rows]
         tokens = self._next_tokens(self._target, prompts, [Position(row.history) for row in rows])
@@ -74,27 +74,27 @@ class Alternation:
         self._activity += Activity(Statistics(steps=len(rows), committed=len(rows)), spent)
 
     def _draft(self, rows: list[_Row], draft_length: int) -> list[list[int]]:
-        """γ tokens for each row, all rows at once, one token after the other; none beyond the answer's last but one."""
+        """Draft γ tokens for each row, a token of all rows at a time; none for the answer's last token."""
         began_s = time.perf_counter()
         drafts: list[list[int]] = [[] for _ in rows]
-        limits = [min(draft_length, row.left - 1) for row in rows]
+        limits = [min(draft_length, row.remaining - 1) for row in rows]
         for length in range(max(limits)):
-            wanting = [i for i, limit in enumerate(limits) if limit > length]
+            drafting = [i for i, limit in enumerate(limits) if limit > length]
             inputs = []
-            for i in wanting:
+            for i in drafting:
                 text = [*rows[i].tokens, *drafts[i]]
                 inputs.append(RowInput(rows[i].slot, rows[i].in_drafter, text[rows[i].in_drafter :]))
                 rows[i].in_drafter = len(text)
-            ends = [Position(rows[i].history, tuple(drafts[i])) for i in wanting]
+            ends = [Position(rows[i].history, tuple(drafts[i])) for i in drafting]
             tokens = self._next_tokens(self._drafter, inputs, ends)
-            for i, token in zip(wanting, tokens, strict=True):
+            for i, token in zip(drafting, tokens, strict=True):
                 drafts[i].append(token)
         spent = LoopTimes(steps=max(limits), step_s=time.perf_counter() - began_s)
         self._activity += Activity(drafter=spent)
         return drafts
 
     def _verify(self, rows: list[_Row], drafts: list[list[int]]) -> None:
-        """One step of the target over all drafts; each row gets its accepted tokens and the target's next one."""
+        """Run one target step over all drafts, and append the accepted tokens and the target's next one."""
         began_s = time.perf_counter()
         inputs = [
             RowInput(row.slot, row.in_target, [row.tokens[-1], *draft]) for row, draft in zip(rows, drafts, strict=True)
@@ -126,7 +126,7 @@ class Alternation:
 
     @staticmethod
     def _next_tokens(runner: Runner, inputs: list[RowInput], ends: list[Position]) -> list[int]:
-        """The token that follows each row's inputs, which end at these positions."""
+        """Sample the token that follows each row's inputs. ends: the positions of these tokens."""
         logits = runner.logits(inputs, last_only=True)  # [B, V]
         tokens: list[int] = sample(logits, SamplingBatch.build(ends, logits.shape[-1], logits.device)).tolist()
         return tokens

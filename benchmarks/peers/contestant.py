@@ -1,4 +1,4 @@
-"""What takes part in a comparison, and what it tells about a turn. Knows nothing of how the comparison is run."""
+"""Contestants of a comparison, and their activity. Must not know how a comparison is run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,14 +9,13 @@ from actors.loops.thread import LoopTimes
 from benchmarks.peers.hosts import Pausable
 from benchmarks.peers.workload import Workload
 
-Kind = Literal[
-    "hf", "hf-assisted", "vllm", "alternation", "plain", "fixed", "adaptive", "inside"
-]  # from "plain" on, ours
+# From "plain" on, Consort.
+Kind = Literal["hf", "hf-assisted", "vllm", "alternation", "plain", "fixed", "adaptive", "colocated"]
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a contestant that tells so did: how speculation went, and where the time of its models went."""
+    """Statistics of speculation, and the times of the models' loops; zeros if a contestant does not report them."""
 
     statistics: Statistics = field(default_factory=Statistics)
     target: LoopTimes = field(default_factory=LoopTimes)
@@ -33,21 +32,21 @@ class Contestant:
         self, group: str, how: str, kind: Kind, hosts: Sequence[Pausable] = (), *, draft_length: int | None = None
     ) -> None:
         """
-        group, how: its name. Contestants of one group and kind differ in their draft length only.
-        hosts: what has to run while the contestant does, and is paused otherwise.
-        draft_length: γ; None where there is none, or where it is not constant.
+        group, how: the name. Contestants of one group and kind differ only in their draft length.
+        hosts: processes that run while the contestant does, and are paused otherwise.
+        draft_length: γ; None if there is none, or if it is not constant.
         """
         self.group, self.kind, self.hosts, self.draft_length = group, kind, hosts, draft_length
         self.name = f"{group}, {how}"
 
     def takes_part(self, workload: Workload) -> bool:
-        """Whether the contestant can do this at all."""
+        """Whether the contestant can run the workload."""
         return True
 
     def run(self, workload: Workload) -> list[list[int]]:
-        """The answers, one per prompt, as token ids. This is what is timed."""
+        """Return the answers, one per prompt, as token ids. The comparison times this call."""
         raise NotImplementedError
 
     def activity(self) -> Activity:
-        """What happened since the last call."""
+        """Return the activity since the last call."""
         return Activity()

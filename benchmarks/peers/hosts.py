@@ -1,7 +1,6 @@
-"""Where an object of the benchmark lives: in this process, or in one of its own that can be stopped.
+"""Hosts of an object: this process, or a child process that can be stopped. Must not know about models.
 
-Knows nothing of models. A stopped process computes nothing, spins on nothing and polls nothing, so a contestant that
-waits for its turn takes no time from the one that runs.
+A stopped process uses no CPU, so contestants that wait do not slow down the one that runs.
 """
 
 import multiprocessing
@@ -22,20 +21,20 @@ _GRACE_S = 10.0  # for a process to end by itself
 
 
 class Pausable(Protocol):
-    """Something that computes when it should not."""
+    """A process that can be stopped while it is not measured."""
 
     def pause(self) -> None:
-        """Stop computing, spinning and polling until `resume`."""
+        """Use no CPU until `resume`."""
 
     def resume(self) -> None:
         """Go on."""
 
 
 class Host(Pausable, Protocol[T_co]):
-    """One object, wherever it lives."""
+    """One object, in this process or in another."""
 
     def call(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """`method` of the object: `host.call(Runner.forward, rows)`. What crosses over must be picklable."""
+        """Call a method of the object: `host.call(Runner.forward, rows)`. Arguments and result must be picklable."""
 
 
 class Local(Generic[T]):
@@ -55,12 +54,12 @@ class Local(Generic[T]):
 
 
 class Child(Generic[T]):
-    """An object made and used in a process, and process group, of its own, which ends with the `with` block."""
+    """An object in a child process and process group of its own, which ends with the `with` block."""
 
     def __init__(self, make: Callable[[], T], *, threads: int) -> None:
-        """make: picklable. Starts to import what it needs at once, in parallel with other children."""
+        """make: picklable. The process starts its imports at once, in parallel with other children."""
         saved = dict(os.environ)
-        os.environ |= compute_environment(threads)  # children inherit it, before they import torch
+        os.environ |= compute_environment(threads)  # children inherit it before they import torch
         context = multiprocessing.get_context("spawn")
         self._connection, child_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(make, child_end), daemon=True)
@@ -69,7 +68,7 @@ class Child(Generic[T]):
         os.environ.update(saved)
 
     def __enter__(self) -> "Child[T]":
-        """Make the object, now, and wait for that."""
+        """Make the object, and wait until it is ready."""
         self._ask(None)
         return self
 
@@ -95,7 +94,7 @@ class Child(Generic[T]):
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
+        """Id of the process and of its group."""
         assert self._process.pid is not None
         return self._process.pid
 
@@ -108,7 +107,7 @@ class Child(Generic[T]):
 
 
 def _serve(make: Callable[[], Any], connection: Connection) -> None:
-    """The child's loop: make the object when told to, then call its methods, one question at a time."""
+    """Run the child's loop: make the object on request, then call its methods, one request at a time."""
     os.setpgid(0, 0)
     held: Any = None
     while True:

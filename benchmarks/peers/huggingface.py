@@ -1,4 +1,4 @@
-"""Hugging Face `generate`, plain and with an assistant model; and the same models as judges of texts."""
+"""Hugging Face `generate`, plain and with an assistant model. The same models also judge texts."""
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class HuggingFace:
 
     @torch.inference_mode()
     def generate(self, workload: Workload, *, assisted: bool, draft_length: int | None = None) -> list[list[int]]:
-        """draft_length: γ, constant and without a confidence threshold; None: the defaults of `generate`."""
+        """Return the answers. draft_length: constant γ without a confidence threshold; None: `generate`'s defaults."""
         config = GenerationConfig(
             max_new_tokens=workload.new_tokens,
             do_sample=workload.temperature > 0,
@@ -52,15 +52,15 @@ class HuggingFace:
 
     @torch.inference_mode()
     def agreement(self, text: Text) -> Tensor:
-        """[N] bool: where along the target's answer the drafter samples the same token."""
+        """Return for each token of the target's answer whether the drafter samples the same, [N] bool."""
         logits = self._logits(self._drafter, text.prompt, text.answer)
         return limits.agreement(logits, History(text.params, text.prompt, len(text.prompt)), text.answer)
 
     @torch.inference_mode()
     def gap(self, prompt: list[int], answer: list[int], other: int, params: SamplingParams) -> float:
-        """By how much the target's score of the answer's last token is above that of `other` in its place.
+        """Return the target's score of the answer's last token less its score of `other` at that position.
 
-        Scores are logits; where the answer was sampled, divided by the temperature, with the seed's noise.
+        Scores are logits; for sampled answers, logits divided by the temperature, plus the seed's noise.
         """
         scores = self._logits(self._target, prompt, answer)[-1].float()
         if not params.greedy:
@@ -71,14 +71,14 @@ class HuggingFace:
 
     @staticmethod
     def _logits(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> Tensor:
-        """[N, V], each after the text before the answer's token of that place."""
+        """Return the logits after the text before each of the answer's tokens, [N, V]."""
         tokens = torch.tensor([prompt + answer[:-1]], device=model.device)
         logits: Tensor = model(tokens).logits[0, len(prompt) - 1 :]
         return logits
 
 
 class HuggingFaceContestant(Contestant):
-    """`generate` in one of its ways. With an assistant it answers one prompt at a time: it does no batching then."""
+    """`generate`, plain or assisted. With an assistant it can't batch, so it answers one prompt at a time."""
 
     def __init__(self, models: Host[HuggingFace], *, assisted: bool = False, draft_length: int | None = None) -> None:
         if assisted:
@@ -98,7 +98,7 @@ class HuggingFaceContestant(Contestant):
 
 
 def load(target: ModelSpec, drafter: ModelSpec) -> HuggingFace:
-    """Both models from their folders."""
+    """Load both models from their folders."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     return HuggingFace(load_model(target), load_model(drafter))
@@ -116,7 +116,7 @@ def _assistant_config(draft_length: int | None) -> GenerationConfig:
 
 
 def _pad_left(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """[B, P] int64 tokens and mask, as `generate` wants prompts of unequal length."""
+    """Return padded prompts and their attention mask, both [B, P] int64."""
     width = max(map(len, prompts))
     tokens = [[_PAD] * (width - len(prompt)) + prompt for prompt in prompts]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]

@@ -1,6 +1,6 @@
-"""A Consort in the threads of this process, on local links: for a drafter on the target's GPU, or on the CPU beside it.
+"""Consort in threads of this process, on local links, for a drafter on the target's GPU or on the CPU.
 
-Unlike actors/replica/in_process.py it needs no ZeroMQ, can fix γ, and runs several loops over one model, in turn.
+Unlike actors/replica/in_process.py it needs no ZeroMQ, can fix γ, and runs several loops over one model, one at a time.
 """
 
 import contextlib
@@ -23,7 +23,10 @@ MakeRunner = Callable[[], Runner]  # called in the thread that will run the mode
 def running(
     target: Runner, drafters: Mapping[str, MakeRunner], *, draft_lengths: Sequence[int], most: int
 ) -> Iterator[list[Ours]]:
-    """Contestants: plain, then for each drafter, by the name of its group, one per fixed γ and an adaptive one."""
+    """Yield contestants: plain, then for each drafter one per fixed γ and an adaptive one.
+
+    drafters: runners by name of the group. most: the limit of the adaptive γ.
+    """
     exchange = LocalExchange()
     with contextlib.ExitStack() as stack:
         link = exchange.join("coordinator")
@@ -33,17 +36,17 @@ def running(
         stack.callback(thread.stop)
         names: list[str] = []
 
-        def replica(role: Role, name: str, make_runner: MakeRunner) -> Local[MeasuredReplica]:
-            one = MeasuredReplica(role, exchange.join(name), make_runner)
-            stack.callback(one.stop)
+        def start(role: Role, name: str, make_runner: MakeRunner) -> Local[MeasuredReplica]:
+            replica = MeasuredReplica(role, exchange.join(name), make_runner)
+            stack.callback(replica.stop)
             names.append(name)
-            return Local(one)
+            return Local(replica)
 
-        fixed = replica("target", "fixed", lambda: target)
+        fixed = start("target", "fixed", lambda: target)
         contestants = [Ours("plain", _endpoint("fixed", None, 0), coordinator, thread.check, fixed, None)]
         for group, make_drafter in drafters.items():
-            drafter = replica("drafter", group, make_drafter)
-            adaptive = replica("adaptive-target", f"{group}, adaptive", lambda: target)
+            drafter = start("drafter", group, make_drafter)
+            adaptive = start("adaptive-target", f"{group}, adaptive", lambda: target)
             for γ in draft_lengths:
                 endpoint = _endpoint("fixed", group, γ)
                 contestants.append(Ours("fixed", endpoint, coordinator, thread.check, fixed, drafter, group=group))

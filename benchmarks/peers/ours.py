@@ -1,4 +1,4 @@
-"""Consort as a contestant: requests to a coordinator, whose replicas may live anywhere."""
+"""Consort as a contestant: requests to a coordinator, whose replicas run in any process."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from benchmarks.peers.hosts import Host
 from benchmarks.peers.replica import MeasuredReplica, Sweep, Times
 from benchmarks.peers.workload import Workload
 
-_SETTLING_S = 0.05  # until replicas have heard that a request has ended
+_SETTLING_S = 0.05  # until replicas know that a request has ended
 
 
 class Ours(Contestant):
@@ -20,7 +20,7 @@ class Ours(Contestant):
 
     def __init__(
         self,
-        kind: Literal["plain", "fixed", "adaptive", "inside"],
+        kind: Literal["plain", "fixed", "adaptive", "colocated"],
         endpoint: Endpoint,
         coordinator: Coordinator,
         check: Callable[[], None],
@@ -30,7 +30,7 @@ class Ours(Contestant):
         group: str = "Consort",
     ) -> None:
         """
-        endpoint: its draft length is γ, or the most that γ may be for those that choose it.
+        endpoint: its draft length is γ, or the maximum of an adaptive γ.
         check: raises if the coordinator has ended.
         """
         most = endpoint.draft_length
@@ -44,14 +44,15 @@ class Ours(Contestant):
     def run(self, workload: Workload) -> list[list[int]]:
         answers: list[list[int]] = []
         for prompts, params in workload.batches():
-            requests = [Request(self._endpoint, prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+            pairs = zip(prompts, params, strict=True)
+            requests = [Request(self._endpoint, prompt, prompt_params) for prompt, prompt_params in pairs]
             for deltas in blocking.generate(self._coordinator, requests, self._check_all):
                 answers.append([token for delta in deltas for token in delta.tokens])
                 self._statistics += deltas[-1].statistics
         return answers
 
     def _check_all(self) -> None:
-        """Raises if a loop has ended: whoever waits for it would wait long."""
+        """Raise UnavailableError if a loop has ended. Otherwise its requests would wait for their timeout."""
         self._check()
         self.target.call(MeasuredReplica.check)
         if self.drafter is not None:
@@ -62,7 +63,7 @@ class Ours(Contestant):
         statistics, self._statistics = self._statistics, Statistics()
         for host in (self.target, self.drafter):
             if host is not None:
-                host.call(MeasuredReplica.forget)
+                host.call(MeasuredReplica.clear_cache)
         target = self.target.call(MeasuredReplica.take_times)
         if self.drafter is None:
             return Activity(statistics, target)
@@ -70,7 +71,7 @@ class Ours(Contestant):
 
 
 def measure_times(plain: Ours, drafting: Ours, *, streams: int, draft_lengths: Sequence[int]) -> Times:
-    """Step times of the replicas of idle contestants, each alone on the machine."""
+    """Measure the step times of idle contestants' replicas, one replica at a time."""
     assert drafting.drafter is not None
     sizes = sorted({1, *(γ + 1 for γ in draft_lengths)})
     return Times(
@@ -89,5 +90,5 @@ def _sweep(replica: Host[MeasuredReplica], *, rows: int, sizes: Sequence[int]) -
 
 
 def swept_lengths(fixed: Sequence[int], most: int) -> list[int]:
-    """The draft lengths whose steps are worth timing: the fixed ones, and some up to the most of an adaptive one."""
+    """Return the draft lengths whose steps are timed: the fixed ones, and some up to `most` for an adaptive γ."""
     return sorted({*fixed, *(γ for γ in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if γ < most), most})

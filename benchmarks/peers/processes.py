@@ -1,4 +1,4 @@
-"""A Consort of processes, as Ray would place them, but without Ray: four targets, a drafter, a coordinator here."""
+"""Consort in several processes without Ray: four targets and a drafter; the coordinator runs in this process."""
 
 import contextlib
 import math
@@ -23,51 +23,51 @@ from benchmarks.peers.replica import MeasuredReplica, Role
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What every contestant loads, and how many threads it may use. `slots` must reach for the most streams."""
+    """The models that every contestant loads, and its numbers of threads. Each model needs a slot per stream."""
 
     target: ModelSpec
     drafter: ModelSpec
-    threads: int  # of a contestant that computes one thing at a time
-    target_threads: int  # of a target with a drafter beside it
+    threads: int  # of a contestant that runs one model at a time
+    target_threads: int  # of a target while a drafter runs in another process
     drafter_threads: int
 
 
 class Consort:
-    """Started by `with`: the replicas' processes begin to import at once, and load one after the other."""
+    """The processes of the replicas. They import in parallel, and load one after the other in `running`."""
 
     def __init__(self, models: Models) -> None:
         plain = replace(models.target, name="plain", threads=models.threads)
-        beside = replace(models.target, threads=models.target_threads)
+        disaggregated = replace(models.target, threads=models.target_threads)
         drafter = replace(models.drafter, name="drafter", threads=models.drafter_threads)
         self.plain = _child("target", plain)
-        self.fixed = _child("target", replace(beside, name="fixed"))
-        self.adaptive = _child("adaptive-target", replace(beside, name="adaptive"))
+        self.fixed = _child("target", replace(disaggregated, name="fixed"))
+        self.adaptive = _child("adaptive-target", replace(disaggregated, name="adaptive"))
         self.drafter = _child("drafter", drafter)
-        self.inside = _child("adaptive-target", replace(plain, name="inside"), replace(drafter, threads=None))
+        self.colocated = _child("adaptive-target", replace(plain, name="colocated"), replace(drafter, threads=None))
 
     @contextlib.contextmanager
     def running(self, draft_lengths: Sequence[int], most: int) -> Iterator[list[Ours]]:
-        """Contestants: plain, one per fixed γ, adaptive with γ ≤ `most`, and that with the drafter inside the target.
+        """Yield contestants: plain, one per fixed γ, adaptive with γ ≤ `most`, and adaptive with a colocated drafter.
 
-        The others share a drafter.
+        All but the last share a drafter.
         """
         with contextlib.ExitStack() as stack:
             addresses: list[ReplicaAddress] = []
-            for child in (self.plain, self.fixed, self.adaptive, self.drafter, self.inside):
+            for child in (self.plain, self.fixed, self.adaptive, self.drafter, self.colocated):
                 stack.enter_context(child)
                 addresses.append(child.call(attrgetter("link.address")))
                 child.pause()
             link = ConnectingZmqLink("bench")
             stack.callback(link.close)
-            coordinator = Coordinator(link, max_silence_s=math.inf)  # who is paused is silent
+            coordinator = Coordinator(link, max_silence_s=math.inf)  # paused processes are silent
             thread = LoopThread("coordinator", coordinator.turn, link.wake)
             thread.start()
             stack.callback(thread.stop)
             coordinator.set_replicas(addresses)
 
             def endpoint(target: str, draft_length: int) -> Endpoint:
-                drafter, inside = "drafter" if draft_length else None, target == "inside"
-                return Endpoint("bench", target, drafter, draft_length, lambda tokens: "", colocated=inside)
+                drafter, colocated = "drafter" if draft_length else None, target == "colocated"
+                return Endpoint("bench", target, drafter, draft_length, lambda tokens: "", colocated=colocated)
 
             yield [
                 Ours("plain", endpoint("plain", 0), coordinator, thread.check, self.plain, None),
@@ -77,24 +77,24 @@ class Consort:
                 ),
                 Ours("adaptive", endpoint("adaptive", most), coordinator, thread.check, self.adaptive, self.drafter),
                 Ours(
-                    "inside",
-                    endpoint("inside", most),
+                    "colocated",
+                    endpoint("colocated", most),
                     coordinator,
                     thread.check,
-                    self.inside,
+                    self.colocated,
                     None,
-                    group="Consort, drafter inside",
+                    group="Consort, colocated drafter",
                 ),
             ]
 
 
-def _child(role: Role, spec: ModelSpec, inside: ModelSpec | None = None) -> Child[MeasuredReplica]:
+def _child(role: Role, spec: ModelSpec, colocated: ModelSpec | None = None) -> Child[MeasuredReplica]:
     assert spec.threads is not None
-    return Child(partial(_open, role, spec, inside), threads=spec.threads)
+    return Child(partial(_open, role, spec, colocated), threads=spec.threads)
 
 
-def _open(role: Role, spec: ModelSpec, inside: ModelSpec | None) -> MeasuredReplica:
+def _open(role: Role, spec: ModelSpec, colocated: ModelSpec | None) -> MeasuredReplica:
     logging.disable_progress_bar()
     link = ReplicaZmqLink(spec.name, "127.0.0.1")
-    make_inside = None if inside is None else partial(load_runner, inside)
-    return MeasuredReplica(role, link, partial(load_runner, spec), make_inside)
+    make_colocated = None if colocated is None else partial(load_runner, colocated)
+    return MeasuredReplica(role, link, partial(load_runner, spec), make_colocated)

@@ -1,6 +1,6 @@
-"""A target or drafter loop as in actors/replica/replica.py, with two things that only measuring needs.
+"""A target or drafter loop as in actors/replica/replica.py, with additions for measurements. Must not know its link.
 
-Its draft lengths can be fixed, and its steps can be timed while it is idle. It does not know what its link is made of.
+Draft lengths can be fixed, and steps can be timed while the loop is idle.
 """
 
 import queue
@@ -23,23 +23,23 @@ from actors.wire.zmq_link import ReplicaZmqLink
 
 Role = Literal["target", "adaptive-target", "drafter", "both"]
 Sweep = dict[int, float]  # seconds of a step, by tokens per row
-_CACHED = 160  # tokens before the timed ones, about the middle of an answer
-_ROUNDS = 3  # of one call; a comparison calls once per repetition
+_CACHED = 160  # tokens before the timed ones: about the middle of an answer
+_ROUNDS = 3  # per call; a comparison calls once per repetition
 _MAX_SWEEP_S = 300.0
-_WARM_UP = 2  # rounds that do not count
+_WARM_UP = 2  # rounds that are not counted
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one step, alone on the machine, each with the threads that its model has in the comparison."""
+    """Seconds of one step on an otherwise idle machine, with the threads that the model has in the comparison."""
 
-    plain: Sweep  # of a target with all threads, by tokens per row; t_1 is at 1
-    target: Sweep  # of a target with a drafter beside it, by tokens per row
+    plain: Sweep  # a target with all threads, by tokens per row; t_1 is plain[1]
+    target: Sweep  # a target whose drafter is disaggregated, by tokens per row
     draft_step_s: float  # t_draft
 
 
 class MeasuredReplica:
-    """A model's loop in a thread of its own. A "target" always verifies γ draft tokens, an adaptive one what pays."""
+    """A model's loop in its own thread. A "target" always verifies γ tokens; an adaptive one chooses the length."""
 
     def __init__(
         self,
@@ -56,26 +56,26 @@ class MeasuredReplica:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = LoopThread(link.name, self._turn, link.wake, prepare=self._load)
         self._thread.start()
-        self._seen = self._loop.times - self._loop.times
+        self._last_times = self._loop.times - self._loop.times
 
     def take_times(self) -> LoopTimes:
-        """Where the loop's time went since the last call."""
+        """Return the loop's times since the last call."""
         now = replace(self._loop.times)
-        since, self._seen = now - self._seen, now
-        return since
+        difference, self._last_times = now - self._last_times, now
+        return difference
 
-    def forget(self) -> None:
-        """Let no contestant find prompts that another one has left in the slots. The loop must have no requests."""
+    def clear_cache(self) -> None:
+        """Forget cached prompts, so that no contestant profits from another. The loop must have no requests."""
         cache = self._runner.cache
         for slot in [cache.take()[0] for _ in range(cache.free)]:
             cache.give_back(slot)
 
     def check(self) -> None:
-        """Raises UnavailableError if the loop has ended or is stuck."""
+        """Raise UnavailableError if the loop has ended or is stuck."""
         self._thread.check()
 
     def sweep(self, *, rows: int, sizes: Sequence[int]) -> Sweep:
-        """Time steps of so many rows and tokens per row, greedy sampling included. The loop must have no requests."""
+        """Time steps of `rows` rows for each number of tokens per row. The loop must have no requests."""
         future: Future[Sweep] = Future()
 
         def work() -> None:
@@ -89,7 +89,7 @@ class MeasuredReplica:
         return future.result(_MAX_SWEEP_S)
 
     def stop(self) -> None:
-        """End the loop and wait for that."""
+        """End the loop, and wait until it has ended."""
         self._thread.stop()
         self.link.close()
 
@@ -108,7 +108,7 @@ class MeasuredReplica:
 
 
 def time_steps(runner: Runner, *, rows: int, sizes: Sequence[int]) -> Sweep:
-    """The median over a few rounds, each of which goes through all sizes. Scribbles over the first slots."""
+    """Return median seconds of a step with greedy sampling, by tokens per row. Overwrites the first slots."""
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     for _ in range(_WARM_UP + _ROUNDS):
         for size in sizes:

@@ -1,4 +1,4 @@
-"""vLLM on the CPU, in an environment of its own (`make bench-peers`), as a child process: plain decoding."""
+"""vLLM on the CPU, in a child process with its own environment (`make bench-peers`): plain decoding."""
 
 import json
 import os
@@ -13,15 +13,15 @@ from benchmarks.peers.contestant import Contestant
 from benchmarks.peers.workload import Workload
 
 _WORKER = Path(__file__).with_name("vllm_worker.py")
-_THEIR_OWN_CHOICE = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV")  # variables that are not handed on
+_NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV")  # prefixes of environment variables
 _GRACE_S = 20.0
 
 
 class Vllm:
-    """The process group of one engine, which ends with the `with` block. Begins to load at once."""
+    """The process group of one engine, which ends with the `with` block."""
 
     def __init__(self, python: Path, model: ModelSpec, *, threads: int, log: Path) -> None:
-        """python: of the environment; model: its path and dtype count, and its slots as the most streams."""
+        """python: the environment's interpreter. model: path, dtype, and slots as the maximum of streams."""
         self._setup = {"model": str(Path(model.path).resolve()), "dtype": model.dtype, "streams": model.slots}
         self._log_path = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ class Vllm:
         self.version = ""
 
     def __enter__(self) -> "Vllm":
-        """Load and compile, and wait for that."""
+        """Load and compile, and wait until the engine is ready."""
         self.version = self._ask(self._setup)["version"]
         return self
 
@@ -92,9 +92,9 @@ class VllmContestant(Contestant):
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Its workers bound to as many cores as the others have threads; its threads otherwise as it likes them."""
+    """Return an environment that binds vLLM's workers to `threads` cores, and leaves other settings to vLLM."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_THEIR_OWN_CHOICE)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
     return inherited | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "2",

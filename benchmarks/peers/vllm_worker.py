@@ -1,4 +1,4 @@
-"""Run by the Python of vLLM's own environment, of which nothing else here knows: JSON lines in, JSON lines out.
+"""Worker for vLLM's own Python environment: JSON lines in, JSON lines out. Must not import other modules from here.
 
 First line in: {"model", "dtype", "streams"}; first line out: {"version"}. Then, for each
 {"prompts": [[id, …], …], "max_tokens", "temperature"}, one {"answers": [[id, …], …]}.
@@ -14,7 +14,7 @@ def main(questions: TextIO, answers: TextIO) -> None:
     """Load the model, then answer until the input ends."""
     import vllm  # type: ignore[import-not-found]  # in the other environment only
 
-    def say(message: dict[str, Any]) -> None:
+    def write(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
@@ -24,11 +24,11 @@ def main(questions: TextIO, answers: TextIO) -> None:
         dtype=setup["dtype"],
         max_model_len=1024,
         max_num_seqs=setup["streams"],
-        enable_prefix_caching=False,  # prompts come back at other temperatures; nobody else may remember them either
+        enable_prefix_caching=False,  # prompts are repeated at other temperatures
         disable_log_stats=True,
         seed=0,
     )
-    say({"version": vllm.__version__})
+    write({"version": vllm.__version__})
     for line in questions:
         question = json.loads(line)
         params = vllm.SamplingParams(
@@ -39,7 +39,7 @@ def main(questions: TextIO, answers: TextIO) -> None:
         )
         prompts = [{"prompt_token_ids": tokens} for tokens in question["prompts"]]
         outputs = model.generate(prompts, params, use_tqdm=False)
-        say({"answers": [list(output.outputs[0].token_ids) for output in outputs]})
+        write({"answers": [list(output.outputs[0].token_ids) for output in outputs]})
 
 
 if __name__ == "__main__":

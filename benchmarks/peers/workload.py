@@ -1,4 +1,4 @@
-"""What every contestant is given: the same prompts, output length, temperature and number of streams."""
+"""The workload that every contestant gets: prompts, output length, temperature and number of streams."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from decoding.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One prompt, what it was answered with, and how that was to be sampled."""
+    """A prompt, its answer and the sampling parameters."""
 
     prompt: list[int]
     answer: list[int]
@@ -17,29 +17,29 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts as token ids; each answer has exactly `new_tokens` tokens, as no contestant stops at EOS."""
+    """Prompts as token ids. Each answer has exactly `new_tokens` tokens, because no contestant stops at EOS."""
 
     prompts: Sequence[list[int]]
     new_tokens: int
     temperature: float = 0.0
-    streams: int = 1  # prompts that are answered at the same time
+    streams: int = 1  # concurrent prompts
 
     def part(self, start: int, count: int) -> "Workload":
-        """`count` prompts from `start` on, round and round."""
+        """Return a workload of `count` prompts from `start` on, wrapping around."""
         chosen = [self.prompts[(start + i) % len(self.prompts)] for i in range(count)]
         return Workload(chosen, self.new_tokens, self.temperature, self.streams)
 
     def batches(self) -> Iterator[tuple[list[list[int]], list[SamplingParams]]]:
-        """`streams` prompts at a time, with their parameters; the seed of a prompt is its index."""
+        """Yield `streams` prompts at a time, with their parameters. The seed of a prompt is its index."""
         for start in range(0, len(self.prompts), self.streams):
             prompts = list(self.prompts[start : start + self.streams])
             yield prompts, [self.params(start + i) for i in range(len(prompts))]
 
     def texts(self, answers: Sequence[list[int]]) -> list[Text]:
-        """The prompts with their answers."""
+        """Return the prompts with their answers."""
         pairs = zip(self.prompts, answers, strict=True)
         return [Text(prompt, answer, self.params(i)) for i, (prompt, answer) in enumerate(pairs)]
 
     def params(self, index: int) -> SamplingParams:
-        """The parameters of prompt `index`."""
+        """Return the parameters of a prompt."""
         return SamplingParams(max_tokens=self.new_tokens, temperature=self.temperature, seed=index)

@@ -1,6 +1,6 @@
-"""Scale on paper: `python -m benchmarks.scaling` measures costs, holds the simulator against real runs, and asks it.
+"""`python -m benchmarks.scaling`: measures costs, validates the simulator with real runs, and simulates large systems.
 
-See docs/scaling.md. Measuring wants three cores to itself, for some minutes; `--given FILE` takes that from a result.
+See docs/scaling.md. Measurements need three idle cores for some minutes; `--given FILE` reads them from a result.
 """
 
 import json
@@ -36,14 +36,14 @@ Point = dict[str, Any]
 
 
 class Study:
-    """The simulator's answers for one pair."""
+    """Simulated results for one pair."""
 
     def __init__(self, pair: Pair, coordinator: CoordinatorTimes, report: Callable[[str], None]) -> None:
         self._pair, self._coordinator, self._report = pair, coordinator, report
         self._lengths: dict[int, int] = {}
 
     def draft_length(self, rows: int) -> int:
-        """What pays for so many rows, if drafts are there: as the target's planner decides."""
+        """Return the best draft length for a number of rows, as the target's planner chooses it."""
         if rows not in self._lengths:
             limits, probabilities = [_MOST_DRAFTED] * rows, [self._pair.acceptance] * rows
             lengths = choose_draft_lengths(probabilities, limits, lambda tokens: self._pair.target(rows, tokens), 0.0)
@@ -51,7 +51,7 @@ class Study:
         return self._lengths[rows]
 
     def ratios(self) -> list[Point]:
-        """Drafters per target."""
+        """Vary the number of drafters per target."""
         return [
             self._point(targets=8, drafters=round(8 * ratio), streams=streams)
             for streams in _STREAMS
@@ -59,19 +59,19 @@ class Study:
         ]
 
     def links(self) -> list[Point]:
-        """How far apart target, drafter and coordinator are."""
+        """Vary the latency between target, drafter and coordinator."""
         plain = [self._point(drafters=0, streams=streams) for streams in _STREAMS]
         return plain + [self._point(streams=streams, link_s=ms / 1e3) for streams in _STREAMS for ms in _LINKS_MS]
 
     def sizes(self, coordinators: Callable[[int], int]) -> list[Point]:
-        """From one target to a thousand, each with its drafter. coordinators: by targets."""
+        """Vary the number of targets, each with a drafter. coordinators: their number, by number of targets."""
         return [
             self._point(targets=count, drafters=count, streams=4, coordinators=coordinators(count))
             for count in _TARGETS
         ]
 
     def coordinators(self) -> list[Point]:
-        """For a hundred targets."""
+        """Vary the number of coordinators for a hundred targets."""
         return [self._point(targets=100, drafters=100, streams=4, coordinators=count) for count in _COORDINATORS]
 
     def _point(self, **given: Any) -> Point:
@@ -83,20 +83,20 @@ class Study:
         )
         outcome = simulate(scenario, seconds=seconds, warm_up_s=seconds / 5)
         point = {"pair": self._pair.name, "targets": 1, "drafters": 1, "coordinators": 1, **given, **asdict(outcome)}
-        self._report(str({key: round(one, 4) if isinstance(one, float) else one for key, one in point.items()}))
+        self._report(str({key: round(value, 4) if isinstance(value, float) else value for key, value in point.items()}))
         return point
 
 
 @click.command()
 @click.option("--pair", "pairs", multiple=True, default=("small", "large"), show_default=True)
-@click.option("--given", type=click.Path(path_type=Path), help="A result: take what was measured from it.")
+@click.option("--given", type=click.Path(path_type=Path), help="A result file from which to read the measurements.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path(".bench/scaling.json"), show_default=True)
 def main(pairs: Sequence[str], given: Path | None, output: Path) -> None:
     """Measure, validate, simulate, write JSON, and draw."""
     measured = _measure(pairs) if given is None else json.loads(given.read_text(encoding="utf-8"))["measured"]
     write(output, "benchmarks.scaling", {}, measured=measured)
     times = CoordinatorTimes(**measured["coordinator_times"])
-    answers: dict[str, list[Point]] = {
+    results: dict[str, list[Point]] = {
         "ratios": [],
         "links": [],
         "sizes": [],
@@ -105,19 +105,19 @@ def main(pairs: Sequence[str], given: Path | None, output: Path) -> None:
     }
     for name in measured["pairs"]:
         study = Study(read_pair(name, measured["pairs"][name]), times, click.echo)
-        answers["ratios"] += study.ratios()
-        answers["links"] += study.links()
-        answers["sizes"] += study.sizes(lambda targets: max(1, targets // 5))
-        answers["one_coordinator"] += study.sizes(lambda targets: 1)[:5]
-        answers["coordinators"] += study.coordinators()
-    write(output, "benchmarks.scaling", {}, measured=measured, answers=answers)
-    draw(answers, output.with_suffix(".png"))
+        results["ratios"] += study.ratios()
+        results["links"] += study.links()
+        results["sizes"] += study.sizes(lambda targets: max(1, targets // 5))
+        results["one_coordinator"] += study.sizes(lambda targets: 1)[:5]
+        results["coordinators"] += study.coordinators()
+    write(output, "benchmarks.scaling", {}, measured=measured, answers=results)
+    draw(results, output.with_suffix(".png"))
 
 
 def _measure(pairs: Sequence[str]) -> dict[str, Any]:
     costs, times = measure_coordinator()
     return {
-        "coordinator": [asdict(one) for one in costs],
+        "coordinator": [asdict(cost) for cost in costs],
         "coordinator_times": asdict(times),
         "pairs": {name: measure_pair(name, times, click.echo) for name in pairs},
     }

@@ -1,6 +1,6 @@
-"""What a coordinator costs: its processor time per batch, per verdict and per 1,000 committed tokens.
+"""CPU time of a coordinator per batch, per verdict and per 1,000 committed tokens.
 
-A real coordinator over real links. The ends of replicas are driven by hand, in the same thread, while its clock rests.
+A real coordinator on real links. The same thread plays the replicas; their time is not counted.
 """
 
 import cProfile
@@ -23,7 +23,7 @@ _COMMITTED = 3  # tokens per verdict
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCost:
-    """Of one coordinator, in seconds of a core. tokens: 1,000 committed ones."""
+    """CPU seconds of one coordinator."""
 
     rows: int
     thread_s_per_1000_tokens: float
@@ -43,16 +43,16 @@ class _Bench:
         self.turn()
 
     def turn(self) -> None:
-        """One turn of the coordinator, with its clock running."""
+        """Run and time one turn of the coordinator."""
         time.sleep(_DELIVERY_S)
         began_s = time.thread_time()
         self.coordinator.turn()
         self.thread_s += time.thread_time() - began_s
 
-    def say(self, end: int, messages: Sequence[Message]) -> None:
+    def send(self, end: int, messages: Sequence[Message]) -> None:
         self._ends[end].send(self._name, messages)
 
-    def heard(self, end: int) -> list[Message]:
+    def receive(self, end: int) -> list[Message]:
         return [message for _, message in self._ends[end].receive(0.05)]
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class _Bench:
 
 
 def measure(*, rows: int, rounds: int, profile: cProfile.Profile | None = None) -> CoordinatorCost:
-    """Rounds of one batch of verdicts, one of each row."""
+    """Measure rounds of one batch with a verdict for each row."""
     endpoint = load_endpoints(load_config())["consort"].endpoint
     endpoint = Endpoint("bench", "target", "drafter", 4, endpoint.decode)
     bench = _Bench()
@@ -72,8 +72,8 @@ def measure(*, rows: int, rounds: int, profile: cProfile.Profile | None = None) 
         bench.turn()
         admitted = 0
         while admitted < rows:
-            admitted += sum(isinstance(message, Admit) for message in bench.heard(0))
-        bench.heard(1)
+            admitted += sum(isinstance(message, Admit) for message in bench.receive(0))
+        bench.receive(1)
         bench.thread_s, began_s, own_s = 0.0, time.process_time(), time.thread_time()
         if profile is not None:
             profile.enable()
@@ -89,7 +89,7 @@ def measure(*, rows: int, rounds: int, profile: cProfile.Profile | None = None) 
 
 
 def _round(bench: _Bench, rows: int, base: int) -> None:
-    bench.say(0, [Commit(row, base, [300, 301, 302], 4, 2, None, rejected=True) for row in range(rows)])
+    bench.send(0, [Commit(row, base, [300, 301, 302], 4, 2, None, rejected=True) for row in range(rows)])
     bench.turn()
 
 
@@ -98,7 +98,7 @@ def _ignore(delta: Delta) -> None:
 
 
 def print_profile(*, rows: int, rounds: int) -> None:
-    """The functions that take most of the time."""
+    """Print the functions that take most of the time."""
     profile = cProfile.Profile(time.thread_time)
     measure(rows=rows, rounds=rounds, profile=profile)
     pstats.Stats(profile).sort_stats("tottime").print_stats(25)

@@ -1,4 +1,4 @@
-"""The simulator's answers as a picture. Needs matplotlib: the extra `bench`."""
+"""Plots the simulator's results. Needs matplotlib: the extra `bench`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,15 +15,15 @@ Point = Mapping[str, Any]
 
 
 def draw(answers: Mapping[str, Sequence[Point]], path: Path) -> None:
-    """A row of panels per pair."""
+    """Draw a row of panels per pair."""
     pairs = list(dict.fromkeys(point["pair"] for point in answers["ratios"]))
     figure = Figure(figsize=(20, 4.8 * len(pairs)), layout="constrained")
     panels = figure.subplots(len(pairs), 4, squeeze=False)
     for row, pair in zip(panels, pairs, strict=True):
         of_pair = {name: [point for point in points if point["pair"] == pair] for name, points in answers.items()}
-        _speed_ups(row[0], of_pair["ratios"], lambda one: one["drafters"] / one["targets"], "drafters per target")
+        _speed_ups(row[0], of_pair["ratios"], lambda point: point["drafters"] / point["targets"], "drafters per target")
         row[0].set_title(f"{pair} pair, 8 targets: speed-up over plain decoding")
-        _speed_ups(row[1], of_pair["links"], lambda one: 1e3 * one["link_s"], "one way, ms")
+        _speed_ups(row[1], of_pair["links"], lambda point: 1e3 * point["link_s"], "one way, ms")
         row[1].set_title(f"{pair} pair: speed-up by distance")
         _sizes(row[2], of_pair)
         _coordinators(row[3], of_pair["coordinators"])
@@ -35,13 +35,15 @@ def draw(answers: Mapping[str, Sequence[Point]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _speed_ups(axes: Axes, points: Sequence[Point], at: Callable[[Point], float], label: str) -> None:
+def _speed_ups(axes: Axes, points: Sequence[Point], abscissa: Callable[[Point], float], label: str) -> None:
     for streams in dict.fromkeys(point["streams"] for point in points):
         chosen = [point for point in points if point["streams"] == streams]
         plain = next(point["tokens_per_s"] for point in chosen if not point["drafters"])
         drafted = [point for point in chosen if point["drafters"]]
         speed_ups = [point["tokens_per_s"] / plain for point in drafted]
-        axes.plot([at(point) for point in drafted], speed_ups, marker="o", label=f"{streams} stream(s) per target")
+        axes.plot(
+            [abscissa(point) for point in drafted], speed_ups, marker="o", label=f"{streams} stream(s) per target"
+        )
     axes.axhline(1.0, color="#7f7f7f", linestyle="--")
     axes.set_xlabel(label)
     axes.legend(fontsize="small")

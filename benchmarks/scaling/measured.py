@@ -1,4 +1,4 @@
-"""What the simulator is given, and real runs of the same: measured here, kept as JSON."""
+"""Measures the simulator's inputs, and real runs to validate it. Results are kept as JSON."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,16 +12,16 @@ from benchmarks.inflated import inflated_target
 from benchmarks.scaling import coordinator_cost
 from benchmarks.scaling.simulator import Scenario, rate_of_one_round
 from benchmarks.scaling.simulator_costs import TurnCosts
-from benchmarks.scaling.simulator_validation import Measured, Stage, running
+from benchmarks.scaling.simulator_validation import MeasuredRun, Stage, running
 from training.heldout import read_prompts
 
 LOCAL_LINK_S = 0.00006  # one way over TCP on one host: half of a round trip of ZeroMQ with CURVE
 _STREAMS, _DRAFT_LENGTHS = (1, 4, 8), (0, 2, 4)
 _SEEDS = 100
 _PROMPT_TOKENS = 100
-_BESIDE_DRAFTING_S = 0.00025  # what a drafter's turn takes beside its step
+_DRAFTER_OVERHEAD_S = 0.00025  # time of a drafter's turn without its step
 
-Run = dict[str, Any]  # a `Measured`, as JSON has it
+Run = dict[str, Any]  # a `MeasuredRun`, as JSON has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Pair:
     acceptance: float
 
     def scenario(self, coordinator: "CoordinatorTimes", **given: Any) -> Scenario:
-        """One of this pair; given: what is not as everywhere."""
+        """Return a scenario of this pair. given: fields that differ from the usual ones."""
         usual = {
             "acceptance": self.acceptance,
             "target_turn_s": self.target,
@@ -48,21 +48,21 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTimes:
-    """What a coordinator's loop takes for verdicts, in seconds."""
+    """Seconds of a coordinator's loop per batch and per verdict."""
 
     batch_s: float
     verdict_s: float
 
 
 def measure_coordinator() -> tuple[list[coordinator_cost.CoordinatorCost], CoordinatorTimes]:
-    """For several sizes of batches; and a straight line through that."""
+    """Measure several batch sizes, and fit a straight line."""
     costs = [coordinator_cost.measure(rows=rows, rounds=60) for rows in (1, 4, 8, 16, 32)]
-    verdict_s, batch_s = linear_regression([one.rows for one in costs], [one.thread_s_per_round for one in costs])
+    verdict_s, batch_s = linear_regression([cost.rows for cost in costs], [cost.thread_s_per_round for cost in costs])
     return costs, CoordinatorTimes(batch_s, verdict_s)
 
 
 def measure_pair(name: str, coordinator: CoordinatorTimes, report: Callable[[str], None]) -> dict[str, Any]:
-    """Real runs of "small", the bundled pair, or "large", its target inflated to about 300 M parameters."""
+    """Measure real runs of "small", the bundled pair, or "large", with a target of about 300 M parameters."""
     large = name == "large"
     target = ModelSpec(
         name="target",
@@ -74,39 +74,42 @@ def measure_pair(name: str, coordinator: CoordinatorTimes, report: Callable[[str
     drafter = ModelSpec(name="drafter", path="models/drafter", dtype="float32", device="cpu", threads=1)
     with running(target, drafter) as stage:
         runs = _runs(stage, new_tokens=64 if large else 160, repetitions=1 if large else 3, report=report)
-    return compared(name, [[asdict(one) for one in repetitions] for repetitions in runs], coordinator, report)
+    as_json = [[asdict(run) for run in repetitions] for repetitions in runs]
+    return compare_with_simulation(name, as_json, coordinator, report)
 
 
-def compared(
+def compare_with_simulation(
     name: str, runs: Sequence[Sequence[Run]], coordinator: CoordinatorTimes, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What turns cost in the runs, and what the simulator makes of that. runs: of each setting, its repetitions."""
-    middle = [sorted(one, key=lambda run: float(run["tokens_per_s"]))[len(one) // 2] for one in runs]
+    """Return the costs of turns in the runs, and the simulated rates. runs: repetitions of each setting."""
+    middle = [
+        sorted(repetitions, key=lambda run: float(run["tokens_per_s"]))[len(repetitions) // 2] for repetitions in runs
+    ]
     pair = Pair(name, _target_costs(middle), _drafter_costs(middle), mean(_acceptances(middle)))
     for run in middle:
         rates = _simulated(pair, coordinator, run)
-        run["simulated"], run["simulated_by_chance"] = median(rates), [rates[_SEEDS // 20], rates[-_SEEDS // 20]]
+        run["simulated"], run["simulated_range"] = median(rates), [rates[_SEEDS // 20], rates[-_SEEDS // 20]]
         report(
             f"{name}: {run['streams']} stream(s), γ = {run['draft_length']}: {run['tokens_per_s']:.1f} tokens/s, "
             f"simulated {run['simulated']:.1f}, {run['simulated'] / run['tokens_per_s'] - 1:+.1%}, "
-            f"by probability {rates[_SEEDS // 20]:.1f} to {rates[-_SEEDS // 20]:.1f}"
+            f"range {rates[_SEEDS // 20]:.1f} to {rates[-_SEEDS // 20]:.1f}"
         )
     return {
         "target_turn_s": pair.target.seconds,
         "drafter_turn_s": pair.drafter.seconds,
         "acceptance": pair.acceptance,
         "runs": middle,
-        "tokens_per_s_of_repetitions": [[run["tokens_per_s"] for run in one] for one in runs],
+        "tokens_per_s_of_repetitions": [[run["tokens_per_s"] for run in repetitions] for repetitions in runs],
     }
 
 
 def _target_costs(runs: Sequence[Run]) -> TurnCosts:
-    """Of a turn: all of it but waits. What it takes beside its step grows with the offers to sort in."""
+    """Return the costs of a target's turn without waits. Handling of offers is included and grows with them."""
     seconds: dict[int, dict[int, float]] = {}
     for run in runs:
-        of_rows = seconds.setdefault(run["streams"], {})
+        by_tokens = seconds.setdefault(run["streams"], {})
         turn_s = (run["seconds"] - run["target"]["waited_s"]) / run["target"]["steps"]
-        of_rows[1 + run["draft_length"]] = max(turn_s, *of_rows.values(), 0.0)
+        by_tokens[1 + run["draft_length"]] = max(turn_s, *by_tokens.values(), 0.0)
     return TurnCosts(seconds)
 
 
@@ -114,7 +117,7 @@ def _drafter_costs(runs: Sequence[Run]) -> TurnCosts:
     drafting = [run for run in runs if run["draft_length"]]
     by_rows: dict[int, list[float]] = {run["streams"]: [] for run in drafting}
     for run in drafting:
-        by_rows[run["streams"]].append(_step_s(run["drafter"]) + _BESIDE_DRAFTING_S)
+        by_rows[run["streams"]].append(_step_s(run["drafter"]) + _DRAFTER_OVERHEAD_S)
     return TurnCosts({rows: {1: mean(seconds)} for rows, seconds in by_rows.items()})
 
 
@@ -126,7 +129,7 @@ def _acceptances(runs: Sequence[Run]) -> list[float]:
     return [run["acceptance"] for run in runs if run["draft_length"] == max(_DRAFT_LENGTHS)]
 
 
-def _runs(stage: Stage, *, new_tokens: int, repetitions: int, report: Callable[[str], None]) -> list[list[Measured]]:
+def _runs(stage: Stage, *, new_tokens: int, repetitions: int, report: Callable[[str], None]) -> list[list[MeasuredRun]]:
     tokenizer = load_tokenizer("models/target")
     texts = [tokenizer(text)["input_ids"][:_PROMPT_TOKENS] for text in read_prompts(Path("models/heldout.jsonl"))]
     for γ in (0, 4):
@@ -134,13 +137,13 @@ def _runs(stage: Stage, *, new_tokens: int, repetitions: int, report: Callable[[
     runs = []
     for streams, γ in product(_STREAMS, _DRAFT_LENGTHS):
         report(f"{streams} stream(s), γ = {γ}")
-        chosen = [texts[at * streams :][:streams] for at in range(repetitions)]
+        chosen = [texts[repetition * streams :][:streams] for repetition in range(repetitions)]
         runs.append([stage.run(prompts, draft_length=γ, new_tokens=new_tokens) for prompts in chosen])
     return runs
 
 
 def _simulated(pair: Pair, coordinator: CoordinatorTimes, run: Run) -> list[float]:
-    """Tokens per second, with the acceptance of the run: of each seed, the lowest first."""
+    """Return the simulated tokens per second for each seed, ascending, with the acceptance of the run."""
     γ = run["draft_length"]
     scenarios = [
         pair.scenario(
@@ -158,9 +161,9 @@ def _simulated(pair: Pair, coordinator: CoordinatorTimes, run: Run) -> list[floa
 
 
 def read_pair(name: str, measured: dict[str, Any]) -> Pair:
-    """A pair as it was measured, from JSON, whose keys are texts."""
+    """Read a measured pair from JSON, whose keys are strings."""
     tables = [
-        TurnCosts({int(rows): {int(count): s for count, s in of_rows.items()} for rows, of_rows in table.items()})
+        TurnCosts({int(rows): {int(count): s for count, s in by_tokens.items()} for rows, by_tokens in table.items()})
         for table in (measured["target_turn_s"], measured["drafter_turn_s"])
     ]
     return Pair(name, tables[0], tables[1], measured["acceptance"])

@@ -1,8 +1,7 @@
-"""Drafters, targets and a coordinator as a discrete-event simulation: the loops of `actors/`, with a clock of its own.
+"""Discrete-event simulation of drafters, targets and coordinators: the loops of `actors/` with a simulated clock.
 
-What a turn costs, how often drafts are accepted and how long messages travel are inputs; what comes of it, tokens per
-second, is the result. No model runs, nothing is sampled, and no text exists: a row is a count of tokens, and how many
-more of the drafter's are right. Drafts are chains; alternatives, which hide a part of the waits, are left out.
+Inputs are costs of turns, acceptance and latency; the result is tokens per second. No model runs. A row has a number of
+tokens, and the number of the drafter's next tokens that are right. Drafts are chains: alternatives are not simulated.
 """
 
 import math
@@ -20,20 +19,20 @@ Process = Generator[simpy.Event, Any, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What is simulated. Times in seconds."""
+    """A system to simulate. Times in seconds."""
 
     targets: int = 1
     drafters: int = 1
-    streams: int = 1  # per target, each with one request after the other
+    streams: int = 1  # per target; each has one request after the other
     answer_tokens: int = 256
     draft_length: Callable[[int], int]  # γ, by the rows of the target's batch
-    acceptance: float  # the probability of a draft token to be accepted, if those before it are
+    acceptance: float  # probability that a draft token is accepted if those before it are
     target_turn_s: Costs
     drafter_turn_s: Costs
     link_s: float = 0.0001  # one way, between any two processes
-    coordinators: int = 1  # each with its share of the requests
-    coordinator_batch_s: float = 0.0  # of a core, per batch of verdicts that arrives …
-    coordinator_verdict_s: float = 0.0  # … and per verdict
+    coordinators: int = 1  # each has an equal share of the requests
+    coordinator_batch_s: float = 0.0  # per batch of verdicts
+    coordinator_verdict_s: float = 0.0  # per verdict
     seed: int = 0
 
 
@@ -44,23 +43,23 @@ class _Row:
     target: "_Target"
     drafter: "_Drafter | None"
     coordinator: "_Coordinator"
-    left: int  # tokens to commit
-    good: int  # how many next tokens of the drafter's chain are right
+    remaining: int  # tokens to commit
+    right: int  # number of the drafter's next tokens that are right
     committed: int = 0
-    branch: int = 0  # counts the drafter's mistakes: what was drafted before one is void
-    drafted_to: int = 0  # at the target: where its draft ends
+    branch: int = 0  # number of the drafter's mistakes; drafts of earlier branches are void
+    drafted_to: int = 0  # end of the draft at the target
     expects: bool = True  # as TargetRow.expects_drafts
     waiting_since_s: float | None = None
     drafted_at_plan: int = 0
     deadline_s: float = 0.0
-    # at the drafter
+    # State at the drafter.
     known: int = 0
     known_branch: int = 0
     ahead_to: int = 0
 
-    def draft(self, most: int) -> int:
-        """Draft tokens that are there and of use."""
-        return max(0, min(self.drafted_to - self.committed, most, self.left - 1))
+    def draft_length(self, most: int) -> int:
+        """Return the number of draft tokens that can be verified now."""
+        return max(0, min(self.drafted_to - self.committed, most, self.remaining - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class _Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _StepResult:
     row: _Row
     committed: int
     branch: int
@@ -79,7 +78,7 @@ class _Verdict:
 
 
 class _Inbox:
-    """Batches of messages that have arrived, and an event for whoever waits for one."""
+    """Batches of messages that have arrived, and an event for the next one."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -87,7 +86,7 @@ class _Inbox:
         self._arrival = world.env.event()
 
     def deliver(self, batch: list[Any], delay_s: float) -> None:
-        """Let a batch arrive so much later."""
+        """Deliver a batch after a delay."""
         self._world.env.timeout(delay_s).callbacks.append(lambda _: self._arrive(batch))
 
     def _arrive(self, batch: list[Any]) -> None:
@@ -96,19 +95,19 @@ class _Inbox:
             self._arrival.succeed()
 
     def take(self) -> list[list[Any]]:
-        """All that has arrived."""
+        """Return all batches that have arrived."""
         batches, self._batches = self._batches, []
         if self._arrival.triggered:
             self._arrival = self._world.env.event()
         return batches
 
     def arrival(self) -> simpy.Event:
-        """Happens with the next batch, at once if one is there."""
+        """Return the event of the next batch; already triggered if one has arrived."""
         return self._arrival
 
 
 class _Coordinator:
-    """Takes in verdicts, one batch after the other; each costs it time."""
+    """Handles batches of verdicts one after the other, at a cost."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -131,7 +130,7 @@ class _Coordinator:
 
 
 class _Target:
-    """As actors/target/loop.py: one batched turn over all rows, once drafts worth waiting for are there."""
+    """Simulates actors/target/loop.py: waits for drafts while that pays, then runs a turn over all rows."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -140,7 +139,7 @@ class _Target:
         self.busy_s = 0.0
         self._draft_token_s: float | None = None
         self._mean_turn_s = world.scenario.target_turn_s(1, 1)
-        self.arrived = world.env.event()  # of a row, where there was none
+        self.arrived = world.env.event()  # triggered when an idle target gets a row
         world.env.process(self._run())
 
     def _run(self) -> Process:
@@ -159,7 +158,7 @@ class _Target:
         return row.expects and row.deadline_s > self._world.env.now and not self._complete(row)
 
     def _complete(self, row: _Row) -> bool:
-        return row.draft(self._most) >= min(self._most, row.left - 1)
+        return row.draft_length(self._most) >= min(self._most, row.remaining - 1)
 
     @property
     def _most(self) -> int:
@@ -167,7 +166,7 @@ class _Target:
 
     def _turn(self, rows: list[_Row]) -> Process:
         world, most = self._world, self._most
-        drafts = [row.draft(most) for row in rows]
+        drafts = [row.draft_length(most) for row in rows]
         for row, drafted in zip(rows, drafts, strict=True):
             if row.waiting_since_s is not None:
                 self._note_latency(row)
@@ -187,25 +186,25 @@ class _Target:
         self._receive()
         self._plan()
 
-    def _commit(self, row: _Row, drafted: int) -> _Verdict:
-        """Accept what is right; then the target's own token, which may be the drafter's, too."""
+    def _commit(self, row: _Row, drafted: int) -> _StepResult:
+        """Accept the right draft tokens, and add the target's own token, which may equal the drafter's next one."""
         world = self._world
-        accepted = min(drafted, row.good)
-        count = min(accepted + 1, row.left)
+        accepted = min(drafted, row.right)
+        count = min(accepted + 1, row.remaining)
         row.committed += count
-        row.left -= count
-        if row.good >= count:
-            row.good -= count
-        else:  # the drafter would have gone another way
+        row.remaining -= count
+        if row.right >= count:
+            row.right -= count
+        else:  # the drafter made a mistake
             row.branch += 1
-            row.good = world.draw_good()
+            row.right = world.draw_right()
             row.drafted_to = row.committed
         world.committed += count
-        if row.left == 0:
+        if row.remaining == 0:
             self.rows.remove(row)
             if not world.first_end.triggered:
                 world.first_end.succeed()
-        return _Verdict(row, row.committed, row.branch, finished=row.left == 0)
+        return _StepResult(row, row.committed, row.branch, finished=row.remaining == 0)
 
     def _plan(self) -> None:
         """Decide how long to wait for the rows' next drafts."""
@@ -215,7 +214,7 @@ class _Target:
             self._draft_token_s *= _DRIFT
             patience_s = min(_PATIENCE * self._most * self._draft_token_s, patience_s)
         for row in self.rows:
-            row.drafted_at_plan = row.draft(self._most)
+            row.drafted_at_plan = row.draft_length(self._most)
             row.waiting_since_s = None if self._complete(row) or not row.expects else now_s
             row.deadline_s = now_s + patience_s
 
@@ -231,7 +230,7 @@ class _Target:
 
     def _note_latency(self, row: _Row) -> None:
         assert row.waiting_since_s is not None
-        got = max(row.draft(self._most) - row.drafted_at_plan, 0.5)
+        got = max(row.draft_length(self._most) - row.drafted_at_plan, 0.5)
         latency_s = (self._world.env.now - row.waiting_since_s) / got
         row.waiting_since_s = None
         if self._draft_token_s is None:
@@ -240,7 +239,7 @@ class _Target:
 
 
 class _Drafter:
-    """As actors/drafter/loop.py: each turn adds a token to the chains that are not far enough ahead."""
+    """Simulates actors/drafter/loop.py: each turn adds a token to every chain below its lookahead."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -252,22 +251,22 @@ class _Drafter:
     def _run(self) -> Process:
         while True:
             self._receive()
-            wanting = [row for row in self.rows if row.ahead_to < row.known + self._lookahead(row)]
-            if not wanting:
+            drafting = [row for row in self.rows if row.ahead_to < row.known + self._lookahead(row)]
+            if not drafting:
                 yield self.inbox.arrival()
                 continue
-            cost_s = self._world.scenario.drafter_turn_s(len(wanting), len(wanting))
+            cost_s = self._world.scenario.drafter_turn_s(len(drafting), len(drafting))
             self.busy_s += cost_s
             yield self._world.env.timeout(cost_s)
             parcels: dict[_Inbox, list[Any]] = {}
-            for row in wanting:
+            for row in drafting:
                 row.ahead_to += 1
                 parcels.setdefault(row.target.inbox, []).append(_Offer(row, row.known_branch, row.ahead_to))
             for inbox, batch in parcels.items():
                 inbox.deliver(batch, self._world.scenario.link_s)
 
     def _lookahead(self, row: _Row) -> int:
-        """One draft that is being verified, its bonus token, and the next; nothing beyond the answer."""
+        """Return the lookahead: a draft in verification, its bonus token and the next draft, within the answer."""
         γ = self._world.scenario.draft_length(len(row.target.rows) or 1)
         return min(2 * γ + 1 if γ else 0, self._world.scenario.answer_tokens - row.known - 1)
 
@@ -275,7 +274,7 @@ class _Drafter:
         for batch in self.inbox.take():
             for message in batch:
                 row = message.row
-                if isinstance(message, _Verdict):
+                if isinstance(message, _StepResult):
                     if message.branch != row.known_branch:
                         row.ahead_to = message.committed
                     row.known, row.known_branch = message.committed, message.branch
@@ -289,7 +288,7 @@ class World:
         self.scenario = scenario
         self.env = simpy.Environment()
         self.committed = 0
-        self.first_end = self.env.event()  # of an answer
+        self.first_end = self.env.event()  # triggered when the first answer ends
         self._random = random.Random(scenario.seed)
         self.coordinators = [_Coordinator(self) for _ in range(scenario.coordinators)]
         self.targets = [_Target(self) for _ in range(scenario.targets)]
@@ -297,25 +296,25 @@ class World:
         for stream in range(scenario.targets * scenario.streams):
             self._begin(self.coordinators[stream % scenario.coordinators])
 
-    def draw_good(self) -> int:
-        """How many tokens a chain of the drafter's is right for."""
+    def draw_right(self) -> int:
+        """Draw the number of right tokens in a chain of the drafter."""
         probability = self.scenario.acceptance
         if probability in (0.0, 1.0):
             return 0 if probability == 0.0 else self.scenario.answer_tokens
         return int(math.log(1 - self._random.random()) / math.log(probability))
 
     def finish(self, row: _Row) -> None:
-        """An answer has ended: the next request comes to its coordinator."""
+        """End an answer, and start the next request of its coordinator."""
         if row.drafter is not None:
             row.drafter.rows.remove(row)
         self._begin(row.coordinator)
 
     def _begin(self, coordinator: _Coordinator) -> None:
-        """Place a request on the least loaded replicas. Prompts cost nothing: prefill is left out."""
-        target = min(self.targets, key=lambda one: len(one.rows))
+        """Assign a request to the least loaded replicas. Prefill is not simulated."""
+        target = min(self.targets, key=lambda target: len(target.rows))
         drafts = self.drafters and self.scenario.draft_length(1)
-        drafter = min(self.drafters, key=lambda one: len(one.rows)) if drafts else None
-        row = _Row(target, drafter, coordinator, self.scenario.answer_tokens, self.draw_good())
+        drafter = min(self.drafters, key=lambda drafter: len(drafter.rows)) if drafts else None
+        row = _Row(target, drafter, coordinator, self.scenario.answer_tokens, self.draw_right())
         row.expects = drafter is not None
         row.deadline_s = self.env.now
         target.rows.append(row)
@@ -324,15 +323,15 @@ class World:
             target.arrived = self.env.event()
         if drafter is not None:
             drafter.rows.append(row)
-            drafter.inbox.deliver([_Verdict(row, 0, 0, finished=False)], 2 * self.scenario.link_s)
+            drafter.inbox.deliver([_StepResult(row, 0, 0, finished=False)], 2 * self.scenario.link_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to, after its first seconds."""
+    """Results of a run, without the warm-up."""
 
     tokens_per_s: float
-    target_use: float  # the share of the time that targets computed
+    target_use: float  # share of the time in which targets computed
     drafter_use: float
     coordinator_use: float
 
@@ -341,9 +340,9 @@ def simulate(scenario: Scenario, *, seconds: float, warm_up_s: float) -> Outcome
     """Run a scenario. seconds: simulated, after the warm-up."""
     world = World(scenario)
     world.env.run(until=warm_up_s)
-    began = _seen(world)
+    began = _totals(world)
     world.env.run(until=warm_up_s + seconds)
-    tokens, target_s, drafter_s, coordinator_s = (now - then for now, then in zip(_seen(world), began, strict=True))
+    tokens, target_s, drafter_s, coordinator_s = (now - then for now, then in zip(_totals(world), began, strict=True))
     return Outcome(
         tokens / seconds,
         target_s / seconds / scenario.targets,
@@ -353,16 +352,16 @@ def simulate(scenario: Scenario, *, seconds: float, warm_up_s: float) -> Outcome
 
 
 def rate_of_one_round(scenario: Scenario) -> float:
-    """Tokens per second while all streams write their first answers, until the first of them ends."""
+    """Return tokens per second from the start until the first answer ends."""
     world = World(scenario)
     world.env.run(until=world.first_end)
     return world.committed / float(world.env.now)
 
 
-def _seen(world: World) -> tuple[float, float, float, float]:
+def _totals(world: World) -> tuple[float, float, float, float]:
     return (
         float(world.committed),
-        sum(one.busy_s for one in world.targets),
-        sum(one.busy_s for one in world.drafters),
-        sum(one.busy_s for one in world.coordinators),
+        sum(target.busy_s for target in world.targets),
+        sum(drafter.busy_s for drafter in world.drafters),
+        sum(coordinator.busy_s for coordinator in world.coordinators),
     )

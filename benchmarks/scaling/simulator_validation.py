@@ -1,6 +1,6 @@
-"""Real runs to hold the simulator against: a target, a drafter and a coordinator, each in a process of its own.
+"""Real runs to validate the simulator: a target, a drafter and a coordinator, each in a process of its own.
 
-The drafter offers its chain alone, as the simulated one does. Every process has one thread, and the machine more cores.
+The drafter offers only chains, like the simulated one. Every process has one thread and its own core.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from benchmarks.peers.replica import MeasuredReplica, Role
 from decoding.drafts.calibration import RankCalibration
 from decoding.sampling.params import SamplingParams
 
-_Seen = tuple[float, int, Delta]  # when, of which stream, what
+_Event = tuple[float, int, Delta]  # seconds, stream, delta
 
 
 class _FirstOnly(RankCalibration):
@@ -35,7 +35,7 @@ class _FirstOnly(RankCalibration):
 
 
 class ChainReplica(MeasuredReplica):
-    """A loop as in actors/; a drafter offers its chain alone."""
+    """A loop as in actors/, but a drafter offers only chains."""
 
     def _load(self) -> None:
         super()._load()
@@ -45,23 +45,23 @@ class ChainReplica(MeasuredReplica):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One real run, seen from its first moment with all streams running to the last such moment."""
+class MeasuredRun:
+    """One real run, measured while all streams were running."""
 
     streams: int
     draft_length: int
     new_tokens: int  # of each answer
     tokens_per_s: float
-    acceptance: float  # the probability of a draft token to be accepted, if those before it are
+    acceptance: float  # probability that a draft token is accepted if those before it are
     drafted: float  # draft tokens per row and turn
     coordinator_cpu_per_1000_tokens_s: float  # of its thread
-    seconds: float  # that the loops' times are of
+    seconds: float  # in which the loops' times were taken
     target: LoopTimes
     drafter: LoopTimes
 
 
 class _TimedCoordinator:
-    """Counts the processor time of a coordinator's loop."""
+    """Measures the CPU time of a coordinator's loop."""
 
     def __init__(self, link: ConnectingZmqLink) -> None:
         self.coordinator = Coordinator(link)
@@ -79,37 +79,37 @@ class Stage:
     def __init__(self, timed: _TimedCoordinator, target: Child[ChainReplica], drafter: Child[ChainReplica]) -> None:
         self._timed, self._target, self._drafter = timed, target, drafter
 
-    def run(self, prompts: Sequence[list[int]], *, draft_length: int, new_tokens: int) -> Measured:
-        """Answer the prompts, all at the same time, greedily."""
+    def run(self, prompts: Sequence[list[int]], *, draft_length: int, new_tokens: int) -> MeasuredRun:
+        """Answer all prompts concurrently and greedily."""
         drafter = "drafter" if draft_length else None
         endpoint = Endpoint("bench", "target", drafter, draft_length, lambda tokens: "")
         params = SamplingParams(max_tokens=new_tokens, temperature=0)
-        deltas: queue.SimpleQueue[_Seen] = queue.SimpleQueue()
+        deltas: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         cpu_s = self._timed.cpu_s
-        for at, prompt in enumerate(prompts):
-            self._timed.coordinator.submit(Request(endpoint, prompt, params), partial(_note, deltas, at))
-        seen: list[_Seen] = []
-        while len({at for _, at, _ in seen}) < len(prompts):
-            seen.append(_next(deltas))
+        for stream, prompt in enumerate(prompts):
+            self._timed.coordinator.submit(Request(endpoint, prompt, params), partial(_note, deltas, stream))
+        events: list[_Event] = []
+        while len({stream for _, stream, _ in events}) < len(prompts):
+            events.append(_next(deltas))
         self._times()
         began_s = time.perf_counter()
-        while all(delta.finish is None for _, _, delta in seen):
-            seen.append(_next(deltas))
+        while all(delta.finish is None for _, _, delta in events):
+            events.append(_next(deltas))
         target, drafting = self._times()  # while all streams ran
         seconds = time.perf_counter() - began_s
-        while sum(delta.finish is not None for _, _, delta in seen) < len(prompts):
-            seen.append(_next(deltas))
+        while sum(delta.finish is not None for _, _, delta in events) < len(prompts):
+            events.append(_next(deltas))
         cpu_s = self._timed.cpu_s - cpu_s
-        last = [delta.statistics for _, _, delta in seen if delta.finish is not None]
-        accepted, missed = sum(one.accepted for one in last), sum(one.missed for one in last)
-        return Measured(
+        last = [delta.statistics for _, _, delta in events if delta.finish is not None]
+        accepted, missed = sum(stats.accepted for stats in last), sum(stats.missed for stats in last)
+        return MeasuredRun(
             len(prompts),
             draft_length,
             new_tokens,
-            _rate(seen, len(prompts)),
+            _rate(events, len(prompts)),
             accepted / max(1, accepted + missed),
-            sum(one.drafted for one in last) / (sum(one.steps for one in last) - len(last)),
-            1e3 * cpu_s / sum(one.committed for one in last),
+            sum(stats.drafted for stats in last) / (sum(stats.steps for stats in last) - len(last)),
+            1e3 * cpu_s / sum(stats.committed for stats in last),
             seconds,
             target,
             drafting,
@@ -120,29 +120,29 @@ class Stage:
         return target, self._drafter.call(MeasuredReplica.take_times)
 
 
-def _note(deltas: "queue.SimpleQueue[_Seen]", stream: int, delta: Delta) -> None:
+def _note(deltas: "queue.SimpleQueue[_Event]", stream: int, delta: Delta) -> None:
     deltas.put((time.perf_counter(), stream, delta))
 
 
-def _next(deltas: "queue.SimpleQueue[_Seen]") -> _Seen:
-    seen = deltas.get(timeout=120)
-    if seen[2].error is not None:
-        raise seen[2].error
-    return seen
+def _next(deltas: "queue.SimpleQueue[_Event]") -> _Event:
+    events = deltas.get(timeout=120)
+    if events[2].error is not None:
+        raise events[2].error
+    return events
 
 
-def _rate(seen: Sequence[_Seen], streams: int) -> float:
-    """Tokens per second between the last stream's first delta and the first stream's last."""
-    first = [next(at_s for at_s, which, _ in seen if which == stream) for stream in range(streams)]
+def _rate(events: Sequence[_Event], streams: int) -> float:
+    """Return tokens per second from the latest first delta of a stream to the earliest last delta."""
+    first = [next(at_s for at_s, which, _ in events if which == stream) for stream in range(streams)]
     began_s = max(first)
-    ended_s = min(at_s for at_s, _, delta in seen if delta.finish is not None)
-    tokens = sum(len(delta.tokens) for at_s, _, delta in seen if began_s < at_s <= ended_s)
+    ended_s = min(at_s for at_s, _, delta in events if delta.finish is not None)
+    tokens = sum(len(delta.tokens) for at_s, _, delta in events if began_s < at_s <= ended_s)
     return tokens / (ended_s - began_s)
 
 
 @contextlib.contextmanager
 def running(target: ModelSpec, drafter: ModelSpec) -> Iterator[Stage]:
-    """Both models, each in a process, and a coordinator here."""
+    """Start both models in child processes, and a coordinator in this process."""
     with contextlib.ExitStack() as stack:
         children = [Child(partial(_open, role, spec), threads=1) for role, spec in _roles(target, drafter)]
         link = ConnectingZmqLink("bench")

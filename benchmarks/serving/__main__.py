@@ -1,4 +1,4 @@
-"""`make bench-serve`: Consort over HTTP with speculation on and off, and vLLM's server, under `vllm bench serve`.
+"""`make bench-serve`: loads Consort, with speculation on and off, and vLLM's server with `vllm bench serve`.
 
 One interleaved run on one machine; see docs/serving-benchmark.md.
 """
@@ -16,31 +16,31 @@ import click
 from benchmarks.inflated import inflated_target
 from benchmarks.report import write
 from benchmarks.serving.figure import draw
-from benchmarks.serving.findings import OFF, ON, VLLM, Comparison, as_text
-from benchmarks.serving.load import Load, LoadGenerator, Measured
+from benchmarks.serving.findings import OFF, ON, VLLM, LoadComparison, as_text
+from benchmarks.serving.load import Load, LoadGenerator, LoadResult
 from benchmarks.serving.overhead import Overhead, measure_overhead
 from benchmarks.serving.servers import MODEL, VllmServer, make_config, our_server
 from deployments.configuration.config import ServerConfig
 from training.heldout import read_prompts
 
 PROMPTS = Path("models/heldout.jsonl")
-PAIRS = {  # the target, made if need be, and its dtype
+PAIRS = {  # the target, created if needed, and its dtype
     "inflated": (inflated_target, "bfloat16"),
     "bundled": (lambda: Path("models/target"), "float32"),
 }
-_SEED = {"seed": 0}  # of every answer, so that Consort's text is the same with and without speculation
+_SEED = {"seed": 0}  # so that Consort's texts are the same with and without speculation
 
 FOLDER = click.Path(path_type=Path)
 option = partial(click.option, show_default=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
-    """A server, and what its requests say beside the load's own fields."""
+class LoadedServer:
+    """A server, and additional fields of its requests."""
 
     url: str
     extra_body: Mapping[str, object] = field(default_factory=dict)
-    server: VllmServer | None = None  # one that rests while the others are measured
+    server: VllmServer | None = None  # paused while others are measured
 
 
 @click.command()
@@ -51,18 +51,20 @@ class Contestant:
 @option("--drafter-dtype", default="float32")
 @option("--target-threads", default=3)
 @option("--drafter-threads", default=1)
-@option("--inside", is_flag=True, help="The drafter inside the target, with the threads of both.")
-@option("--draft-length", default=6, help="The most draft tokens that a step verifies.")
+@option(
+    "--inside", "colocated", is_flag=True, help="Run the drafter in the target's process, with the threads of both."
+)
+@option("--draft-length", default=6, help="Maximum number of draft tokens per step.")
 @option("--streams", type=int, multiple=True, default=(1, 2, 4, 8, 16, 32), help="Requests at once; may be repeated.")
 @option("--temperature", "temperatures", type=float, multiple=True, default=(0.0,), help="May be repeated.")
 @option("--repetitions", default=3)
 @option("--requests-per-stream", default=2)
 @option("--new-tokens", default=48)
-@option("--overhead-prompts", default=8, help="For what HTTP costs; 0 leaves that out.")
-@option("--vllm-python", type=FOLDER, default=Path(".bench/vllm/bin/python"), help="`make bench-peers` makes it.")
-@option("--vllm/--no-vllm", "with_vllm", default=True, help="Whether vLLM's server takes part.")
-@option("--vllm-threads", type=int, help="Cores to bind vLLM's workers to, by default its own choice: all but one.")
-@option("--output", type=FOLDER, default=Path(".bench/serve.json"), help="A figure goes beside it.")
+@option("--overhead-prompts", default=8, help="Prompts to measure the overhead of HTTP; 0: skip that.")
+@option("--vllm-python", type=FOLDER, default=Path(".bench/vllm/bin/python"), help="Created by `make bench-peers`.")
+@option("--vllm/--no-vllm", "with_vllm", default=True, help="Whether to measure vLLM's server.")
+@option("--vllm-threads", type=int, help="Cores for vLLM's workers; by default all but one.")
+@option("--output", type=FOLDER, default=Path(".bench/serve.json"), help="JSON file; the figure goes beside it.")
 def main(output: Path, **given: Any) -> None:
     """Measure, print, write JSON, and draw."""
     make_target, dtype = PAIRS[given.pop("pair")]
@@ -75,7 +77,10 @@ def main(output: Path, **given: Any) -> None:
     comparisons, overheads = _measure(options, config, output.parent)
     click.echo(f"\n{as_text(comparisons, overheads)}\n")
     settings = asdict(options) | {"server": config.model_dump(mode="json")}
-    findings = {"loads": [asdict(one) for one in comparisons], "http_overhead": [asdict(one) for one in overheads]}
+    findings = {
+        "loads": [asdict(comparison) for comparison in comparisons],
+        "http_overhead": [asdict(overhead) for overhead in overheads],
+    }
     write(output, "benchmarks.serving", settings, **findings)
     draw(comparisons, output.with_suffix(".png"))
     click.echo(f"drawn to {output.with_suffix('.png')}")
@@ -83,7 +88,7 @@ def main(output: Path, **given: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The command's options, named as there."""
+    """Options of the command line."""
 
     target: Path
     drafter: Path
@@ -91,7 +96,7 @@ class Options:
     drafter_dtype: str
     target_threads: int
     drafter_threads: int
-    inside: bool
+    colocated: bool
     draft_length: int
     streams: Sequence[int]
     temperatures: Sequence[float]
@@ -117,21 +122,21 @@ class Options:
             drafter_threads=self.drafter_threads,
             slots=self.slots,
             draft_length=self.draft_length,
-            inside=self.inside,
+            colocated=self.colocated,
         )
 
     def load(self, temperature: float, streams: int, seed: int) -> Load:
-        """seed: chooses the prompts."""
+        """Return a load. seed: of the choice of prompts."""
         requests = streams * self.requests_per_stream
         return Load(PROMPTS, self.target, requests, streams, self.new_tokens, temperature, seed=seed)
 
 
-def _measure(options: Options, config: ServerConfig, folder: Path) -> tuple[list[Comparison], list[Overhead]]:
-    """Start all servers, then load them in turn."""
+def _measure(options: Options, config: ServerConfig, folder: Path) -> tuple[list[LoadComparison], list[Overhead]]:
+    """Start all servers, then load one at a time."""
     with ExitStack() as stack:
         generator = LoadGenerator(options.vllm_python, log=folder / "serve-generator.log")
         stack.enter_context(generator)
-        contestants: dict[str, Contestant] = {}
+        contestants: dict[str, LoadedServer] = {}
         if options.with_vllm:
             vllm = VllmServer(
                 options.vllm_python,
@@ -142,20 +147,26 @@ def _measure(options: Options, config: ServerConfig, folder: Path) -> tuple[list
                 log=folder / "serve-vllm.log",
             )
             click.echo("vLLM's server loads and compiles …")
-            contestants[VLLM] = Contestant(stack.enter_context(vllm).url, server=vllm)
+            contestants[VLLM] = LoadedServer(stack.enter_context(vllm).url, server=vllm)
             stack.callback(vllm.resume)
             vllm.pause()
         click.echo("Consort's server loads …")
         url = stack.enter_context(our_server(config))
-        contestants = {ON: Contestant(url, _SEED), OFF: Contestant(url, _SEED | {"speculate": False}), **contestants}
+        contestants = {
+            ON: LoadedServer(url, _SEED),
+            OFF: LoadedServer(url, _SEED | {"speculate": False}),
+            **contestants,
+        }
         comparisons = _compare(generator, contestants, options)
         return comparisons, list(_overheads(options, config))
 
 
-def _compare(generator: LoadGenerator, contestants: Mapping[str, Contestant], options: Options) -> list[Comparison]:
-    """Every temperature and number of streams, after a warm-up of each contestant with the most streams."""
+def _compare(
+    generator: LoadGenerator, contestants: Mapping[str, LoadedServer], options: Options
+) -> list[LoadComparison]:
+    """Measure all temperatures and numbers of streams, after a warm-up of each server with the most streams."""
 
-    def run(name: str, load: Load) -> Measured:
+    def run(name: str, load: Load) -> LoadResult:
         contestant = contestants[name]
         if contestant.server is None:
             return generator.run(contestant.url, MODEL, load, contestant.extra_body)
@@ -174,23 +185,23 @@ def _compare(generator: LoadGenerator, contestants: Mapping[str, Contestant], op
 
 
 def _repeat(
-    load: Callable[[int], Load], names: Sequence[str], run: Callable[[str, Load], Measured], repetitions: int
-) -> Comparison:
-    """All contestants in every repetition, in turn; every other time the other way round.
+    load: Callable[[int], Load], names: Sequence[str], run: Callable[[str, Load], LoadResult], repetitions: int
+) -> LoadComparison:
+    """Measure all servers in every repetition, in alternating order.
 
-    Each run has prompts of its own: two contestants share a server, which remembers what it has read lately.
+    Each run has its own prompts, because two of the names share a server, which caches prefixes.
     """
-    found: dict[str, list[Measured]] = {name: [] for name in names}
+    results: dict[str, list[LoadResult]] = {name: [] for name in names}
     seeds = itertools.count()
     for repetition in range(repetitions):
         for name in names if repetition % 2 == 0 else reversed(names):
-            found[name].append(run(name, load(next(seeds))))
+            results[name].append(run(name, load(next(seeds))))
     last = load(0)
     rates = ", ".join(
-        f"{name} {' '.join(f'{measured.tokens_per_s:.0f}' for measured in found[name])}" for name in names
+        f"{name} {' '.join(f'{measured.tokens_per_s:.0f}' for measured in results[name])}" for name in names
     )
     click.echo(f"temperature {last.temperature:g}, {last.concurrency} stream(s), tokens/s: {rates}")
-    return Comparison(last.temperature, last.concurrency, found)
+    return LoadComparison(last.temperature, last.concurrency, results)
 
 
 def _overheads(options: Options, config: ServerConfig) -> list[Overhead]:

@@ -1,7 +1,6 @@
-"""Run by the Python of vLLM's own environment: `vllm bench serve`, again and again, without starting it anew each time.
+"""Runs `vllm bench serve` repeatedly in one process of vLLM's own environment. Must not know about Consort.
 
-JSON lines in, each a list of its command-line arguments; JSON lines out, each its result. The first line out is an
-empty object: it can begin. Knows nothing of Consort.
+Input: JSON lines, each a list of command-line arguments. Output: JSON lines, an empty object when ready, then results.
 """
 
 import json
@@ -15,18 +14,18 @@ def main(questions: TextIO, answers: TextIO) -> None:
     from vllm.benchmarks import serve  # type: ignore[import-not-found]  # in the other environment only
     from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found]
 
-    def say(message: dict[str, Any]) -> None:
+    def write(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
     parser = FlexibleArgumentParser()
     serve.add_cli_args(parser)
-    say({})
+    write({})
     for line in questions:
-        say(serve.main(parser.parse_args(json.loads(line))))
+        write(serve.main(parser.parse_args(json.loads(line))))
 
 
 if __name__ == "__main__":
     private = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what it prints goes to the log
+    os.dup2(2, 1)  # vLLM's output goes to the log
     main(sys.stdin, private)

@@ -1,4 +1,4 @@
-"""One HTTP request over a connection of its own, which the client may break at any moment. Knows no client library."""
+"""One HTTP request on its own connection, which the client can break at any moment. Uses no client library."""
 
 import asyncio
 import json
@@ -14,12 +14,12 @@ _READ_BYTES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a client saw. Times are of the monotonic clock."""
+    """A response as its client saw it. Times are on the monotonic clock."""
 
     began_s: float
     ended_s: float
-    first_s: float | None  # of the body's first byte
-    status: int  # 0: the connection broke before there was one
+    first_s: float | None  # arrival of the body's first byte
+    status: int  # 0: the connection broke before a status arrived
     retry_after: str | None
     body: bytes
 
@@ -29,7 +29,7 @@ class Exchange:
 
 
 async def ask(url: str, path: str, body: Mapping[str, object]) -> Exchange:
-    """POST and read to the end."""
+    """POST and read the response to its end."""
     began_s = time.monotonic()
     reader, writer = await _connect(url)
     try:
@@ -48,8 +48,10 @@ async def ask(url: str, path: str, body: Mapping[str, object]) -> Exchange:
     return Exchange(began_s, time.monotonic(), first_s, status, retry_after, b"".join(rest))
 
 
-async def break_off(url: str, path: str, body: Mapping[str, object], *, after_s: float, rng: random.Random) -> None:
-    """POST, or only a part of it, and hang up after a while, politely or with a reset, whatever came until then."""
+async def ask_and_disconnect(
+    url: str, path: str, body: Mapping[str, object], *, after_s: float, rng: random.Random
+) -> None:
+    """POST a request or a part of it, and disconnect after `after_s` seconds, with a close or a reset."""
     try:
         reader, writer = await _connect(url)
         request = _request(url, path, body)
@@ -70,8 +72,8 @@ async def _drain(reader: asyncio.StreamReader) -> None:
 
 
 async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    where = urlsplit(url)
-    return await asyncio.open_connection(where.hostname, where.port)
+    address = urlsplit(url)
+    return await asyncio.open_connection(address.hostname, address.port)
 
 
 def _request(url: str, path: str, body: Mapping[str, object]) -> bytes:
@@ -87,7 +89,7 @@ def _request(url: str, path: str, body: Mapping[str, object]) -> bytes:
 
 
 def _parse(head: bytes) -> tuple[int, str | None]:
-    """The status, and Retry-After."""
+    """Return the status, and Retry-After."""
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return int(first.split()[1]), headers.get("retry-after")

@@ -1,4 +1,4 @@
-"""A real `consort serve`, in a process of its own that ends with the `with` block, and what it uses."""
+"""A real `consort serve` in a child process that ends with the `with` block, and its use of resources."""
 
 import sys
 import time
@@ -19,15 +19,15 @@ from deployments.configuration.config import ServerConfig
 
 _START_S = 120.0
 _POLL_S = 0.1
-_OURS = "ray::ServeReplica:"  # how Ray calls the processes that hold replicas
+_OURS = "ray::ServeReplica:"  # start of the titles of Ray's replica processes
 _PROXY = "ray::ProxyActor"
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What the server holds at one moment."""
+    """Resources that the server holds at one moment."""
 
-    running: int  # requests that have begun
+    running: int  # requests
     waiting: int
     slots: dict[str, int]  # in use or waited for, by replica
     tasks: int  # of the coordinator's event loop
@@ -41,10 +41,10 @@ class Footprint:
 
 
 class ServeProcess(ServerProcess):
-    """Started at once; `with` waits until it is ready."""
+    """A `consort serve` process. `with` waits until it is ready."""
 
     def __init__(self, config: ServerConfig, *, folder: Path) -> None:
-        """folder: for its configuration file and its log."""
+        """folder: for the configuration file and the log."""
         config.http.port = free_port()
         self.url = config.http.url
         self.client = Client(self.url)
@@ -59,19 +59,19 @@ class ServeProcess(ServerProcess):
         )
 
     def footprint(self) -> Footprint:
-        """What it holds now; replicas have told up to a second ago."""
+        """Return the resources in use. Reports of replicas are up to a second old."""
         status, metrics = self.client.document("/v1/status"), self._metrics()
         return Footprint(
             running=status["requests"]["running"],
             waiting=status["requests"]["waiting"],
-            slots={one["name"]: one["running"] + one["waiting"] for one in status["replicas"]},
+            slots={replica["name"]: replica["running"] + replica["waiting"] for replica in status["replicas"]},
             tasks=int(metrics["consort:event_loop_tasks"]),
             open_files=int(metrics["process_open_fds"]),
             resident_mib=self._resident_mib(),
         )
 
     def wait_until_idle(self, timeout_s: float) -> float | None:
-        """Seconds until nothing was in progress; None: that did not come."""
+        """Wait until the server is idle. Returns the seconds; None after the timeout."""
         began_s = time.monotonic()
         while time.monotonic() - began_s < timeout_s:
             if self.footprint().idle:
@@ -93,12 +93,12 @@ class ServeProcess(ServerProcess):
         return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
 
     def _resident_mib(self) -> dict[str, float]:
-        found: dict[str, float] = {}
+        resident_mib: dict[str, float] = {}
         for process in psutil.Process(self.pid).children(recursive=True):
             name = _title(process)
             if name.startswith((_OURS, _PROXY)):
-                found[name.removeprefix(_OURS)] = round(process.memory_info().rss / 2**20, 1)
-        return found
+                resident_mib[name.removeprefix(_OURS)] = round(process.memory_info().rss / 2**20, 1)
+        return resident_mib
 
 
 def _title(process: psutil.Process) -> str:

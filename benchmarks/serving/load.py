@@ -1,4 +1,4 @@
-"""Load over HTTP from a generator that is not ours: `vllm bench serve`, in an environment of its own."""
+"""Load over HTTP from an independent generator, `vllm bench serve`, in its own environment."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _PERCENTILES = "50,99"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked, and how much of it at once."""
+    """Requests of one run, and their concurrency."""
 
     prompts: Path  # one {"prompt": …} per line
     tokenizer: Path
@@ -24,15 +24,15 @@ class Load:
     concurrency: int
     new_tokens: int  # of every answer: no answer ends at EOS
     temperature: float
-    seed: int  # which prompts are drawn, and in what order
+    seed: int  # of the choice and order of prompts
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What the generator saw, times in milliseconds.
+class LoadResult:
+    """Result of one run, times in milliseconds.
 
-    Between events (`itl`) is not between tokens: an event of a speculating server brings all tokens of a step. Time per
-    token is `tpot`, without the first one.
+    `itl` is the time between events: with speculation an event has all tokens of a step. `tpot` is the time per token,
+    without the first one.
     """
 
     concurrency: int
@@ -51,7 +51,7 @@ class LoadGenerator:
     """The generator's process, which ends with the `with` block."""
 
     def __init__(self, python: Path, *, log: Path) -> None:
-        """python: of an environment with vLLM. log: where what it prints goes."""
+        """python: of an environment with vLLM. log: file for the generator's output."""
         self._log_path = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as errors:
@@ -81,8 +81,8 @@ class LoadGenerator:
             self._process.wait()
         self._process.stdout.close()
 
-    def run(self, url: str, model: str, load: Load, extra_body: Mapping[str, object]) -> Measured:
-        """Ask the server at `url` for all of the load; raises RuntimeError if an answer is missing or too short."""
+    def run(self, url: str, model: str, load: Load, extra_body: Mapping[str, object]) -> LoadResult:
+        """Send the load to the server at `url`. Raises RuntimeError if an answer is missing or too short."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(_arguments(url, model, load, extra_body)) + "\n")
         self._process.stdin.flush()
@@ -106,7 +106,7 @@ class LoadGenerator:
 
 
 def _arguments(url: str, model: str, load: Load, extra_body: Mapping[str, object]) -> list[str]:
-    """Arguments of `vllm bench serve`."""
+    """Return the arguments of `vllm bench serve`."""
     options = {
         "--backend": "openai",
         "--base-url": url,
@@ -129,9 +129,9 @@ def _arguments(url: str, model: str, load: Load, extra_body: Mapping[str, object
     return [*(str(part) for pair in options.items() for part in pair), *flags]
 
 
-def _measured(result: Mapping[str, Any], concurrency: int) -> Measured:
+def _measured(result: Mapping[str, Any], concurrency: int) -> LoadResult:
     events = sum(1 + len(gaps) for gaps in result["itls"])
-    return Measured(
+    return LoadResult(
         concurrency,
         tokens_per_s=result["output_throughput"],
         requests_per_s=result["request_throughput"],

@@ -1,8 +1,7 @@
-"""What HTTP costs: one stream through the server, against the same replicas driven by a coordinator in this process.
+"""Overhead of HTTP: one stream through the server, compared with a coordinator in this process on the same replicas.
 
-Both ways reach the same processes of target and drafter over ZeroMQ, in turn, with the same prompt, so that the models'
-time is the same in both. The difference is what lies between a client and a coordinator: HTTP, Serve's proxy, the
-tokenizer, JSON and events.
+The two alternate with the same prompts, so the models' time is the same. The difference is the cost of HTTP, Serve's
+proxy, the tokenizer, JSON and events.
 """
 
 import http.client
@@ -29,14 +28,14 @@ _SWITCH_INTERVAL_S = 0.0005  # as in the server: the coordinator's thread and th
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One answer as its client saw it."""
+    """Times of one answer at its client."""
 
     first_s: float  # until the first token
     rate: float  # tokens per second after the first
 
     @classmethod
-    def of(cls, began_s: float, times_s: Sequence[float], tokens: int) -> "Stream":
-        """times_s: when each piece of the answer came."""
+    def from_times(cls, began_s: float, times_s: Sequence[float], tokens: int) -> "Stream":
+        """Compute the times. times_s: arrival of each delta."""
         return cls(times_s[0] - began_s, (tokens - 1) / (times_s[-1] - times_s[0]))
 
 
@@ -57,9 +56,9 @@ class Overhead:
 def measure_overhead(
     config: ServerConfig, prompts: Sequence[str], *, new_tokens: int, temperature: float, speculate: bool
 ) -> Overhead:
-    """Every prompt both ways, who comes first alternating. The first prompt only warms up.
+    """Measure every prompt both ways, in alternating order. The first prompt is a warm-up.
 
-    The two begin differently, or whoever comes second would find the prompt in a slot of the first.
+    The two prompts start differently, so that the second way does not profit from the prefix cache.
     """
     served = load_endpoints(config)[MODEL]
     pairs: list[tuple[Stream, Stream]] = []
@@ -103,7 +102,7 @@ def _overhead(pairs: Sequence[tuple[Stream, Stream]], speculate: bool) -> Overhe
 
 @contextmanager
 def _coordinator(config: ServerConfig) -> Iterator[tuple[Coordinator, LoopThread]]:
-    """A second coordinator for the server's replicas."""
+    """Start a second coordinator for the server's replicas."""
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     link = ConnectingZmqLink("overhead")
@@ -138,11 +137,11 @@ def _ask_directly(
     for delta in blocking.stream(coordinator, request, thread.check):
         times_s.append(time.perf_counter())
         tokens += len(delta.tokens)
-    return Stream.of(began_s, times_s, tokens)
+    return Stream.from_times(began_s, times_s, tokens)
 
 
 def _ask_over_http(connection: http.client.HTTPConnection, body: CompletionRequest) -> Stream:
-    """The same question to the server, on a connection that is open already."""
+    """Send the request to the server on an open connection."""
     text = body.model_dump_json(exclude_none=True)
     times_s: list[float] = []
     began_s = time.perf_counter()
@@ -156,4 +155,4 @@ def _ask_over_http(connection: http.client.HTTPConnection, body: CompletionReque
         if response.status != http.client.OK:
             raise RuntimeError(f"the server refused: HTTP {response.status}")
     assert body.max_tokens is not None
-    return Stream.of(began_s, times_s, body.max_tokens)
+    return Stream.from_times(began_s, times_s, body.max_tokens)

@@ -1,4 +1,4 @@
-"""A server in a process group of its own, which begins with its construction and ends with the `with` block."""
+"""A server in its own process group, which starts on construction and ends with the `with` block."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ _GRACE_S = 60.0
 
 
 class ServerProcess:
-    """Whoever inherits says how it is started, and when it is ready."""
+    """Base class. Subclasses give the command and a readiness check."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """
-        ready: whether it answers.
-        start_s: how long it may take until then.
+        ready: returns whether the server answers.
+        start_s: maximum seconds until it is ready.
         """
         self._ready, self._start_s, self._log = ready, start_s, log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class ServerProcess:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        """Wait until it answers; raises RuntimeError if it ends before."""
+        """Wait until the server answers. Raises RuntimeError if it ends or takes too long."""
         deadline_s = time.monotonic() + self._start_s
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
@@ -56,7 +56,7 @@ class ServerProcess:
         self._stop()
 
     def pause(self) -> None:
-        """Compute nothing, spin on nothing and poll nothing until `resume`."""
+        """Stop the process group until `resume`."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:

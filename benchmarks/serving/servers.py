@@ -1,4 +1,4 @@
-"""The servers under load: Consort's, started in this process's own Ray, and vLLM's, as a child."""
+"""The servers under load: Consort on this process's own Ray, and vLLM in a child process."""
 
 import os
 import socket
@@ -14,9 +14,9 @@ from benchmarks.serving.server_process import ServerProcess
 from deployments.cluster import serving
 from deployments.configuration.config import ServerConfig, parse_config
 
-MODEL = "bench"  # what every server calls the model
+MODEL = "bench"  # the model's name on every server
 _START_S = 300.0  # vLLM compiles the model before it answers
-_THEIR_OWN_CHOICE = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY_")  # variables not handed on
+_NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY_")  # prefixes of variables
 
 
 def make_config(
@@ -29,18 +29,15 @@ def make_config(
     drafter_threads: int,
     slots: int,
     draft_length: int,
-    inside: bool,
+    colocated: bool,
 ) -> ServerConfig:
-    """What `consort serve` would read from a file, with a slot for every stream. inside: the drafter is, in the target.
-
-    Then the target has the drafter's threads, too.
-    """
+    """Build the server's configuration. colocated: the target's process runs the drafter, with the threads of both."""
     common = {"device": "cpu", "slots": slots}
-    threads = target_threads + drafter_threads * inside
-    of_drafter = {"inside": "target"} if inside else {"threads": drafter_threads, "slots": slots}
+    threads = target_threads + drafter_threads * colocated
+    drafter_options = {"inside": "target"} if colocated else {"threads": drafter_threads, "slots": slots}
     models = {
         "target": {"path": str(target), "dtype": dtype, "threads": threads, **common},
-        "drafter": {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **of_drafter},
+        "drafter": {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **drafter_options},
     }
     endpoint = {"target": "target", "drafter": "drafter", "draft_length": draft_length}
     document = {"models": models, "endpoints": {MODEL: endpoint}, "http": {"port": free_port()}}
@@ -49,13 +46,13 @@ def make_config(
 
 @contextmanager
 def our_server(config: ServerConfig) -> Iterator[str]:
-    """Our server's URL; the server ends with the block."""
+    """Start Consort and yield its URL. The server ends with the block."""
     with serving(config, address=None, verbose=False, watch=lambda progress: None):
         yield config.http.url
 
 
 def replica_addresses(config: ServerConfig) -> list[ReplicaAddress]:
-    """Where a coordinator of this process reaches the running server's own replicas."""
+    """Return the addresses of the running server's replicas."""
     from ray import serve
 
     from deployments.app import APP_NAME, deployment_name
@@ -68,7 +65,7 @@ class VllmServer(ServerProcess):
     """vLLM's OpenAI server over the same checkpoint."""
 
     def __init__(self, python: Path, model: Path, *, dtype: str, slots: int, threads: int | None, log: Path) -> None:
-        """Begins to load at once. threads: cores to bind its workers to; None: its own choice."""
+        """threads: number of cores to bind vLLM's workers to; None: vLLM's default."""
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         options = {
@@ -81,7 +78,7 @@ class VllmServer(ServerProcess):
             "--max-num-seqs": slots,
         }
         arguments = [str(part) for pair in options.items() for part in pair]
-        # Prompts come back in every repetition, and nobody else may remember them either.
+        # Prompts are repeated, and other servers do not cache them either.
         arguments.append("--no-enable-prefix-caching")
         super().__init__(
             [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments],
@@ -93,7 +90,7 @@ class VllmServer(ServerProcess):
 
 
 def free_port() -> int:
-    """A port on loopback that nothing listens on."""
+    """Return a free port on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -109,7 +106,7 @@ def _healthy(url: str) -> bool:
 
 
 def _environment(threads: int | None) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_THEIR_OWN_CHOICE)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
     cores = sorted(os.sched_getaffinity(0))[:threads]
     return inherited | {
         "HF_HUB_OFFLINE": "1",

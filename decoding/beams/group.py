@@ -1,4 +1,4 @@
-"""One group of beams: which continuations stay live, which are finished, and when the search ends.
+"""One group of beams: chooses the continuations that stay live or finish, and ends the search.
 
 The rules are those of transformers' `generate(num_beams=…)`, and with noise those of its beam sampling. Forced words
 use the candidates and banks of dynamic beam allocation (Post and Vilar, arXiv 1804.06609, section 3; Hokamp and Liu,

@@ -1,1 +1,1 @@
-"""Blends of several models' logits, and how an ensemble is configured."""
+"""Ensembles: blends of several models' logits, and their options."""

@@ -19,8 +19,8 @@ class EnsembleOptions:
 
     blend: BlendParams = field(default_factory=BlendParams)
     on_member_failure: Literal["fail", "drop"] = "fail"
-    min_members: int = 1  # leader included; with fewer the request fails in any case
-    member_timeout_s: float = 30.0  # maximum time of a member's answer
+    min_members: int = 1  # leader included; with fewer members the request always fails
+    member_timeout_s: float = 30.0  # maximum time of a member's reply
     member_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the members' logits in messages
     member_top_k: int = 0  # number of logits per position in messages; 0: all
     report_contributions: bool = False  # whether to report each member's contribution to each token
@@ -40,5 +40,5 @@ class EnsembleOptions:
         return self.vocabulary_top_k if self.vocabulary == "topk_union" else 0
 
     def has_quorum(self, present: Sequence[bool]) -> bool:
-        """Whether the members that are present, [M], are enough to start or to go on."""
+        """Whether enough members are present to start or to go on. present: [M]"""
         return all(present) or (self.on_member_failure == "drop" and sum(present) >= self.min_members)

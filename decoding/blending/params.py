@@ -19,8 +19,8 @@ MIN_AMATEUR_TEMPERATURE, MAX_AMATEUR_TEMPERATURE = 0.001, 100
 class BlendParams:
     """How the members' distributions become the target distribution; see decoding/blending/blend.py.
 
-    The first member leads. It is the one of `single`, the gate of `gated` and the expert of `contrastive`, whose
-    amateur is the second.
+    The first member leads: it is the model of `single`, the gate of `gated` and the expert of `contrastive`. The second
+    member is the amateur of `contrastive`.
 
     Raises:
         InvalidRequestError: a value is out of range; the error names the field.

@@ -41,7 +41,7 @@ def keep_candidates(logits: Tensor, candidates: Tensor) -> Tensor:
 def rank_others_below(blended: Tensor, own: Tensor, candidates: Tensor) -> Tensor:
     """Add all other tokens to a blend of candidates, far below them and in the leader's order. Each: [N, V].
 
-    So tokens remain if a request, for instance by its grammar, forbids all candidates.
+    So tokens remain if a request forbids all candidates, for instance by its grammar.
     """
     least = blended.masked_fill(blended == _NEG_INF, torch.inf).amin(dim=-1, keepdim=True)
     others = least - _GAP + own - own.amax(dim=-1, keepdim=True)

@@ -1,1 +1,1 @@
-"""Drafts: the trie of proposals, proposers without a model, how long drafts should be, verification."""
+"""Drafts: the trie of proposals, proposers without a model, draft lengths, verification."""

@@ -1,4 +1,4 @@
-"""Online calibration of a drafter: how probably its best, second and third token are the target's.
+"""Online calibration of a drafter: the probabilities that its best, second and third token are the target's.
 
 Under shared noise the gap between the two best noisy scores predicts this far better than the token's probability
 (docs/experiments.md). Knows nothing of models or rows.
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 RANKS = 3  # ranks that are counted: the best token, the second, the third
 _GAPS = (0.25, 0.5, 1.0, 1.5, 2.25, 3.0, 4.5)  # bounds between the bins
 _DECAY = 0.998  # weight of an observation after the next one in its bin
-_PRIOR_TOKENS = 8.0  # the prior counts as so many observations
+_PRIOR_TOKENS = 8.0  # the prior counts as this many observations
 _MIN_PROBABILITY = 1e-4
-_PRIOR_SHARES = (0.4, 0.2)  # of the probability that the best token is wrong: ranks 1 and 2
+_PRIOR_SHARES = (0.4, 0.2)  # shares of ranks 1 and 2 in the probability that the best token is wrong
 
 
 class RankCalibration:
@@ -30,7 +30,7 @@ class RankCalibration:
         return [max(count / self._observed[index], _MIN_PROBABILITY) for count in self._counts[index]]
 
     def note(self, gap: float, rank: int | None) -> None:
-        """Count a token of the target. rank: where the drafter ranked it; None if not among the first."""
+        """Count a token of the target. rank: the drafter's rank of it; None: beyond the counted ranks."""
         index = bisect(_GAPS, gap)
         self._counts[index] = [_DECAY * count + (r == rank) for r, count in enumerate(self._counts[index])]
         self._observed[index] = _DECAY * self._observed[index] + 1

@@ -6,7 +6,7 @@ A draft token is verified if it raises the expected committed tokens per second,
 
 from collections.abc import Callable, Sequence
 
-_PATIENCE_TOKENS = 16  # how far to search beyond the best count: step costs have plateaus
+_PATIENCE_TOKENS = 16  # search this many tokens beyond the best count, because step costs have plateaus
 
 
 class AcceptanceEstimate:
@@ -76,8 +76,8 @@ def choose_draft_lengths(
         acceptance: [B] probability that a draft token is accepted if those before it are.
         limits: [B] maximum draft tokens of each row.
         step_cost_s: seconds of a step by its number of tokens, the last committed token of each row included.
-        draft_latency_s: seconds to wait per draft token; 0 for drafts that exist already.
-        alternating: drafting and verification alternate, so every draft is waited for.
+        draft_latency_s: seconds to wait per draft token; 0 if the drafts exist already.
+        alternating: drafting and verification alternate, so the target waits for every draft.
 
     Returns:
         [B] draft lengths, none above its limit.
@@ -97,7 +97,7 @@ def choose_draft_lengths(
 
 
 def _wait_probability(acceptance: Sequence[float], limits: Sequence[int], length: int) -> float:
-    """Return the probability that some row's run-ahead does not match the verdict, so that its draft is made anew."""
+    """Return the probability that the verdict contradicts some row's run-ahead, so that its draft is made again."""
     hit = 1.0
     for rate, limit in zip(acceptance, limits, strict=True):
         hit *= rate ** (min(limit, length) + 1) if limit else 1.0

@@ -18,7 +18,7 @@ from decoding.drafts.trie import Draft
 _LONGEST = 16  # longer matches count as matches of this length
 _DECAY = 0.998  # weight of an observation after the next one of its length
 _PRIOR_TOKENS = 8.0  # the prior counts as so many observations
-_MAX_FOLLOWERS = 8  # distinct tokens counted after one context
+_MAX_CONTINUATIONS = 8  # distinct tokens counted after one context
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class NgramOptions:
 
 
 class MatchCalibration:
-    """The probability that a draft token is right, given those above, by the length of the match before it."""
+    """The probability that a draft token is right if those before it are, by the length of the match before it."""
 
     def __init__(self) -> None:
         self._right = [_PRIOR_TOKENS * (1 - 0.7**length) for length in range(_LONGEST + 1)]
@@ -54,7 +54,7 @@ class TextIndex:
     def __init__(self, longest: int) -> None:
         self._longest = longest
         self._ends: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # n-grams that end up to here are in the index
+        self._indexed = 0  # n-grams that end at or before this position are in the index
 
     def update(self, tokens: Sequence[int]) -> None:
         """Index the tokens that are new since the last call."""
@@ -64,7 +64,7 @@ class TextIndex:
         self._indexed = max(self._indexed, len(tokens) - 1)
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return the length of the longest suffix that occurred before, and where it ended last; (0, 0): none did."""
+        """Return the length of the longest suffix that occurred before, and its last end; (0, 0): none did."""
         for length in range(min(self._longest, len(tokens)), 0, -1):
             end = self._ends.get(tuple(tokens[-length:]))
             if end is not None:
@@ -93,8 +93,8 @@ class NgramStore:
         while len(self._counts) > self._capacity:
             self._counts.popitem(last=False)
 
-    def attached_drafters(self, tokens: Sequence[int], count: int) -> tuple[int, list[int]]:
-        """Return the length of the longest known context at the end, and its most frequent attached_drafters."""
+    def continuations(self, tokens: Sequence[int], count: int) -> tuple[int, list[int]]:
+        """Return the length of the longest known context at the end, and the tokens that most often followed it."""
         for length in range(min(self.longest, len(tokens)), 0, -1):
             context = tuple(tokens[-length:])
             counts = self._counts.get(context)
@@ -106,7 +106,7 @@ class NgramStore:
     def _count(self, context: tuple[int, ...], token: int) -> None:
         counts = self._counts.setdefault(context, {})
         self._counts.move_to_end(context)
-        if token not in counts and len(counts) == _MAX_FOLLOWERS:
+        if token not in counts and len(counts) == _MAX_CONTINUATIONS:
             del counts[min(counts, key=counts.__getitem__)]
         counts[token] = counts.get(token, 0) + 1
 
@@ -191,7 +191,7 @@ class NgramProposer:
         return tree.draft
 
     def _look_up(self, tokens: Sequence[int]) -> _Guess:
-        """Copy what followed the match; beyond the end of the text, continue with the draft."""
+        """Copy the tokens after the match; beyond the end of the text, copy from the draft itself."""
         length, end = self._index.match(tokens)
         count = self._draft_length if length else 0
         chain: list[int] = []
@@ -200,15 +200,15 @@ class NgramProposer:
         return _Guess(len(tokens), chain, list(range(length, length + count)), self._calibration)
 
     def _recall(self, tokens: Sequence[int], store: NgramStore) -> _Guess:
-        """Choose the most frequent attached_drafter, token by token."""
+        """Choose the most frequent continuation, token by token."""
         context = list(tokens[-store.longest :])
         chain: list[int] = []
         lengths: list[int] = []
         while len(chain) < self._draft_length:
-            length, attached_drafters = store.attached_drafters(context, 1)
-            if not attached_drafters:
+            length, continuations = store.continuations(context, 1)
+            if not continuations:
                 break
-            chain += attached_drafters
+            chain += continuations
             lengths.append(length)
-            context = [*context, *attached_drafters][-store.longest :]
+            context = [*context, *continuations][-store.longest :]
         return _Guess(len(tokens), chain, lengths, store.calibration)

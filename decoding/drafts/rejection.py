@@ -37,11 +37,11 @@ class Verdict(NamedTuple):
 
     path: list[int]  # indices of the accepted tokens, top down
     own: int
-    rejected: bool  # whether a draft token was; then trie and drafter start anew (docs/verification.md)
+    rejected: bool  # whether a draft token was rejected; then trie and drafter restart (docs/verification.md)
 
 
 def draft_key(seed: int, position: int, fence: int) -> tuple[int, int]:
-    """Return the noise key of a drafter that last started anew when the text was `fence` tokens long."""
+    """Return the noise key of a drafter that last restarted when the text was `fence` tokens long."""
     return noise_key(seed, position, draft_stream(fence))
 
 
@@ -104,9 +104,9 @@ class _DraftToken:
     draft_probs: list[float]  # of these tokens
     target_probs: Tensor = field(default_factory=lambda: torch.empty(0))  # of these tokens; float64, on the host
     ratio: float = 0.0  # target_probs[0] / draft_probs[0]
-    weight: float = 1.0  # p of the parent in arXiv 2403.10444: the share of the target left above
-    remaining: float = 1.0  # p: the share left here
-    probability: float = 1.0  # h: of acceptance, whatever follows
+    weight: float = 1.0  # p of the parent in arXiv 2403.10444: the share of the target that remains there
+    remaining: float = 1.0  # p: the share that remains here
+    probability: float = 1.0  # h: of being accepted, whatever follows
 
     def residual(self) -> tuple[Sequence[int], Sequence[float]]:
         """Return the target's residual after this token's rejection, for the support of its distribution."""
@@ -138,14 +138,14 @@ class _Tree:
         return [start + parent + 1 for parent in self._parents]
 
     def compute_weights(self) -> None:
-        """Compute how much of the target is left at every token, top down."""
+        """Compute the share of the target that remains at every token, top down."""
         for index, node in enumerate(self.nodes):
             if self._continues_block(index):
                 node.weight = self.nodes[self._parents[index]].remaining
             node.remaining = node.probability = min(1.0, node.weight * node.ratio)
 
     def apply_excess(self, excess: Sequence[float]) -> None:
-        """Compute the probability of every token that a block continues after. excess: [K] from `_excess`."""
+        """Compute the acceptance probability of every token whose block goes on. excess: [K] from `_excess`."""
         for index, value in enumerate(excess):
             if self._continues_block(index):
                 parent = self.nodes[self._parents[index]]
@@ -202,7 +202,7 @@ class _Residual:
     def __init__(self) -> None:
         self._scale = 1.0
         self._values: dict[int, float] = {}
-        self._outside = 1.0  # the target's probability of all others
+        self._outside = 1.0  # the target's probability of all other tokens
 
     def probability(self, token: int, target_prob: float) -> float:
         return self._values.get(token, self._scale * target_prob)
@@ -220,7 +220,7 @@ class _Residual:
             self._values = {token: value / total for token, value in self._values.items()}
 
     def weights(self) -> tuple[Sequence[int], Sequence[float]]:
-        """Return tokens and their weights, on the scale of the target's probabilities of all others."""
+        """Return tokens and their weights, on the scale of the target's probabilities of all other tokens."""
         return list(self._values), [value / self._scale for value in self._values.values()]
 
 
@@ -252,7 +252,7 @@ def _gather(probs: Tensor, trees: Sequence[_Tree], starts: Sequence[int]) -> Non
 
 
 def _excess(trees: Sequence[_Tree]) -> list[list[float]]:
-    """Return by how much the rest of the target exceeds the draft, [B][K]: S in arXiv 2403.10444."""
+    """Return the probability mass by which the remaining target exceeds the draft, [B][K]: S in arXiv 2403.10444."""
     nodes = [node for tree in trees for node in tree.nodes]
     if not nodes:
         return [[] for _ in trees]

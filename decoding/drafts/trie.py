@@ -21,7 +21,7 @@ class Distribution(NamedTuple):
     """The distribution of a draft token: k tokens in the order in which the noise draws them, and their probabilities.
 
     Siblings are drawn without replacement, so the n-th sibling is the n-th token. In an offer, an empty distribution
-    stands for the one that was offered before at the same place.
+    stands for the one offered before for the same parent.
     """
 
     tokens: list[int]  # [k]
@@ -104,7 +104,7 @@ class DraftTrie:
         self._room = _NEW_NODES
         self._rejects = rejects
         self._fence = len(committed) if rejects else 0  # offers for earlier positions are refused
-        self.default_probability = 0.5  # of a token offered without one; half of that for its second sibling, …
+        self.default_probability = 0.5  # of a token offered without one; the n-th sibling gets 1/n of it
         self._best: list[int] | None = None  # cached `best_path` without limit; None: out of date
 
     def __bool__(self) -> bool:
@@ -155,7 +155,7 @@ class DraftTrie:
     def _add(
         self, node: _Node | None, depth: int, token: int, probability: float, drawn_from: Distribution | None
     ) -> tuple[_Node | None, int]:
-        """Return the node of a token below `node`, and its depth. Up to depth 0 the token must be the committed one."""
+        """Return the node of a token below `node`, and its depth. At a depth below 0 it must be the committed token."""
         if depth < 0:
             if token != self._committed[depth]:
                 return None, 1

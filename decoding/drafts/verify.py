@@ -18,8 +18,8 @@ def accepted_path(sampled: Sequence[int], draft: Draft) -> tuple[list[int], bool
         draft: [K]
 
     Returns:
-        The indices of the A accepted tokens, top down. The row commits them and then sampled[last index + 1]. And
-        whether a draft token was rejected there: False if there was none.
+        The indices of the A accepted tokens, top down; the row commits them, then sampled[last index + 1].
+        Whether a draft token was rejected after them; False if the draft ends there.
     """
     path: list[int] = []
     last = -1

@@ -1,1 +1,1 @@
-"""Structured output: grammars, their state along a text, and masks."""
+"""Structured output: grammars, their state along a text, token masks."""

@@ -20,7 +20,7 @@ from decoding.sampling.params import Structure, StructureKind
 # Maximum characters. Time and memory of a regular expression, also within a grammar, grow with its length squared.
 MAX_DEFINITION: dict[StructureKind, int] = {"json": 65_536, "choice": 65_536, "grammar": 16_384, "regex": 8_192}
 NO_TOKEN = "no token leads on to a match"
-# JSON may be indented, but a model must not write whitespace for ever, and JSON Schema cannot limit that.
+# JSON may be indented, but endless whitespace must not match. JSON Schema can't express that.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 # A lexer state takes 1 to 2 KiB. Time per step stays at llguidance's own limit, about 20 ms.
 _LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=250_000, verbose_errors=False)
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Grammar:
-    """A structure compiled for one tokenizer. Any number of matchers use it at once, and share its lexer."""
+    """A structure compiled for one tokenizer. Any number of matchers can use it at once; they share its lexer."""
 
     def __init__(self, structure: Structure, tokenizer: LLTokenizer) -> None:
         """Compile. Takes 1 ms for a usual JSON schema, up to 1 s at the size limit; other threads run meanwhile.
@@ -42,7 +42,7 @@ class Grammar:
         """
         self.structure = structure
         self.tokenizer = tokenizer
-        self.is_worn = False  # a matcher failed, perhaps in what all share; then compile the grammar again
+        self.must_recompile = False  # set once a matcher failed, perhaps in the lexer that all matchers share
         notation = _notation(structure)
         try:
             self._matcher = _on_deep_stack(lambda: LLMatcher(tokenizer, notation, log_level=0, limits=_LIMITS))
@@ -82,7 +82,7 @@ class GrammarCompiler:
         """Compile unless cached. The future raises what `Grammar` does. It is shared, so never cancel it."""
         with self._lock:
             future = self._grammars.get(structure)
-            if future is None or (future.done() and (future.exception() is not None or future.result().is_worn)):
+            if future is None or (future.done() and (future.exception() is not None or future.result().must_recompile)):
                 future = self._grammars[structure] = self._pool.submit(Grammar, structure, self._tokenizer)
             self._grammars.move_to_end(structure)
             if len(self._grammars) > self._capacity:
@@ -143,7 +143,7 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
             future.set_result(work())
         except Exception as error:
             future.set_exception(error)
-        except BaseException as error:  # as a panic of the engine is
+        except BaseException as error:  # such as a panic of the engine
             future.set_exception(RuntimeError(repr(error)))
 
     thread = Thread(target=run, name="grammar")

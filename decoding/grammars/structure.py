@@ -55,8 +55,10 @@ class StructureState:
         known, ends = (1 << vocab_size) - 1, _bits(self._ends)
         room = max(self._width, self._matcher_width)
         self._end_mask = _mask(ends & known, room)
-        self._continue_mask = _mask(known & ~ends, room)  # tokens of interest where the answer may not end
-        self._stop_mask = _mask(known & ~_bits(grammar.tokenizer.eos_tokens), room)  # where it may, besides end tokens
+        self._continue_mask = _mask(known & ~ends, room)  # tokens that may follow where the answer may not end
+        self._stop_mask = _mask(
+            known & ~_bits(grammar.tokenizer.eos_tokens), room
+        )  # where it may end, besides end tokens
 
     @property
     def complete(self) -> bool:
@@ -65,17 +67,17 @@ class StructureState:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def error_after(self, index: int) -> InvalidRequestError | None:
-        """Return why no token can follow a draft token (−1: the text), as of the masks computed last.
+        """Return the error if no token can follow a draft token, as of the masks computed last. index −1: the text.
 
         A request that reaches this position must fail: no token fits its grammar, or the grammar is too expensive.
         """
         return self._text_error or self._errors.get(index)
 
     def prune(self, draft: Draft) -> Draft:
-        """The draft without the tokens that break the grammar, and without what follows these or an end token."""
-        return self._guard(lambda: self._pruned(draft), lambda: Draft([], []))
+        """Return the draft without tokens that break the grammar, or come after such a token or an end token."""
+        return self._guard(lambda: self._prune(draft), lambda: Draft([], []))
 
-    def _pruned(self, draft: Draft) -> Draft:
+    def _prune(self, draft: Draft) -> Draft:
         self._catch_up()
         fits = [False] * len(draft.tokens)
         for index, consumed in self._walk(draft):
@@ -103,12 +105,12 @@ class StructureState:
         return masks, [self.error_after(node) for node in nodes]
 
     def _masks(self, draft: Draft, wanted: Collection[int]) -> Tensor:
-        """As `masks`; only those after the wanted places are right."""
+        """Return what `masks` does; only the rows after the `wanted` indices are valid. −1: after the text."""
         ends_only = self._end_mask[: self._width]
-        return self._guard(lambda: self._computed(draft, wanted), lambda: ends_only.repeat(len(draft.tokens) + 1, 1))
+        return self._guard(lambda: self._compute(draft, wanted), lambda: ends_only.repeat(len(draft.tokens) + 1, 1))
 
-    def _guard(self, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """Compute unless the text has left the grammar. A fault of the engine counts as that: it ends one request."""
+    def _guard(self, compute: Callable[[], T], fallback: Callable[[], T]) -> T:
+        """Compute, or return the fallback if the text has left the grammar. An engine error also ends the request."""
         if self._text_error is None:
             try:
                 return compute()
@@ -116,9 +118,9 @@ class StructureState:
                 self._text_error = error
             except Exception as error:
                 self._text_error = structure_error(self._grammar.structure, f"it can't be followed: {error!r}")
-        return otherwise()
+        return fallback()
 
-    def _computed(self, draft: Draft, wanted: Collection[int]) -> Tensor:
+    def _compute(self, draft: Draft, wanted: Collection[int]) -> Tensor:
         self._catch_up()
         self._errors = {}
         masks = torch.zeros(len(draft.tokens) + 1, len(self._end_mask), dtype=torch.int32)
@@ -189,7 +191,7 @@ class StructureState:
         return [token for token in self._tokens[start:] if token not in self._ends]
 
     def _attempt(self, action: Callable[[], T]) -> T:
-        """Run an action of the matcher, again with a new matcher if it fails.
+        """Run an action of the matcher. If it fails, run it again with a new matcher.
 
         Matchers of one grammar share a lexer, and others may have exhausted it.
         """
@@ -211,7 +213,7 @@ class StructureState:
         """Replace the matcher by one at the same position that shares nothing with other requests."""
         if self._renewals < _MAX_RENEWALS:
             self._renewals += 1
-            self._grammar.is_worn = True
+            self._grammar.must_recompile = True
             self._grammar = Grammar(self._grammar.structure, self._grammar.tokenizer)
             self._matcher = self._grammar.matcher()
             self._matcher.try_consume_tokens([*self._text(self._prompt_length), *self._path])

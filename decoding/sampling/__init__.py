@@ -1,1 +1,1 @@
-"""From logits to a token: parameters, processors, noise, stopping, text."""
+"""From logits to tokens: parameters, processors, noise, stop conditions, detokenisation."""

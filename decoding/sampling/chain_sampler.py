@@ -15,7 +15,7 @@ from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import DISTRIBUTION
 from decoding.sampling.shaping import never_needs_shaping
 
-_MIN_BOUND = 64  # of settings; bounds are powers of two, so that few graphs are recorded
+_MIN_BOUND = 64  # lowest bound of a setting; bounds are powers of two, so that few graphs are recorded
 
 
 def can_chain(params: SamplingParams) -> bool:

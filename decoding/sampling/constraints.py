@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from decoding.sampling.history import Position
-from decoding.sampling.token_lists import Span, spans
+from decoding.sampling.token_lists import Span, find_spans
 from decoding.sampling.transfer import copy_to, tensor_on
 
 
@@ -20,7 +20,7 @@ from decoding.sampling.transfer import copy_to, tensor_on
 class AllowedTokens:
     """`allowed_token_ids`: transformers' `prefix_allowed_tokens_fn` with a constant result.
 
-    If all of them are forbidden already, all of them get logit 0.
+    If all allowed tokens are forbidden already, they get logit 0.
     """
 
     spans: Sequence[Span]
@@ -29,12 +29,12 @@ class AllowedTokens:
     def build(
         cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str
     ) -> "AllowedTokens | None":
-        """None if no position has any."""
-        found = spans([position.history.allowed for position in positions], vocab_size, device)
-        return cls(found) if found else None
+        """Build from P positions; None if none has any."""
+        spans = list(find_spans([position.history.allowed for position in positions], vocab_size, device))
+        return cls(spans) if spans else None
 
     def apply_(self, logits: Tensor) -> None:
-        """logits: [P, V]"""
+        """Change logits, [P, V], in place."""
         for start, end, tokens, _ in self.spans:
             rows = logits[start:end]
             kept = rows.index_select(1, tokens)  # [n, E]
@@ -45,7 +45,7 @@ class AllowedTokens:
 def forced_token(position: Position) -> int | None:
     """Return the only token allowed, if any: `forced_bos_token_id` first, `forced_eos_token_id` at max_tokens.
 
-    The latter wins. As in transformers, except that there the former acts only after a prompt of one token.
+    If both apply, the end token wins. In transformers the first one acts only after a prompt of one token.
     """
     params = position.history.params
     if position.answer_length == params.max_tokens - 1 and params.forced_eos_token_id is not None:

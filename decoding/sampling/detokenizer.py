@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"  # what a decoder prints for bytes that are not (yet) a character
 _MIN_CONTEXT = 5  # tokens
-_LONGEST_WINDOW = 96  # tokens; with as many, none for long has ended a character
-_HEAD, _TAIL = 32, 16  # what is kept of a longer one
-_CONTEXT_TOKENS = range(_MIN_CONTEXT, 17)  # of the prompt: as few as begin with a whole character
+_LONGEST_WINDOW = 96  # tokens; a longer window has not ended a character for long, and is shortened
+_HEAD, _TAIL = 32, 16  # tokens kept of a window that is shortened
+_CONTEXT_TOKENS = range(_MIN_CONTEXT, 17)  # of the prompt; the fewest that start a character
 
 
 class Detokenizer:
@@ -17,7 +17,7 @@ class Detokenizer:
     """
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int] = ()) -> None:
-        """decode: ids to text; prompt: tokens before, which are never emitted."""
+        """decode: ids to text. prompt: tokens before the answer, which are never emitted."""
         self._decode = decode
         self._window = _context(decode, prompt)
         self._shown = decode(self._window)  # the certain part of the window's text
@@ -38,10 +38,10 @@ class Detokenizer:
         return new + self._shorten(text) if len(self._window) > _LONGEST_WINDOW else new
 
     def _shorten(self, text: str) -> str:
-        """Leave out the midst of a window that no character ends: special tokens, or bytes that are no text.
+        """Drop the middle of a long window in which no character ends: special tokens, or bytes that are no text.
 
-        What comes depends on the last bytes only, and on whether the text has begun. Returns what becomes certain by
-        it: that those in the midst are no characters. text: the window's.
+        The text that follows depends only on the last bytes, and on whether the text has begun.
+        Returns U+FFFD for the dropped bytes, which can no longer become characters. text: the window decoded.
         """
         kept = self._window[:_HEAD] + self._window[-_TAIL:]
         shown = self._decode(kept)
@@ -55,7 +55,7 @@ class Detokenizer:
         return _INCOMPLETE * decided
 
     def flush(self) -> str:
-        """Return the rest at the end of the text; incomplete characters as the decoder prints them."""
+        """Return the remaining text, with incomplete characters as the decoder prints them."""
         rest = self._decode(self._window)[len(self._shown) :]
         self._window, self._shown, self._cut = [], "", 0
         return rest

@@ -1,4 +1,4 @@
-"""A request's tokens as its processors see them. Knows nothing of logits or batches."""
+"""A request's text as its logits processors see it. Must not know about logits or batches."""
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
@@ -12,11 +12,11 @@ from decoding.sampling.token_lists import TokenSet
 
 
 class History:
-    """The committed text of a request: prompt and answer. Indices of it are built on first use and updated lazily.
+    """The committed text of a request: prompt and answer. Its indices are built on first use and updated lazily.
 
     Args:
-        params: of the request.
-        tokens: shared with their owner, who only appends.
+        params: the request's parameters.
+        tokens: prompt and answer, shared with the owner, who only appends.
         prompt_length: number of prompt tokens.
     """
 
@@ -29,55 +29,55 @@ class History:
         return frozenset(self.params.end_token_ids)
 
     @cached_property
-    def ends(self) -> TokenSet:
-        """The same."""
+    def end_tokens(self) -> TokenSet:
+        """`end_token_ids` as a token set."""
         return TokenSet(self.end_token_ids)
 
     @cached_property
     def biases(self) -> TokenSet:
-        """What is added to which tokens' logits; of a token that is named twice, the later number."""
+        """`logit_bias`. If it names a token twice, the later bias counts."""
         biases = dict(self.params.logit_bias)
         return TokenSet(biases.keys(), biases.values())
 
     @cached_property
     def allowed(self) -> TokenSet:
-        """Tokens outside of which nothing may come; empty: anything may."""
+        """The only tokens allowed; empty: all are."""
         return TokenSet(self.params.allowed_token_ids)
 
     @cached_property
     def suppressed(self) -> TokenSet:
-        """Tokens that may come nowhere."""
+        """Tokens that are forbidden everywhere."""
         return TokenSet(self.params.suppress_tokens)
 
     @cached_property
-    def suppressed_at_first(self) -> TokenSet:
-        """Tokens that may not begin the answer."""
+    def begin_suppressed(self) -> TokenSet:
+        """Tokens that are forbidden at the start of the answer."""
         return TokenSet(self.params.begin_suppress_tokens)
 
     @cached_property
     def bad_tokens(self) -> TokenSet:
-        """Bad words of one token; an end-of-text token alone is none."""
+        """Bad words of one token, without end-of-text tokens."""
         words = self.params.bad_words_ids
         return TokenSet(word[0] for word in words if len(word) == 1 and word[0] not in self.params.eos_token_ids)
 
     @cached_property
     def bad_words(self) -> "WordIndex":
-        """Those of more."""
+        """Bad words of several tokens."""
         return WordIndex(word for word in self.params.bad_words_ids if len(word) > 1)
 
     @cached_property
     def counts(self) -> "TokenCounts":
-        """The counts of the text's distinct tokens."""
+        """The distinct tokens of the text with their counts."""
         return TokenCounts(self.tokens, self.prompt_length)
 
     @cached_property
     def ngrams(self) -> "NgramIndex":
-        """The n-grams of the text, where n is the request's `no_repeat_ngram_size`."""
+        """The n-grams of the text; n is the request's `no_repeat_ngram_size`."""
         return NgramIndex(self.tokens, self.params.no_repeat_ngram_size)
 
 
 class Position(NamedTuple):
-    """The position of a token to sample: after a request's text, or after draft tokens that follow it."""
+    """The position of a token to sample: after the text of a request, or after draft tokens that follow the text."""
 
     history: History
     path: Sequence[int] = ()  # draft tokens after the text
@@ -85,7 +85,7 @@ class Position(NamedTuple):
 
     @property
     def index(self) -> int:  # type: ignore[override]
-        """The absolute position of the token."""
+        """Absolute position of the token."""
         return len(self.history.tokens) + len(self.path)
 
     @property
@@ -100,7 +100,7 @@ class Position(NamedTuple):
 
 
 class TokenCounts:
-    """The distinct tokens of a text, and their counts in the answer."""
+    """The distinct tokens of prompt and answer, and their counts in the answer."""
 
     def __init__(self, tokens: Sequence[int], prompt_length: int) -> None:
         self._text, self._prompt_length, self._end = tokens, prompt_length, 0
@@ -111,7 +111,7 @@ class TokenCounts:
     def with_path(self, path: Sequence[int]) -> "tuple[array[int], array[float]]":
         """Return the U distinct tokens of the text and a path after it, [U], and their counts in the answer, [U].
 
-        Tokens that only the prompt has count 0.
+        A token that occurs in the prompt only has count 0.
         """
         self._catch_up()
         distinct, counts = self._distinct[:], self._counts[:]
@@ -137,34 +137,34 @@ class TokenCounts:
 
 
 class WordIndex:
-    """The last tokens of words, by all tokens before them."""
+    """Finds the tokens that complete a word, given the tokens before."""
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
-        """words: of at least two tokens."""
+        """words: token sequences, each of at least two tokens."""
         self._last: dict[tuple[int, ...], list[int]] = {}
         for *before, last in words:
             self._last.setdefault(tuple(before), []).append(last)
         self._lengths = sorted({len(before) for before in self._last})
 
-    def completing(self, position: Position) -> list[int]:
-        """The tokens that would complete a word at the position."""
+    def last_tokens(self, position: Position) -> list[int]:
+        """Return the tokens that would complete a word at the position."""
         recent = tuple(position.tail(self._lengths[-1])) if self._lengths else ()
         tails = (recent[len(recent) - length :] for length in self._lengths if length <= len(recent))
         return [last for tail in tails for last in self._last.get(tail, ())]
 
 
 class NgramIndex:
-    """The n-grams of a text, by their first n − 1 tokens."""
+    """The last tokens of a text's n-grams, by their first n − 1 tokens."""
 
     def __init__(self, tokens: Sequence[int], size: int) -> None:
         """size: n, at least 1."""
         self._text, self._size, self._end = tokens, size, size - 1
-        self._attached_drafters: dict[tuple[int, ...], set[int]] = {}
+        self._continuations: dict[tuple[int, ...], set[int]] = {}
 
-    def attached_drafters(self, prefix: tuple[int, ...]) -> Collection[int]:
+    def continuations(self, prefix: tuple[int, ...]) -> Collection[int]:
         """Return the tokens that have followed these n − 1 tokens."""
         for end in range(self._end, len(self._text)):
             context = tuple(self._text[end - self._size + 1 : end])
-            self._attached_drafters.setdefault(context, set()).add(self._text[end])
+            self._continuations.setdefault(context, set()).add(self._text[end])
         self._end = max(self._end, len(self._text))
-        return self._attached_drafters.get(prefix, ())
+        return self._continuations.get(prefix, ())

@@ -20,7 +20,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
-    """Return the log-probabilities of tokens, and of the most probable ones instead.
+    """Return the log-probabilities of tokens, and of the most probable alternatives.
 
     Args:
         logits: [N, V] of any float type, after the text before each token.

@@ -18,7 +18,7 @@ from decoding.sampling.params import MAX_SEED
 
 OWN_TOKENS = 0  # the stream of the target's own samples, and of coupled drafters
 ACCEPTANCE = 1  # the stream that decides on acceptance
-_CHOICES = 2  # the stream of seeds of several answers
+_CHOICES = 2  # the stream of the seeds of several answers to one request
 _FIRST_OF_DRAFTS = 3
 
 _MULTIPLIER_1 = 0x21F0AAAD
@@ -73,7 +73,7 @@ def _stream_key(seed: int, stream: int) -> tuple[int, int]:
 
 
 def draft_stream(fence: int) -> int:
-    """Return the stream of a drafter that, after a rejection, started anew when the text had `fence` tokens."""
+    """Return the stream of a drafter that last restarted after a rejection, when the text had `fence` tokens."""
     return _FIRST_OF_DRAFTS + fence
 
 
@@ -90,7 +90,7 @@ def gumbel(keys: Tensor, tokens: int | Tensor) -> Tensor:
 
     Args:
         keys: [N, 2] int32, one `noise_key` per row, on the device of the noise.
-        tokens: V, for ids 0…V−1; or the ids, [V] int32, if tokens draw by those of another vocabulary.
+        tokens: V, for ids 0…V−1; or [V] int32, the ids of another vocabulary whose noise the tokens use.
 
     Returns:
         [N, V] float32, all finite. The upper tail, which decides samples, has full float precision (uniforms near zero

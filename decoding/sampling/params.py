@@ -18,7 +18,7 @@ StructureKind = Literal["json", "regex", "choice", "grammar"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """What every answer must match: a JSON schema, a regular expression, a JSON list of texts, or a Lark grammar."""
+    """A structure that the answer must match: JSON schema, regular expression, JSON list of texts, or Lark grammar."""
 
     kind: StructureKind
     definition: str
@@ -32,11 +32,11 @@ class SamplingParams:
         InvalidRequestError: a value is out of range; the error names the field.
     """
 
-    # The distribution, in the order of the processors. "All tokens" are those of prompt and answer.
+    # The distribution, in the order of the processors.
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, bias
-    repetition_penalty: float = 1.0  # of all tokens; 1: off
-    presence_penalty: float = 0.0  # of the answer's tokens; 0: off
-    frequency_penalty: float = 0.0  # of the answer's tokens, per occurrence; 0: off
+    repetition_penalty: float = 1.0  # on tokens of prompt and answer; 1: off
+    presence_penalty: float = 0.0  # on the answer's tokens; 0: off
+    frequency_penalty: float = 0.0  # on the answer's tokens, per occurrence; 0: off
     no_repeat_ngram_size: int = 0  # no n-gram occurs twice; 0: off
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # forbidden token sequences
     min_tokens: int = 0  # no end token before this length
@@ -63,11 +63,11 @@ class SamplingParams:
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False  # also a stop token
-    max_time_s: float | None = None  # from admission
+    include_stop_str_in_output: bool = False  # applies to stop tokens too
+    max_time_s: float | None = None  # seconds from admission
 
     # Log-probabilities to return, of the model's own distribution.
-    logprobs: int | None = None  # for each answer token, and so many most probable ones; None: off
+    logprobs: int | None = None  # number of most probable tokens beside each answer token; None: off
     prompt_logprobs: int | None = None  # the same for prompt tokens
 
     def __post_init__(self) -> None:
@@ -134,18 +134,18 @@ class SamplingParams:
 
     @property
     def hidden_token_ids(self) -> frozenset[int]:
-        """End tokens that are not part of the text. Made anew each time: keep it."""
+        """End tokens that are not part of the text. Computed at each access."""
         return frozenset(self.eos_token_ids if self.include_stop_str_in_output else self.end_token_ids)
 
     def with_seed(self, seed: int) -> "SamplingParams":
-        """The same but for the seed, at a cost that does not depend on how many tokens are named."""
+        """Return a copy with another seed. Its cost does not depend on the number of tokens that are named."""
         require(0 <= seed <= MAX_SEED, "seed", seed, f"a whole number from 0 to {MAX_SEED}")
         changed = copy.copy(self)
         object.__setattr__(changed, "seed", seed)  # `replace` would check every field again
         return changed
 
     def named_tokens(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """The token ids that the parameters name, by field: to be checked against a vocabulary."""
+        """Yield fields and the token ids that they name, to be checked against a vocabulary."""
         yield "logit_bias", [token for token, _ in self.logit_bias]
         yield "bad_words", [token for word in self.bad_words_ids for token in word]
         for field in ("allowed_token_ids", "suppress_tokens", "begin_suppress_tokens", "stop_token_ids"):

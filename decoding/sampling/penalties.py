@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decoding.sampling.history import Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.token_lists import Entries, Span, TokenLists, spans
+from decoding.sampling.token_lists import Entries, Span, TokenLists, find_spans
 from decoding.sampling.transfer import copy_to
 
 
@@ -26,12 +26,12 @@ class LogitBias:
 
     @classmethod
     def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "LogitBias | None":
-        """None if no position has any."""
-        found = spans([position.history.biases for position in positions], vocab_size, device)
-        return cls(found) if found else None
+        """Build from P positions; None if none has any."""
+        spans = list(find_spans([position.history.biases for position in positions], vocab_size, device))
+        return cls(spans) if spans else None
 
     def apply_(self, logits: Tensor) -> None:
-        """logits: [P, V]"""
+        """Change logits, [P, V], in place."""
         for start, end, tokens, values in self.spans:
             logits[start:end, tokens] += values
 
@@ -40,8 +40,8 @@ class LogitBias:
 class Penalties:
     """Repetition, frequency and presence penalty, in this order.
 
-    The repetition penalty is for tokens of prompt and answer, as in transformers and vLLM: logits below 0 are
-    multiplied by it, others divided (Keskar et al., arXiv 1909.05858, section 4.1). The others are for tokens of the
+    The repetition penalty applies to tokens of prompt and answer, as in transformers and vLLM: it multiplies logits
+    below 0 and divides others (Keskar et al., arXiv 1909.05858, section 4.1). The other two apply to tokens of the
     answer, as in vLLM and OpenAI's API: logit − frequency × count − presence × (count > 0).
     """
 
@@ -77,5 +77,5 @@ class Penalties:
 
 
 def is_penalised(params: SamplingParams) -> bool:
-    """Whether the request has any of the penalties."""
+    """Whether the request has any of the three penalties."""
     return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0

@@ -1,4 +1,4 @@
-"""Logits processors of the distribution to draw from, vectorised over rows with different settings.
+"""Logits processors that shape the distribution, vectorised over rows with different settings.
 
 Each function takes logits [N, V] float32 and one setting per row, and equals transformers' processor of the same name
 on every row. It changes nothing in place and keeps at least one token. Rows for which it is off are left out.

@@ -1,4 +1,4 @@
-"""Logits processors that depend on the text, in the order of transformers' `generate`. Greedy requests have them too.
+"""Logits processors that depend on the text, in the order of transformers' `generate`. They act on greedy requests too.
 
 Bias, penalties, forbidden tokens (repeated n-grams, bad words, early ends), allowed tokens, forced tokens, suppressed
 tokens. Presence and frequency penalty, which `generate` lacks, follow the repetition penalty; grammars come last.
@@ -15,10 +15,10 @@ from decoding.sampling.bans import (
     Bans,
     bad_tokens,
     bad_words,
-    early_ends,
+    begin_suppressed_tokens,
+    early_end_tokens,
     repeated_ngrams,
-    suppressed,
-    suppressed_at_first,
+    suppressed_tokens,
 )
 from decoding.sampling.constraints import AllowedTokens, ForcedTokens, GrammarMasks, forced_token, unpack_bits
 from decoding.sampling.history import History, Position
@@ -58,7 +58,11 @@ def _acts_somewhere(params: SamplingParams) -> bool:
 
 def _acts_here(position: Position) -> bool:
     early = position.answer_length < position.history.params.min_tokens
-    return early or forced_token(position) is not None or bool(suppressed(position) or suppressed_at_first(position))
+    return (
+        early
+        or forced_token(position) is not None
+        or bool(suppressed_tokens(position) or begin_suppressed_tokens(position))
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,10 +83,10 @@ class Shaping:
         steps = (
             LogitBias.build(positions, vocab_size, device),
             Penalties.build(positions, vocab_size, device),
-            Bans.build((repeated_ngrams, bad_words), (bad_tokens, early_ends), positions, vocab_size, device),
+            Bans.build((repeated_ngrams, bad_words), (bad_tokens, early_end_tokens), positions, vocab_size, device),
             AllowedTokens.build(positions, vocab_size, device),
             ForcedTokens.build(positions, vocab_size, device),
-            Bans.build((), (suppressed, suppressed_at_first), positions, vocab_size, device),
+            Bans.build((), (suppressed_tokens, begin_suppressed_tokens), positions, vocab_size, device),
             GrammarMasks.build(positions, device),
         )
         return cls(positions, [step for step in steps if step is not None])
@@ -113,6 +117,6 @@ def _possible(position: Position, vocab_size: int) -> Tensor:
     elif (token := forced_token(position)) is not None:
         possible[token : token + 1] = True
     else:
-        tokens, _ = position.history.allowed.on("cpu", vocab_size)
+        tokens, _ = position.history.allowed.copy_to("cpu", vocab_size)
         possible[tokens] = True
     return possible if possible.any() else ~possible

@@ -1,4 +1,4 @@
-"""When an answer ends: end tokens and length (checked by the target), stop strings (checked by the coordinator)."""
+"""When an answer ends: the target checks end tokens and length, the coordinator checks stop strings."""
 
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -9,13 +9,13 @@ FinishReason = Literal["stop", "length"]
 def cut_at_stop(
     tokens: Sequence[int], generated: int, *, end_token_ids: Collection[int], max_tokens: int
 ) -> tuple[list[int], FinishReason | None]:
-    """The part of a step's tokens that belongs to the text, and why the text ends there, if it does.
+    """Return the tokens of a step that belong to the answer, and the reason if the answer ends with them.
 
     Args:
-        tokens: what the step would commit.
-        generated: how many output tokens were committed before.
-        end_token_ids: after which the text ends; they are committed themselves.
-        max_tokens: most output tokens.
+        tokens: tokens that the step would commit.
+        generated: number of answer tokens committed before.
+        end_token_ids: tokens that end the answer; they are committed too.
+        max_tokens: maximum number of answer tokens.
     """
     kept: list[int] = []
     for token in tokens:
@@ -28,7 +28,7 @@ def cut_at_stop(
 
 
 class StopStrings:
-    """Finds the first stop string in streamed text, and holds back text that could become one."""
+    """Finds the first stop string in streamed text. Holds back text that could be the start of one."""
 
     def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
         """include: keep the stop string in the text."""
@@ -41,7 +41,7 @@ class StopStrings:
         self._held += text
         matches = [(start + len(s), start, s) for s in self._stop if (start := self._held.find(s)) >= 0]
         if matches:
-            end, start, stop = min(matches)  # the first to end, so that the size of the pieces doesn't matter
+            end, start, stop = min(matches)  # the first to end, however the text is split into deltas
             safe, self._held = self._held[: end if self._include else start], ""
             return safe, stop
         keep = self._partial_match()

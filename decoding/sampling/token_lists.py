@@ -1,6 +1,6 @@
-"""Tokens that are named for some of a batch's positions, on their way to a device.
+"""Tokens with values for the positions of a batch, as tensors on a device. Must not know what they are for.
 
-What changes from position to position is gathered flat. What a request names once is made into tensors once.
+`TokenLists` gathers tokens that change from position to position; `TokenSet` holds those that a request names once.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from decoding.sampling.transfer import copy_to
 
 
 class Entries(NamedTuple):
-    """E pairs of a position and a token."""
+    """E pairs of a position and a token, with or without values."""
 
     rows: Tensor  # [E] int64, in 0…P−1
     tokens: Tensor  # [E] int64, in 0…V−1
@@ -23,7 +23,7 @@ class Entries(NamedTuple):
 
 
 class TokenLists:
-    """Collects entries."""
+    """Collects the entries of a batch."""
 
     def __init__(self) -> None:
         self._rows, self._tokens, self._values = array("q"), array("q"), array("f")
@@ -32,13 +32,13 @@ class TokenLists:
         return bool(self._tokens)
 
     def add(self, row: int, tokens: Iterable[int], values: Iterable[float] = ()) -> None:
-        """Add the tokens of a position. All calls give a value per token, or none does."""
+        """Add the tokens of a position. Either every call gives a value for each token, or no call gives any."""
         self._tokens.extend(tokens)
         self._values.extend(values)
         self._rows.extend(array("q", [row]) * (len(self._tokens) - len(self._rows)))
 
     def entries(self, vocab_size: int, device: torch.device | str) -> Entries:
-        """Copy to the device, without ids from `vocab_size` on: a drafter's vocabulary may be smaller."""
+        """Return the entries on the device, without ids from `vocab_size` on: a drafter's vocabulary may be smaller."""
         entries = Entries(
             _tensor(self._rows, torch.int64), _tensor(self._tokens, torch.int64), _tensor(self._values, torch.float32)
         )
@@ -49,28 +49,28 @@ class TokenLists:
 
 
 class TokenSet:
-    """Tokens that a request names for many positions, each with a value, or all without."""
+    """Tokens that a request names for many positions, with a value for each of them or for none."""
 
     def __init__(self, tokens: Iterable[int], values: Iterable[float] = ()) -> None:
         self._tokens = _tensor(array("q", tokens), torch.int64)
         self._values = _tensor(array("f", values), torch.float32)
-        self._known: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+        self._copies: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
 
     def __bool__(self) -> bool:
         return self._tokens.numel() > 0
 
-    def on(self, device: torch.device | str, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """[E] int64 tokens, without those that a vocabulary of this size lacks, and [E] float32 values, or [0]."""
+    def copy_to(self, device: torch.device | str, vocab_size: int) -> tuple[Tensor, Tensor]:
+        """Return [E] int64 tokens below `vocab_size`, and their values: [E] float32, or [0]. Copies are kept."""
         key = str(device), vocab_size
-        if key not in self._known:
+        if key not in self._copies:
             known = self._tokens < vocab_size
             columns = [column[known] if len(column) else column for column in (self._tokens, self._values)]
-            self._known[key] = copy_to(device, columns[0]), copy_to(device, columns[1])
-        return self._known[key]
+            self._copies[key] = copy_to(device, columns[0]), copy_to(device, columns[1])
+        return self._copies[key]
 
 
 class Span(NamedTuple):
-    """Positions next to each other that have the same tokens."""
+    """Adjacent positions that have the same tokens."""
 
     start: int
     end: int  # the position after the last
@@ -78,17 +78,13 @@ class Span(NamedTuple):
     values: Tensor  # [E] float32, or [0] if none were given
 
 
-def spans(sets: Sequence[TokenSet | None], vocab_size: int, device: torch.device | str) -> list[Span]:
-    """From the tokens of each position; None or none: it has none."""
-    return list(_spans(sets, vocab_size, device))
-
-
-def _spans(sets: Sequence[TokenSet | None], vocab_size: int, device: torch.device | str) -> Iterator[Span]:
+def find_spans(sets: Sequence[TokenSet | None], vocab_size: int, device: torch.device | str) -> Iterator[Span]:
+    """Yield the spans of positions that have tokens. sets: [P]; None or an empty set: the position has none."""
     start = 0
     for tokens, group in groupby(sets):
         end = start + sum(1 for _ in group)
         if tokens:
-            yield Span(start, end, *tokens.on(device, vocab_size))
+            yield Span(start, end, *tokens.copy_to(device, vocab_size))
         start = end
 
 

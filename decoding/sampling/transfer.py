@@ -1,4 +1,4 @@
-"""Copies from the host to a device that do not wait for the device: pinned memory, asynchronous copies.
+"""Copies from the host to a device without waiting for the device: pinned memory, asynchronous copies.
 
 A plain `torch.tensor(values, device="cuda")` waits for all kernels launched before.
 """

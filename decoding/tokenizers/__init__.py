@@ -1,1 +1,1 @@
-"""Tokenizers compared: what tokens stand for, and texts across vocabularies."""
+"""Several tokenizers: the bytes of tokens, comparison of vocabularies, translation of texts and logits."""

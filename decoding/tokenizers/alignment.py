@@ -89,7 +89,7 @@ def compare_vocabularies(target: Vocabulary, other: Vocabulary) -> Compatibility
 
 
 def counterparts(vocabulary: Vocabulary, other: Vocabulary) -> Tensor:
-    """Return for each token the other vocabulary's id of the same string, or −1: [V] int64.
+    """Return the other vocabulary's id of each token's string, or −1: [V] int64.
 
     Each of the other's ids occurs at most once, so a permuted distribution stays a distribution.
     """

@@ -6,10 +6,10 @@ from decoding.tokenizers.vocabulary import Vocabulary
 
 
 class CopiedText:
-    """The counterpart of `TextAligner` for such vocabularies. Tokens that the member lacks are left out."""
+    """The counterpart of `TextAligner` for such vocabularies. Leaves out tokens that the member lacks."""
 
     pending = b""  # no bytes wait for the rest of a character
-    fresh = False  # tokens stand for the same at the start of a text
+    fresh = False  # no token changes its meaning at the start of a text
 
     def __init__(self, leader: Vocabulary, member: Vocabulary, tokens: Sequence[int] = ()) -> None:
         """tokens: the text so far, in the member's tokens."""

@@ -1,4 +1,4 @@
-"""Projects a member's logits on its leader's vocabulary, by the bytes that tokens stand for.
+"""Projects a member's logits onto its leader's vocabulary, by the bytes that tokens stand for.
 
 A token that both have keeps its logit. A token that the leader lacks gives its probability to the first token with
 which the leader would write it, if there is one. Knows nothing of models or texts.

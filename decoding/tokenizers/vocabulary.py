@@ -75,11 +75,11 @@ class Vocabulary:
 
     @property
     def spells_any_byte(self) -> bool:
-        """Whether each of the 256 bytes is a token, so that it can write any text."""
+        """Whether each of the 256 bytes is a token, so that any text can be written."""
         return all(bytes([byte]) in self.ids for byte in range(256))
 
     def can_spell(self, data: bytes) -> bool:
-        """Whether it has the bytes as one token, or each of their characters as a token or as single bytes."""
+        """Whether one token has the bytes, or each of their characters is a token or can be written in single bytes."""
         if data in self.ids:
             return True
         characters = [char.encode("utf-8", "surrogateescape") for char in data.decode("utf-8", "surrogateescape")]

@@ -1,4 +1,4 @@
-"""What runs on a GPU needs little more than torch, transformers, accelerate, msgspec and llguidance."""
+"""Programs for GPU machines need little more than torch, transformers, accelerate, msgspec and llguidance."""
 
 import subprocess
 import sys
@@ -12,8 +12,8 @@ BENCHMARK = "from benchmarks.gpu import main; main(['--help'])"
 TESTS = "import pytest; sys.exit(pytest.main(['-c', '/dev/null', '--rootdir=.', '--collect-only', '-q', 'tests/gpu']))"
 
 
-@pytest.mark.parametrize(("program", "said"), [(BENCHMARK, "--cpu-drafter"), (TESTS, "test_a_step_waits_nowhere")])
-def test_what_runs_on_a_gpu_needs_no_serving_packages(program: str, said: str) -> None:
+@pytest.mark.parametrize(("program", "output"), [(BENCHMARK, "--cpu-drafter"), (TESTS, "test_a_step_waits_nowhere")])
+def test_gpu_programs_need_no_serving_packages(program: str, output: str) -> None:
     process = subprocess.run([sys.executable, "-c", WITHOUT + program], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
-    assert said in process.stdout
+    assert output in process.stdout

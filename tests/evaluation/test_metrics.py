@@ -46,9 +46,11 @@ def test_repetition() -> None:
 
 
 def test_fifty_different_tokens_have_the_greatest_entropy() -> None:
-    found = measure(range(50))
-    assert [found.entropy_1, found.entropy_2, found.entropy_3] == pytest.approx([math.log2(n) for n in (50, 49, 48)])
-    assert (found.distinct_1, found.distinct_2, found.repetition) == (1, 1, 0)
+    metrics = measure(range(50))
+    assert [metrics.entropy_1, metrics.entropy_2, metrics.entropy_3] == pytest.approx(
+        [math.log2(n) for n in (50, 49, 48)]
+    )
+    assert (metrics.distinct_1, metrics.distinct_2, metrics.repetition) == (1, 1, 0)
 
 
 def test_likelihood_is_per_token() -> None:

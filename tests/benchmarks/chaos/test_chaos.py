@@ -1,4 +1,4 @@
-"""The fault harness: its links, its judgement, and one run of it in which replicas die and hang in mid-stream."""
+"""The fault harness: its links, its judgement, and a run in which replicas die and hang in mid-stream."""
 
 import signal
 import socket
@@ -16,7 +16,7 @@ from actors.loading.checkpoint import ModelSpec
 from benchmarks.chaos.__main__ import Pauses, as_text, judge
 from benchmarks.chaos.faults import Fault, draw
 from benchmarks.chaos.fleet import Fleet, running_fleet
-from benchmarks.chaos.load import KINDS, Answer, Case, Gap, make_cases
+from benchmarks.chaos.load import KINDS, Case, Gap, Transcript, make_cases
 from benchmarks.chaos.proxy import Relays
 from decoding.sampling.params import SamplingParams
 from tests.support.waiting import wait_until
@@ -46,7 +46,7 @@ def echo() -> Iterator[int]:
 
 
 def ends(peer: socket.socket) -> bool:
-    """Whether the other side has closed the connection, in one way or the other."""
+    """Whether the other side closes or resets the connection."""
     try:
         return peer.recv(100) == b""
     except ConnectionResetError:
@@ -96,20 +96,20 @@ def test_faults_are_drawn_by_seed() -> None:
 def test_the_judge_counts_what_is_lost_and_what_differs_and_times_pauses() -> None:
     endpoint = Endpoint("e", "target", None, 0, lambda tokens: "")
     case = Case("greedy", Request(endpoint, [1], SamplingParams(max_tokens=2), request_id=1))
-    right = Answer("ab", [1, 2], finish="length", gaps=[Gap(99.9, 101.5), Gap(130.0, 131.0)])
-    wrong, lost = Answer("ac", [1, 3], finish="length"), Answer("a", [1], error="UnavailableError: gone")
+    right = Transcript("ab", [1, 2], finish="length", gaps=[Gap(99.9, 101.5), Gap(130.0, 131.0)])
+    wrong, lost = Transcript("ac", [1, 3], finish="length"), Transcript("a", [1], error="UnavailableError: gone")
     faults = [Fault("kill target", "target", 100.0, 0.0), Fault("hang", "target", 103.0, 3.0)]
-    findings = judge([(case, right), (case, wrong), (case, lost)], {1: Answer("ab", [1, 2], finish="length")}, faults)
+    findings = judge(
+        [(case, right), (case, wrong), (case, lost)], {1: Transcript("ab", [1, 2], finish="length")}, faults
+    )
     assert (findings.requests, len(findings.lost), len(findings.differing)) == (3, 1, 1)
-    assert findings.pauses == {
-        "kill of a target": Pauses(1, 1.5, 1.5)
-    }  # the hang came too soon after it to be told apart
+    assert findings.pauses == {"kill of a target": Pauses(1, 1.5, 1.5)}  # the hang came too soon after the kill
     assert "lost       1" in as_text(findings)
 
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    """Two targets and a drafter, in processes of their own."""
+    """Two targets and a drafter, in child processes."""
     spec = ModelSpec(name="target", path=str(TARGET), dtype="float32", device="cpu", slots=2, max_length=512, threads=1)
     drafter = ModelSpec(name="drafter", path="models/drafter", dtype="float32", device="cpu", slots=2, threads=1)
     with running_fleet({"target": ("target", spec, 2), "drafter": ("drafter", drafter, 1)}) as fleet:
@@ -127,12 +127,12 @@ def test_replicas_die_and_hang_in_mid_stream_and_the_text_is_the_same(fleet: Fle
     for count, delta in enumerate(blocking.stream(fleet.coordinator, request, fleet.check)):
         tokens += delta.tokens
         if count == 10:
-            fleet.of("drafter")[0].signal(signal.SIGKILL)
+            fleet.ready("drafter")[0].signal(signal.SIGKILL)
         if count == 20:
-            stopped = fleet.of("target")[0]
+            stopped = fleet.ready("target")[0]
             stopped.signal(signal.SIGSTOP)
         if count == 30 and stopped is not None:
-            fleet.of("target")[1].signal(signal.SIGKILL)
+            fleet.ready("target")[1].signal(signal.SIGKILL)
             stopped.signal(signal.SIGCONT)
     assert tokens == undisturbed
-    wait_until(lambda: sum(post.restarts for post in fleet.posts) == 2, "the dead are replaced")
+    wait_until(lambda: sum(replica.restarts for replica in fleet.replicas) == 2, "the dead are replaced")

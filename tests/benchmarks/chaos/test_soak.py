@@ -1,4 +1,4 @@
-"""The soak test, seconds long and on tiny models: all slots in use, clients that hang up, nothing left behind."""
+"""A soak test of seconds on tiny models: all slots in use, clients that disconnect, no leaks."""
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
@@ -8,7 +8,7 @@ from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import Role
 from benchmarks.chaos.load import Case
-from benchmarks.chaos.soak import Round, Soak, grown, in_this_process, with_beams, with_shared_prefixes
+from benchmarks.chaos.soak import Round, Soak, growth, served_in_process, with_beams, with_shared_prefixes
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.drafts.ngram import NgramOptions
@@ -23,7 +23,7 @@ MODELS: dict[str, tuple[Role, str]] = {
 
 
 def spell(tokens: list[int]) -> str:
-    """Of a beginning, the beginning: so that pieces make the same text however they are cut."""
+    """Decode so that the text of a prefix is a prefix of the text."""
     return "".join(f"{token} " for token in tokens)
 
 
@@ -36,11 +36,11 @@ def cases() -> list[Case]:
         "n-grams": Endpoint("n-grams", "target", None, 4, decode=spell, ngram=NgramOptions()),
         "ensemble": Endpoint("blend", "target", "drafter", 4, decode=spell, members=["member"], ensemble=blend),
     }
-    found: list[Case] = []
+    cases: list[Case] = []
     for kind, endpoint in endpoints.items():
         case = Case(kind, Request(endpoint, [1, 2, 3], SamplingParams(max_tokens=24)))
-        found += with_shared_prefixes(case, count=8, most=70, vocab_size=VOCAB, seed=len(found))
-    return [*found, *(with_beams(case, 2 + at % 2) for at, case in enumerate(found[:6]))]
+        cases += with_shared_prefixes(case, count=8, most=70, vocab_size=VOCAB, seed=len(cases))
+    return [*cases, *(with_beams(case, 2 + index % 2) for index, case in enumerate(cases[:6]))]
 
 
 def packed_runner(family: str) -> Runner:
@@ -55,9 +55,9 @@ def test_a_process_that_grows_late_is_named() -> None:
     def some(drafter_mib: int) -> Round:
         return Round(1, 0, [], 1.0, {}, {"target": 2**30, "drafter": drafter_mib * 2**20}, 1000)
 
-    levelled, _ = grown([some(mib) for mib in (100, 200, 250, 260, 255, 261)])
+    levelled, _ = growth([some(mib) for mib in (100, 200, 250, 260, 255, 261)])
     assert levelled == {"target": 0, "drafter": 1}
-    growing, _ = grown([some(mib) for mib in (100, 120, 140, 160, 180, 200)])
+    growing, _ = growth([some(mib) for mib in (100, 120, 140, 160, 180, 200)])
     assert growing == {"target": 0, "drafter": 40}
 
 
@@ -65,11 +65,11 @@ def test_nothing_is_left_behind_and_every_answer_is_right() -> None:
     runners = {name: packed_runner(family) for name, (_, family) in MODELS.items()}
     replicas = {name: (role, runners[name]) for name, (role, _) in MODELS.items()}
     with Engine(replicas, LoopOptions(prefill_chunk=32)) as engine:
-        soak = Soak(in_this_process(engine, runners), cases(), seed=1)
-        rounds = [soak.round(1.0) for _ in range(4)]
-    assert [one.wrong for one in rounds] == [[]] * 4
-    assert [one.leaked for one in rounds] == [{}] * 4
-    assert all(one.occupancy > 0.5 and one.hung_up > 0 for one in rounds)
-    more_mib, more_objects = grown(rounds)
-    assert more_mib["engine"] < 48  # a busy machine's allocator is no clock: growth without end is more
+        soak = Soak(served_in_process(engine, runners), cases(), seed=1)
+        rounds = [soak.run_round(1.0) for _ in range(4)]
+    assert [result.wrong for result in rounds] == [[]] * 4
+    assert [result.leaked for result in rounds] == [{}] * 4
+    assert all(result.occupancy > 0.5 and result.disconnected > 0 for result in rounds)
+    more_mib, more_objects = growth(rounds)
+    assert more_mib["engine"] < 48  # the allocator's reserves vary on a busy machine; a leak grows more
     assert more_objects < 0.05

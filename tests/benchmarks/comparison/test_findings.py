@@ -1,4 +1,4 @@
-"""Ratios, limits, tables and figure of records that were made up."""
+"""Ratios, limits, tables and figure of made-up records."""
 
 import json
 from dataclasses import asdict, replace
@@ -9,10 +9,10 @@ import torch
 
 from actors.coordinator.request import Statistics
 from actors.loops.thread import LoopTimes
-from benchmarks.comparison.comparison import Comparison
 from benchmarks.comparison.figure import draw
-from benchmarks.comparison.findings import find_doubts, score, speculation, typical
+from benchmarks.comparison.findings import find_doubts, median_times, score, speculation
 from benchmarks.comparison.interleave import Record
+from benchmarks.comparison.run import Comparison
 from benchmarks.comparison.sameness import Sameness, first_difference
 from benchmarks.comparison.tables import as_text
 from benchmarks.peers.contestant import Activity, Contestant, Kind
@@ -47,11 +47,11 @@ def records() -> list[Record]:
 
 
 def comparison() -> Comparison:
-    everyone = records()
+    measured = records()
     sameness = Sameness(texts=3, different=1, share=0.9, largest_gap=0.01)
-    scores = score(everyone, lambda one: sameness if one.contestant.kind != "hf" else None)
-    found = [speculation(one, everyone[3], AGREEMENT, TIMES) for one in everyone[4:]]
-    return Comparison(0.0, 1, scores, found, {"Consort": TIMES}, [{"Consort": TIMES}], ["t_1 is odd"])
+    scores = score(measured, lambda record: sameness if record.contestant.kind != "hf" else None)
+    speculations = [speculation(drafting, measured[3], AGREEMENT, TIMES) for drafting in measured[4:]]
+    return Comparison(0.0, 1, scores, speculations, {"Consort": TIMES}, [{"Consort": TIMES}], ["t_1 is odd"])
 
 
 def test_ratios_are_medians_of_pairs_and_the_best_assisted_is_the_reference() -> None:
@@ -81,28 +81,28 @@ def test_adaptive_drafting_is_held_against_the_best_of_all_limits() -> None:
     assert adaptive.limits.draft_length in (1, 2, 4)
 
 
-def test_the_tables_and_the_json_hold_what_was_found(tmp_path: Path) -> None:
+def test_the_tables_and_the_json_hold_the_findings(tmp_path: Path) -> None:
     text = as_text(comparison())
     assert "Consort, test" in text
     assert "90.0%" in text
-    assert "NOT TO BE BELIEVED, S and S*: t_1 is odd" in text
+    assert "S and S* are unreliable: t_1 is odd" in text
     assert "× best assisted" in text
     path = tmp_path / "deeper" / "found.json"
     write(path, "benchmarks", {"threads": 4}, comparisons=[asdict(comparison())], left_out=["vLLM"])
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert found["options"] == {"threads": 4}
-    assert found["left_out"] == ["vLLM"]
-    scores = found["comparisons"][0]["scores"]
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert result["options"] == {"threads": 4}
+    assert result["left_out"] == ["vLLM"]
+    scores = result["comparisons"][0]["scores"]
     assert scores[4]["activity"]["target"]["steps"] == 10
-    assert found["comparisons"][0]["times"]["Consort"]["target"]["5"] == 0.040
+    assert result["comparisons"][0]["times"]["Consort"]["target"]["5"] == 0.040
 
 
-def test_one_disturbed_repetition_changes_no_time_but_is_told() -> None:
+def test_one_disturbed_repetition_changes_no_time_but_is_reported() -> None:
     disturbed = replace(TIMES, plain=TIMES.plain | {1: 0.216})
     ran = LoopTimes(steps=100, step_s=2.5)
-    assert typical([disturbed, TIMES, TIMES]) == TIMES
+    assert median_times([disturbed, TIMES, TIMES]) == TIMES
     assert find_doubts([{"Consort": TIMES}] * 3, ran) == []
-    assert find_doubts([{"Consort": each} for each in (TIMES, disturbed, TIMES)], ran) == [
+    assert find_doubts([{"Consort": times} for times in (TIMES, disturbed, TIMES)], ran) == [
         "Consort: t_1 went from 30.0 to 216.0 ms"
     ]
 
@@ -120,6 +120,6 @@ def test_the_figure_has_a_panel_per_comparison(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("answer", "at"), [([1, 2, 3], None), ([1, 2, 4], 2), ([0, 2, 3], 0)])
-def test_the_first_difference(answer: list[int], at: int | None) -> None:
-    assert first_difference(answer, [1, 2, 3]) == at
+@pytest.mark.parametrize(("answer", "index"), [([1, 2, 3], None), ([1, 2, 4], 2), ([0, 2, 3], 0)])
+def test_the_first_difference(answer: list[int], index: int | None) -> None:
+    assert first_difference(answer, [1, 2, 3]) == index

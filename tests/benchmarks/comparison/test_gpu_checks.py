@@ -1,4 +1,4 @@
-"""Graphs that compute something else are found out."""
+"""Graphs that compute something else than calls are detected."""
 
 from functools import cache
 
@@ -10,7 +10,7 @@ PROMPTS = [[5, 6, 7], [9, 10, 11, 12]]
 
 
 def runner(*, stale: bool) -> Runner:
-    """stale: its replays give what the first call gave, as those of a graph do that reads the wrong memory."""
+    """stale: replays return the results of the first call, like a graph that reads the wrong memory."""
     made = Runner(tiny_model("llama-gqa"), slots=2, max_length=80, max_query=32)
     made.use_graphs(capture=cache if stale else lambda run: run)
     return made

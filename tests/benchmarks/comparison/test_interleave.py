@@ -9,7 +9,7 @@ from benchmarks.peers.workload import Workload
 
 
 class Recorder:
-    """A host that notes when it was running."""
+    """A host that records whether it is running."""
 
     def __init__(self) -> None:
         self.running = False
@@ -22,7 +22,7 @@ class Recorder:
 
 
 class Echo(Contestant):
-    """Answers with the prompt's first token, and knows who else is running."""
+    """Answers with the prompt's first token, and checks that no other host is running."""
 
     def __init__(self, name: str, kind: Kind, host: Recorder, others: list[Recorder], turns: list[str]) -> None:
         super().__init__(name, "test", kind, [host])
@@ -66,14 +66,14 @@ def test_each_repetition_has_new_prompts_and_begins_with_another_contestant() ->
 
 
 def test_no_repetition_but_the_first_is_begun_when_time_is_up() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     workload = Workload([[10], [11]], new_tokens=1)
-    records = interleave(line_up([]), workload, repetitions=3, prompts=1, report=said.append, until_s=0.0)
+    records = interleave(line_up([]), workload, repetitions=3, prompts=1, report=lines.append, until_s=0.0)
     assert [len(record.tokens_per_s) for record in records] == [1, 1, 1]
-    assert said[-1] == "no time for more than 1 of 3 repetitions"
+    assert lines[-1] == "no time for more than 1 of 3 repetitions"
 
 
-def test_who_cannot_do_it_does_not_take_part() -> None:
+def test_contestants_that_cannot_run_the_workload_are_left_out() -> None:
     workload = Workload([[10], [11]], new_tokens=1, streams=2)
     records = interleave(line_up([]), workload, repetitions=1, prompts=2, report=lambda line: None)
     assert [record.contestant.kind for record in records] == ["hf", "plain"]
@@ -83,4 +83,4 @@ def test_a_workload_is_answered_in_batches_of_as_many_as_there_are_streams() -> 
     workload = Workload([[1], [2], [3]], new_tokens=4, temperature=0.5, streams=2)
     batches = list(workload.batches())
     assert [prompts for prompts, _ in batches] == [[[1], [2]], [[3]]]
-    assert [[one.seed for one in params] for _, params in batches] == [[0, 1], [2]]
+    assert [[prompt_params.seed for prompt_params in params] for _, params in batches] == [[0, 1], [2]]

@@ -1,4 +1,4 @@
-"""Texts that are rolled out for measuring acceptance follow their rule."""
+"""Texts of the acceptance benchmark follow their verification rule."""
 
 from collections.abc import Sequence
 

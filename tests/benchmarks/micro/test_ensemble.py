@@ -1,4 +1,4 @@
-"""What the benchmark of ensembles makes of its measurements."""
+"""The findings of the ensemble benchmark."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from actors.coordinator.request import Statistics
-from benchmarks.micro.ensemble import _findings, _shown
+from benchmarks.micro.ensemble import _as_text, _findings
 from benchmarks.peers.contestant import Activity
 from benchmarks.peers.workload import Text
 from decoding.sampling.params import SamplingParams
@@ -22,7 +22,7 @@ def record(name: str, speeds: list[float], answer: list[int]) -> Any:
 
 
 def test_costs_are_beside_the_slowest_member_of_each_repetition() -> None:
-    found = _findings(
+    findings = _findings(
         [
             record("a alone", [10, 30], [1]),
             record("b alone", [20, 15], [2]),
@@ -30,8 +30,8 @@ def test_costs_are_beside_the_slowest_member_of_each_repetition() -> None:
             record("ensemble, speculated, γ = 4", [20, 20], [3, 4]),
         ]
     )
-    assert [one["cost"] for one in found] == [[1, 0.5], [0.5, 1], [2, 1.5], [0.5, 0.75]]
-    assert found[3]["speed_up"] == [4, 2]
-    assert found[3]["same_text"] is True
-    assert found[3]["acceptance_rate"] == pytest.approx(0.5)
-    assert "3.00 (2.00–4.00)" in _shown(found)
+    assert [finding["cost"] for finding in findings] == [[1, 0.5], [0.5, 1], [2, 1.5], [0.5, 0.75]]
+    assert findings[3]["speed_up"] == [4, 2]
+    assert findings[3]["same_text"] is True
+    assert findings[3]["acceptance_rate"] == pytest.approx(0.5)
+    assert "3.00 (2.00–4.00)" in _as_text(findings)

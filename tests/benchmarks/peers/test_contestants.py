@@ -1,4 +1,4 @@
-"""Every contestant writes what an independent reference writes; speed is not looked at."""
+"""Every contestant writes the text of an independent reference. Speed is not tested."""
 
 import io
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from actors.model.runner import Runner
 from benchmarks.comparison import interleave
-from benchmarks.comparison.comparison import run_comparison
+from benchmarks.comparison.run import run_comparison
 from benchmarks.peers import vllm_worker
 from benchmarks.peers.alternation import Alternation, AlternationContestant
 from benchmarks.peers.contestant import Contestant
@@ -90,7 +90,10 @@ def test_a_whole_comparison(workload: Workload, monkeypatch: pytest.MonkeyPatch)
         assert score.sameness.share == 1.0
         assert score.activity.statistics.committed == 2 * 2 * 17
     assert (comparison.scores[0].sameness is None) == (workload is SAMPLED)
-    assert [found.name for found in comparison.speculations] == ["Consort, γ = 2", "Consort, adaptive, γ ≤ 3"]
+    assert [speculation.name for speculation in comparison.speculations] == [
+        "Consort, γ = 2",
+        "Consort, adaptive, γ ≤ 3",
+    ]
     assert comparison.speculations[0].limits.draft_length == 2
 
 
@@ -110,7 +113,7 @@ def test_the_worker_of_vllm_answers_line_by_line(monkeypatch: pytest.MonkeyPatch
 
         def generate(self, prompts: list[dict[str, list[int]]], params: Any, **options: Any) -> list[Any]:
             ids = [prompt["prompt_token_ids"][:1] * params.max_tokens for prompt in prompts]
-            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(each))]) for each in ids]
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(answer))]) for answer in ids]
 
     fake = SimpleNamespace(LLM=FakeModel, SamplingParams=SimpleNamespace, __version__="0")
     monkeypatch.setitem(sys.modules, "vllm", fake)

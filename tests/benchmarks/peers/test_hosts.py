@@ -1,4 +1,4 @@
-"""Objects in processes of their own: called, paused and ended."""
+"""Objects in child processes: called, paused and ended."""
 
 import os
 import time
@@ -21,7 +21,7 @@ def child() -> Iterator[Child[list[int]]]:
 
 
 def state(pid: int) -> str:
-    """R, S, T (stopped), …"""
+    """Return the state of a process: R, S, T (stopped), …"""
     return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
 
 

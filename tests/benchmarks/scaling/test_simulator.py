@@ -1,4 +1,4 @@
-"""The simulator against what can be worked out by hand. Against real runs `python -m benchmarks.scaling` holds it."""
+"""The simulator against results worked out by hand. `python -m benchmarks.scaling` compares it with real runs."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_hidden_drafts_commit_what_leviathan_et_al_expect(acceptance: float) -> 
 
 
 def test_a_drafter_in_turn_with_its_target() -> None:
-    """If every token differs from the draft, nothing can be run ahead, and patience ends within a turn."""
+    """If every token differs from the draft, no run-ahead is usable, and the target waits at most a turn."""
     outcome = run(acceptance=0.0, drafter_turn_s=lambda rows, tokens: 0.002)
     assert 1 / 0.02 <= outcome.tokens_per_s <= 1 / 0.01
 
@@ -44,8 +44,8 @@ def test_a_drafter_that_is_too_far_away_costs_little() -> None:
 
 
 def test_two_targets_are_twice_one() -> None:
-    one, two = run(streams=4), run(streams=4, targets=2, drafters=2)
-    assert two.tokens_per_s == pytest.approx(2 * one.tokens_per_s, rel=0.05)
+    single, double = run(streams=4), run(streams=4, targets=2, drafters=2)
+    assert double.tokens_per_s == pytest.approx(2 * single.tokens_per_s, rel=0.05)
 
 
 def test_a_coordinator_has_its_limit() -> None:
@@ -72,7 +72,7 @@ def test_costs_lie_on_lines_between_what_was_measured() -> None:
 
 
 def test_one_round_ends_with_its_first_answer() -> None:
-    """100 turns of 10 ms with a token of each row, and the coordinator's way does not count."""
+    """100 turns of 10 ms with a token of each row. The latency of the coordinator does not count."""
     scenario = Scenario(
         streams=4,
         drafters=0,

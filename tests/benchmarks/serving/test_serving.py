@@ -1,12 +1,12 @@
-"""The load benchmark, without a server or a load generator: what it asks for, what it makes of the answers."""
+"""The load benchmark without a server or a load generator: its requests and findings."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.serving.findings import OFF, ON, VLLM, Comparison, as_text
-from benchmarks.serving.load import Load, LoadGenerator, Measured
+from benchmarks.serving.findings import OFF, ON, VLLM, LoadComparison, as_text
+from benchmarks.serving.load import Load, LoadGenerator, LoadResult
 from benchmarks.serving.overhead import Overhead, Stream, _overhead
 
 RESULT = {
@@ -18,7 +18,7 @@ RESULT = {
     "itls": [[0.1, 0.1], [0.1]],
     **{f"p{p}_{name}_ms": float(p) for name in ("ttft", "tpot", "itl") for p in (50, 99)},
 }
-# Stands in for the generator and its environment: answers what it is told to, and notes what it was asked.
+# Stands in for the generator and its environment: returns a prepared result, and records its arguments.
 FAKE_GENERATOR = """#!/usr/bin/env python3
 import sys
 from pathlib import Path
@@ -30,15 +30,15 @@ for line in sys.stdin:
 """
 
 
-def measured(rate: float) -> Measured:
-    return Measured(2, rate, 1.0, 10.0, 20.0, 3.0, 4.0, 5.0, 6.0, 2.5)
+def measured(rate: float) -> LoadResult:
+    return LoadResult(2, rate, 1.0, 10.0, 20.0, 3.0, 4.0, 5.0, 6.0, 2.5)
 
 
 def load() -> Load:
     return Load(Path("p.jsonl"), Path("models/target"), 2, 2, 6, 0.0, seed=3)
 
 
-def ask(folder: Path, result: dict[str, object]) -> Measured:
+def ask(folder: Path, result: dict[str, object]) -> LoadResult:
     python = folder / "python"
     python.write_text(FAKE_GENERATOR, encoding="utf-8")
     python.chmod(0o755)
@@ -48,9 +48,9 @@ def ask(folder: Path, result: dict[str, object]) -> Measured:
 
 
 def test_the_generator_is_asked_and_read(tmp_path: Path) -> None:
-    found = ask(tmp_path, RESULT)
-    assert (found.tokens_per_s, found.ttft_p50_ms, found.itl_p99_ms) == (50.0, 50.0, 99.0)
-    assert found.tokens_per_event == 12 / 5
+    result = ask(tmp_path, RESULT)
+    assert (result.tokens_per_s, result.ttft_p50_ms, result.itl_p99_ms) == (50.0, 50.0, 99.0)
+    assert result.tokens_per_event == 12 / 5
     asked = json.loads((tmp_path / "asked.json").read_text(encoding="utf-8"))
     options = dict(zip(asked[::2], asked[1::2], strict=False))
     assert options["--max-concurrency"] == "2"
@@ -66,17 +66,17 @@ def test_a_run_with_missing_answers_does_not_count(tmp_path: Path, wrong: dict[s
 
 def test_ratios_are_taken_within_repetitions() -> None:
     rates = {ON: [20.0, 40.0, 30.0], OFF: [10.0, 20.0, 30.0], VLLM: [10.0, 10.0, 10.0]}
-    one = Comparison(0.0, 2, {name: [measured(rate) for rate in values] for name, values in rates.items()})
-    assert one.ratio(ON, OFF) == 2.0
-    assert one.spread(ON, OFF) == (1.0, 2.0)
-    text = as_text([one], [Overhead(True, 3, 12.0, 10.0, 2.0, 98.0, 100.0, 0.02)])
+    comparison = LoadComparison(0.0, 2, {name: [measured(rate) for rate in values] for name, values in rates.items()})
+    assert comparison.ratio(ON, OFF) == 2.0
+    assert comparison.spread(ON, OFF) == (1.0, 2.0)
+    text = as_text([comparison], [Overhead(True, 3, 12.0, 10.0, 2.0, 98.0, 100.0, 0.02)])
     for shown in ("2.00", "on / vLLM", "what HTTP costs", "2.0%"):
         assert shown in text
 
 
 def test_overhead_is_compared_prompt_by_prompt() -> None:
     pairs = [(Stream(0.11, 99.0), Stream(0.1, 100.0)), (Stream(0.23, 48.0), Stream(0.2, 50.0))]
-    found = _overhead([*pairs, pairs[0]], speculate=True)
-    assert found.added_first_ms == pytest.approx(10.0)
-    assert found.lost_rate == pytest.approx(0.01)
-    assert Stream.of(1.0, [1.5, 2.0, 2.5], 9) == Stream(0.5, 8.0)
+    result = _overhead([*pairs, pairs[0]], speculate=True)
+    assert result.added_first_ms == pytest.approx(10.0)
+    assert result.lost_rate == pytest.approx(0.01)
+    assert Stream.from_times(1.0, [1.5, 2.0, 2.5], 9) == Stream(0.5, 8.0)

@@ -91,7 +91,7 @@ def test_wide_beams_find_the_best_of_all_texts_that_have_the_words(words: Words,
 
 @pytest.mark.parametrize("words", CASES, ids=str)
 def test_a_few_beams_find_texts_that_have_the_words(words: Words) -> None:
-    """The search is never better than the best of all texts, and mostly equal."""
+    """The search is never better than the best of all texts, and mostly as good."""
     optimal = 0
     for seed in range(20):
         world = random_world(100 + seed, 4)

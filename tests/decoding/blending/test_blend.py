@@ -18,7 +18,7 @@ from tests.support.properties import repeatable
 
 Position = tuple[BlendParams, Sequence[bool]]
 
-LEAST = -1e3  # the log-probability of what the amateur rules out
+LEAST = -1e3  # the log-probability of tokens that the amateur rules out
 KINDS = ["single", "mixture", "product", "vote", "gated"]
 
 
@@ -93,11 +93,11 @@ def reference(params: BlendParams, present: Sequence[bool], members: Sequence[Se
             return vote_reference(logits, weights)
 
 
-def assert_same_distribution(found: Tensor, expected: Sequence[Sequence[float]]) -> None:
+def assert_same_distribution(blended: Tensor, expected: Sequence[Sequence[float]]) -> None:
     """Compare logits, both [N, V]."""
-    assert not found.isnan().any()
+    assert not blended.isnan().any()
     want = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(found.double().log_softmax(-1), want.log_softmax(-1), atol=2e-4, rtol=1e-5)
+    torch.testing.assert_close(blended.double().log_softmax(-1), want.log_softmax(-1), atol=2e-4, rtol=1e-5)
 
 
 @st.composite
@@ -149,7 +149,7 @@ def test_each_position_has_its_own_blend(data: st.DataObject, members: int, posi
         reference(params, present, logits[:, i].double().tolist()) for i, (params, present) in enumerate(settings)
     ]
     for i, (_, present) in enumerate(settings):
-        logits[[m for m, there in enumerate(present) if not there], i] = math.nan  # what a dead member left behind
+        logits[[m for m, there in enumerate(present) if not there], i] = math.nan  # logits of an absent member
     kept = logits.clone()
     assert_same_distribution(blend(logits, BlendBatch.build(settings)), expected)
     torch.testing.assert_close(logits, kept, rtol=0, atol=0, equal_nan=True)

@@ -65,38 +65,38 @@ def test_a_store_counts_what_followed(texts: list[tuple[list[int], int]], longes
             for length in range(1, min(longest, index) + 1):
                 counts[tuple(text[index - length : index])][text[index]] += 1
     known = [n for n in range(min(longest, len(context)), 0, -1) if tuple(context[-n:]) in counts]
-    length, attached_drafters = store.attached_drafters(context, 2)
+    length, continuations = store.continuations(context, 2)
     assert length == (known[0] if known else 0)
     if known:
         of_context = counts[tuple(context[-length:])]
-        assert sorted(of_context.values(), reverse=True)[:2] == [of_context[token] for token in attached_drafters]
-        assert len(set(attached_drafters)) == len(attached_drafters)
+        assert sorted(of_context.values(), reverse=True)[:2] == [of_context[token] for token in continuations]
+        assert len(set(continuations)) == len(continuations)
 
 
 def test_a_store_forgets_what_was_used_longest_ago() -> None:
     store = NgramStore(1, capacity=3)
     for token in (1, 2, 3):
         store.add([token, 100 + token], 1)
-    assert store.attached_drafters([1], 1) == (1, [101])
+    assert store.continuations([1], 1) == (1, [101])
     store.add([4, 104], 1)
     assert len(store) == 3
-    assert store.attached_drafters([2], 1) == (0, [])
-    assert store.attached_drafters([1], 1) == (1, [101])
+    assert store.continuations([2], 1) == (0, [])
+    assert store.continuations([1], 1) == (1, [101])
 
 
 def test_a_flood_of_followers_is_bounded_and_the_frequent_stay() -> None:
     store = NgramStore(1)
     for token in range(1000):
         store.add([7, 1, 7, token], 1)
-    assert store.attached_drafters([7], 1000)[1][0] == 1
-    assert len(store.attached_drafters([7], 1000)[1]) <= 8
+    assert store.continuations([7], 1000)[1][0] == 1
+    assert len(store.continuations([7], 1000)[1]) <= 8
 
 
 def test_answers_are_shared_and_prompts_are_not() -> None:
     store = NgramStore(2)
     first = NgramProposer(2, store=store)
     first.propose([1, 2, 3])
-    assert not store.attached_drafters([1], 1)[0]
+    assert not store.continuations([1], 1)[0]
     first.propose([1, 2, 3, 4, 5])
     assert NgramProposer(2, store=store, draft_length=2).propose([9, 3]).tokens == [4, 5]
 

@@ -1,4 +1,4 @@
-"""Rejection sampling against the papers' formulas, written down once more with whole distributions and plain loops."""
+"""Rejection sampling against the papers' formulas, computed on full distributions in plain loops."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def dense(distribution: Distribution | None, token: int) -> Tensor:
 
 
 class PlainRow:
-    """One row, token by token. It shares only the noise with the code under test."""
+    """Verifies one row token by token. It shares only the noise with the code under test."""
 
     def __init__(self, row: RejectionRow, probs: Tensor) -> None:
         """probs: [K + 1, V]"""
@@ -42,7 +42,7 @@ class PlainRow:
         return [index for index, parent in enumerate(self.draft.parents) if parent == last]
 
     def block(self) -> tuple[list[int], int, bool]:
-        """Algorithm 2 of arXiv 2403.10444, of a chain."""
+        """Verify a chain: algorithm 2 of arXiv 2403.10444."""
         remaining, count, residual = 1.0, 0, (self.target[0] - self.drawn_from[0]).clamp(min=0)
         for i, token in enumerate(self.draft.tokens, start=1):
             remaining = min(remaining * float(self.target[i - 1, token] / self.drawn_from[i - 1][token]), 1.0)
@@ -57,7 +57,7 @@ class PlainRow:
         return list(range(count)), self.own(residual, count), count < len(self.draft.tokens)
 
     def classical(self) -> tuple[list[int], int, bool]:
-        """Siblings one by one, each against the residual of the draft's distribution."""
+        """Verify siblings one by one, each against the residual of the draft's distribution."""
         path: list[int] = []
         last = -1
         while below := self.children(last):
@@ -81,7 +81,7 @@ class PlainRow:
 
 @st.composite
 def rows(draw_: st.DrawFn, *, chain: bool) -> tuple[RejectionRow, Tensor]:
-    """A draft whose tokens were drawn or not, and [K + 1, V] target probabilities, some of them 0."""
+    """Make a draft of tokens that were drawn or not, and [K + 1, V] target probabilities, some of them 0."""
     generator = torch.Generator().manual_seed(draw_(st.integers(0, 2**32)))
     k = draw_(st.integers(1, 5))
     seed = draw_(st.integers(0, 2**40))

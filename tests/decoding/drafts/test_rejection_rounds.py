@@ -1,4 +1,4 @@
-"""Many steps of rejection sampling with a drafter that runs ahead: what survives a verdict must not bias what follows.
+"""Many steps of rejection sampling with a drafter that runs ahead: drafts that survive a verdict cause no bias.
 
 The models are Markov chains over three tokens. There are more than 200 000 draws, with fixed seeds.
 """
@@ -18,7 +18,7 @@ TARGET = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
 DRAFTER = torch.tensor([[0.3, 0.3, 0.4]] * VOCAB)  # the same noise gives the same token, whatever comes before
 LEAST_P = 1e-8
 ROWS, LENGTH = 1500, 81
-LOOK_UP = [1, 2, 0]  # what is drafted without a draw after each token
+LOOK_UP = [1, 2, 0]  # the token drafted by look-up after each token
 
 
 class Row:
@@ -77,7 +77,7 @@ def step(rows: list[Row], length: int) -> None:
 
 
 def simulate() -> list[Row]:
-    """Texts, with drafts and lookaheads of changing lengths, some drafts looked up, and some steps without any."""
+    """Generate texts with drafts and lookaheads of changing lengths, some looked up, and steps without drafts."""
     rows = [Row(seed) for seed in range(ROWS)]
     turn = 0
     while active := [row for row in rows if len(row.tokens) <= LENGTH]:
@@ -108,7 +108,7 @@ def rows() -> list[Row]:
 
 
 def test_every_position_is_a_sample(rows: list[Row]) -> None:
-    """Pairs of tokens given the one before, all over the texts; false alarm 3e-8."""
+    """Pairs of tokens given the token before, all over the texts; false alarm 3e-8."""
     texts = torch.tensor([row.tokens[: LENGTH + 1] for row in rows])
     assert texts[:, 1:].numel() > 120_000  # and each verified draft token is one more draw
     assert p_of_pairs(texts[:, : LENGTH - LENGTH % 2 + 1].unfold(1, 3, 2).flatten(0, 1)) > LEAST_P

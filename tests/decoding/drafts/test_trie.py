@@ -1,4 +1,4 @@
-"""The trie against a naive model: a set of offered paths, filtered by what was committed."""
+"""The trie against a naive model: a set of offered paths, filtered by the committed text."""
 
 import math
 from itertools import combinations

@@ -10,7 +10,7 @@ from tests.support.properties import repeatable
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """The target's tokens [B][K + 1], drafts [B][K] and their lengths; few tokens, so that many agree."""
+    """Draw the target's tokens [B][K + 1], drafts [B][K] and their lengths; few tokens, so that many agree."""
     rows, k = draw(st.integers(1, 5)), draw(st.integers(0, 6))
     tokens = st.integers(0, 2)
     sampled = draw(st.lists(st.lists(tokens, min_size=k + 1, max_size=k + 1), min_size=rows, max_size=rows))

@@ -104,7 +104,7 @@ def test_large_ones_compile_in_seconds(kind: StructureKind, definition: str) -> 
 
 
 class _Panic(BaseException):
-    """As a panic of the engine, which is written in Rust, shows."""
+    """Stands in for a panic of the engine, which is written in Rust."""
 
 
 @pytest.mark.timeout(20)

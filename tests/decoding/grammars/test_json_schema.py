@@ -54,7 +54,7 @@ def test_numbers_keep_to_their_bounds(
     try:
         grammar = Grammar(Structure(kind="json", definition=json.dumps(schema)), tokenizer())
     except InvalidRequestError:
-        return  # nothing is inside
+        return  # no number is within the bounds
     for text in {text for end in (low, high) if math.isfinite(end) for text in near(end)}:
         value = float(text)
         above = low < value or (value == low and not low_open)

@@ -1,4 +1,4 @@
-"""Forbidden tokens, in batches of different settings, against transformers' processors; end tokens as vLLM has them."""
+"""Forbidden tokens, in batches of different settings, against transformers' processors; end tokens as in vLLM."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,10 +21,10 @@ from decoding.sampling.bans import (
     Bans,
     bad_tokens,
     bad_words,
-    early_ends,
+    begin_suppressed_tokens,
+    early_end_tokens,
     repeated_ngrams,
-    suppressed,
-    suppressed_at_first,
+    suppressed_tokens,
 )
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
@@ -43,7 +43,7 @@ THEIRS: dict[str, Callable[[Any, int], LogitsProcessor]] = {
 
 
 def banned(positions: list[Position], logits: Tensor) -> Tensor:
-    lasting = (bad_tokens, early_ends, suppressed, suppressed_at_first)
+    lasting = (bad_tokens, early_end_tokens, suppressed_tokens, begin_suppressed_tokens)
     bans = Bans.build((repeated_ngrams, bad_words), lasting, positions, logits.shape[-1], "cpu")
     if bans:
         bans.apply_(logits)

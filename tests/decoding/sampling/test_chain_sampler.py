@@ -1,4 +1,4 @@
-"""Rows sampled in tensors of fixed shapes get the scores that decoding/sampling/sampler.py gives them."""
+"""Rows sampled in tensors of fixed shapes get the same scores as in decoding/sampling/sampler.py."""
 
 import torch
 from hypothesis import given

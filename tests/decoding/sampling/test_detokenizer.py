@@ -67,7 +67,7 @@ def test_only_a_short_window_is_decoded() -> None:
 
 @pytest.mark.parametrize("endless", ["𐍈", "a𐍈"])
 def test_the_window_stays_short_where_no_character_ever_ends(endless: str) -> None:
-    """Of a character that takes several bytes, without the last, again and again; and then some text."""
+    """Many incomplete characters, each without its last byte, then some text."""
     longest = 0
 
     def watched(tokens: list[int]) -> str:
@@ -84,7 +84,7 @@ def test_the_window_stays_short_where_no_character_ever_ends(endless: str) -> No
 
 
 def test_tokens_without_text_are_not_read_again_and_again() -> None:
-    """As special tokens, which decoders skip. What follows them keeps its space: the text has begun before them."""
+    """Special tokens, for instance, which decoders skip. The next token keeps its space: the text began before."""
     tokenizer = sentencepiece_tokenizer()
     (end,) = tokenizer.encode("</s>", add_special_tokens=False).ids
     words = tokenizer.encode("the cat").ids

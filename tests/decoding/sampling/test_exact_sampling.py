@@ -20,7 +20,7 @@ from tests.support.chi_square import count, p_value
 
 VOCAB = 3
 START = 0  # the token before the draft
-POSITION = 10  # of the first draft token
+POSITION = 10  # absolute, of the first draft token
 TARGET = torch.tensor([[0.5, 0.2, 0.3], [0.25, 0.6, 0.15], [0.15, 0.35, 0.5]])
 DRAFTER = torch.tensor([[0.2, 0.6, 0.2], [0.4, 0.3, 0.3], [0.1, 0.2, 0.7]])
 LEAST_P = 1e-8

@@ -39,7 +39,7 @@ def test_followers_are_those_of_the_whole_text(prompt: list[int], steps: list[li
         ngrams = {tuple(text[start : start + size]) for start in range(len(text) - size + 1)}
         for prefix in {ngram[:-1] for ngram in ngrams} | {(9,) * (size - 1)}:
             expected = {ngram[-1] for ngram in ngrams if ngram[:-1] == prefix}
-            assert set(history.ngrams.attached_drafters(prefix)) == expected
+            assert set(history.ngrams.continuations(prefix)) == expected
         text.extend(step)
 
 

@@ -1,4 +1,4 @@
-"""The sampler draws from the softmax of the processed logits, and coupled verification changes nothing about that."""
+"""The sampler draws from the softmax of the processed logits. Coupled verification does not change that."""
 
 import math
 from functools import cache
@@ -118,12 +118,12 @@ class Chain:
         self.probs = self.logits.softmax(-1)
 
     def next(self, last: Tensor, position: int) -> Tensor:
-        """One token for each of the texts. last: [DRAWS]; returns [DRAWS]."""
+        """Sample a token for each text. last: [DRAWS]; returns [DRAWS]."""
         return sample(self.logits[last], batch_at(position))
 
 
 def speculate(target: Chain, drafter: Chain, texts: Tensor, draft_length: int) -> tuple[Tensor, Tensor]:
-    """One step from the last tokens on: the target's tokens [DRAWS, K + 1] and the accepted lengths [DRAWS]."""
+    """Take one step after the last tokens. Returns the target's tokens [DRAWS, K + 1] and accepted lengths [DRAWS]."""
     path, chosen = [texts], []
     for position in range(draft_length + 1):
         chosen.append(target.next(path[-1], position))

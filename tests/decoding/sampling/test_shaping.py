@@ -26,7 +26,7 @@ def alone(position: Position, logits: Tensor) -> Tensor:
 @given(st.data(), params_of(SETTINGS))
 def test_equals_the_processors_that_generate_builds(data: st.DataObject, params: SamplingParams) -> None:
     history, path, _ = data.draw(positions_of(params))
-    if params.forced_bos_token_id is not None:  # which transformers forces after one token only
+    if params.forced_bos_token_id is not None:  # transformers forces it after one token only
         history = History(params, history.tokens[history.prompt_length - 1 :], 1)
     logits = data.draw(logits_of(1))[0]
     expected = processed(logits, [*history.tokens, *path], history.prompt_length, params)
@@ -135,7 +135,7 @@ def test_a_greedy_position_where_nothing_acts_takes_an_argmax_alone(asked: dict[
 
 
 class Counted(tuple[Any, ...]):
-    """A tuple that counts how often it is gone through."""
+    """A tuple that counts its iterations."""
 
     times = 0
 
@@ -155,7 +155,7 @@ class Counted(tuple[Any, ...]):
     ],
 )
 def test_what_a_request_names_is_not_gone_through_at_each_step(field: str, named: tuple[Any, ...]) -> None:
-    """Once or twice when it begins, however many tokens follow."""
+    """Once or twice at its start, however many tokens follow."""
     counted = Counted(named)
     settings: dict[str, Any] = {field: counted}
     params = SamplingParams(max_tokens=99, temperature=0, **settings)

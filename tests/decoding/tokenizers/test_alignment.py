@@ -20,7 +20,7 @@ def test_a_report_by_hand() -> None:
         1,
     )
     assert compatibility.spellable == 4  # all but "d"
-    assert compatibility.readable == 3  # all but "b" and what begins a text
+    assert compatibility.readable == 3  # all but "b" and the token that begins a text
     assert not compatibility.identical
     assert str(compatibility) == (
         "3 of 5 token strings are among the target's 5 (60%), 1 with the same id; 4 can be written in its tokens; "
@@ -43,7 +43,7 @@ def permuted(tokenizer: Tokenizer) -> Vocabulary:
 
 def test_the_same_tokens_in_another_order() -> None:
     compatibility = compare_vocabularies(vocabulary_of(bundled_tokenizer()), permuted(bundled_tokenizer()))
-    assert compatibility.shared == 2045  # without the names of roles, which are text to the other
+    assert compatibility.shared == 2045  # without role names, which are text in the other vocabulary
     assert compatibility.same_ids == 0
     assert not compatibility.identical
     assert compatibility.blending_obstacle is None

@@ -25,7 +25,7 @@ from tests.support.tokenizers import (
         ("Ċ", "byte_level", b"\n"),
         ("Ã©", "byte_level", "é".encode()),
         ("æ¼", "byte_level", b"\xe6\xbc"),
-        ("  ", "byte_level", b"  "),  # an added token, as phi has them
+        ("  ", "byte_level", b"  "),  # an added token, as in phi
         ("▁the", "sentencepiece", b" the"),
         ("▁▁", "sentencepiece", b"  "),
         ("<0x0A>", "sentencepiece", b"\n"),

@@ -1,6 +1,6 @@
-"""Texts that a target writes itself, and its probabilities along them, made in processes of their own.
+"""Texts that a target writes, with its probabilities along them, generated in separate processes.
 
-Must not know who learns from them.
+Must not know about training.
 """
 
 import multiprocessing
@@ -35,18 +35,18 @@ Arrays = tuple[NDArray[np.int64], NDArray[np.int16], NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Texts with the target's `BEST` most probable next tokens, best first."""
+    """B texts with the target's `BEST` most probable next tokens at each position, best first."""
 
     tokens: Tensor
     """int64, (B, T + 1); padding after EOS"""
     choices: Tensor
     """int64, (B, T, K): the candidates after each of the first T tokens"""
     probabilities: Tensor
-    """float32, (B, T, K): of the candidates; zero where the text is padding or a prompt"""
+    """float32, (B, T, K): of the candidates; zero in the prompt and in the padding"""
 
 
 class OwnTexts:
-    """The newest batches; processes write the next ones while the caller does other things."""
+    """Keeps the newest batches, while processes generate the next ones in the background."""
 
     def __init__(self, folder: Path, stream: Stream, *, seed: int) -> None:
         self._folder = folder
@@ -56,19 +56,19 @@ class OwnTexts:
         self._generator = torch.Generator().manual_seed(seed)
         self._executor = ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn"))
         self._batches: deque[Arrays] = deque(maxlen=KEPT_BATCHES)
-        self._orders = deque(self._order() for _ in range(PROCESSES))
+        self._pending = deque(self._submit() for _ in range(PROCESSES))
 
     def grow(self, *, wait: bool = False) -> None:
-        """Take the batch in the making if it is ready, and order another."""
-        if wait or self._orders[0].done():
-            self._batches.append(self._orders.popleft().result())
-            self._orders.append(self._order())
+        """Take the oldest pending batch if it is ready, and start another."""
+        if wait or self._pending[0].done():
+            self._batches.append(self._pending.popleft().result())
+            self._pending.append(self._submit())
             self.written += BATCH
 
     def rows(self, count: int) -> Rows:
-        """Random rows of the store."""
-        places = torch.randint(len(self._batches) * BATCH, (count,), generator=self._generator).tolist()
-        parts = [[part[place % BATCH] for part in self._batches[place // BATCH]] for place in places]
+        """Return random rows of the kept batches."""
+        indices = torch.randint(len(self._batches) * BATCH, (count,), generator=self._generator).tolist()
+        parts = [[part[index % BATCH] for part in self._batches[index // BATCH]] for index in indices]
         tokens, choices, probabilities = (torch.from_numpy(np.stack(part)) for part in zip(*parts, strict=True))
         return Rows(tokens, choices.long(), probabilities)
 
@@ -76,7 +76,7 @@ class OwnTexts:
         """End the processes."""
         self._executor.shutdown(cancel_futures=True)
 
-    def _order(self) -> "Future[Arrays]":
+    def _submit(self) -> "Future[Arrays]":
         length = int(torch.randint(*PROMPT_LENGTHS, (), generator=self._generator))
         seed = int(torch.randint(2**31, (), generator=self._generator))
         return self._executor.submit(_write, self._folder, self._stream.prompts(BATCH, length).numpy(), seed)

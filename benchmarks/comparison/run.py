@@ -1,12 +1,12 @@
-"""One comparison, from contestants to findings; the same for every machine."""
+"""Runs one comparison, from contestants to findings. Must not know the machine."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.comparison.findings import Score, Speculation, find_doubts, score, speculation, typical
+from benchmarks.comparison.findings import Score, Speculation, find_doubts, median_times, score, speculation
 from benchmarks.comparison.interleave import Record, interleave
-from benchmarks.comparison.sameness import Sameness, compare
+from benchmarks.comparison.sameness import Sameness, compare_texts
 from benchmarks.peers.contestant import Contestant
 from benchmarks.peers.hosts import Host
 from benchmarks.peers.huggingface import HuggingFace
@@ -16,7 +16,7 @@ from benchmarks.peers.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One workload's findings."""
+    """Findings of one workload."""
 
     temperature: float
     streams: int
@@ -24,7 +24,7 @@ class Comparison:
     speculations: Sequence[Speculation]
     times: Mapping[str, Times]  # by group of contestants: medians over the repetitions
     times_by_repetition: Sequence[Mapping[str, Times]]
-    doubts: Sequence[str]  # why limits that follow from the times are not to be believed; empty: no reason found
+    doubts: Sequence[str]  # reasons why times, and limits computed from them, are unreliable
 
 
 def run_comparison(
@@ -38,10 +38,17 @@ def run_comparison(
     report: Callable[[str], None],
     until_s: float = math.inf,
 ) -> Comparison:
-    """
-    until_s: on the monotonic clock, when no further repetition is begun.
-    models: what judges texts and agreement.
-    measure: step times by group, taken before every repetition; the first group stands for those that are not in it.
+    """Run all contestants, and analyse their records.
+
+    Args:
+        contestants: among them the kinds "hf" and "plain".
+        workload: prompts for all repetitions, and settings.
+        models: judge texts and agreement.
+        measure: returns step times by group, before every repetition. Other groups are given those of the first group.
+        repetitions: maximum number of repetitions.
+        prompts: number of new prompts per repetition.
+        report: receives a line per repetition.
+        until_s: time on the monotonic clock after which no further repetition begins.
     """
     measured: list[Mapping[str, Times]] = []
     records = interleave(
@@ -53,25 +60,25 @@ def run_comparison(
         before_each=lambda: measured.append(measure()),
         until_s=until_s,
     )
-    times = {group: typical([each[group] for each in measured]) for group in measured[0]}
+    times = {group: median_times([by_group[group] for by_group in measured]) for group in measured[0]}
     by_kind = {record.contestant.kind: record for record in records}
     models.resume()
     scores = score(records, lambda record: _sameness(record, by_kind["hf"], by_kind["plain"], models))
     speculations = []
     for record in records:
-        if record.contestant.kind in ("alternation", "fixed", "adaptive", "inside"):
+        if record.contestant.kind in ("alternation", "fixed", "adaptive", "colocated"):
             agreements = [models.call(HuggingFace.agreement, text) for text in record.texts]
-            of_group = times.get(record.contestant.group, next(iter(times.values())))
-            speculations.append(speculation(record, by_kind["plain"], agreements, of_group))
+            group_times = times.get(record.contestant.group, next(iter(times.values())))
+            speculations.append(speculation(record, by_kind["plain"], agreements, group_times))
     models.pause()
     doubts = find_doubts(measured, by_kind["plain"].activity.target)
     return Comparison(workload.temperature, workload.streams, scores, speculations, times, measured, doubts)
 
 
 def _sameness(record: Record, hf: Record, plain: Record, models: Host[HuggingFace]) -> Sameness | None:
-    """Greedy texts are compared with `generate`; sampled ones with ours, as others draw other random numbers."""
+    """Compare greedy texts with `generate`, sampled ones with plain Consort: others draw other random numbers."""
     if record.texts[0].params.greedy:
-        return compare(record.texts, hf.texts, models)
+        return compare_texts(record.texts, hf.texts, models)
     if record.contestant.kind in ("hf", "hf-assisted", "vllm"):
         return None
-    return compare(record.texts, plain.texts, models)
+    return compare_texts(record.texts, plain.texts, models)
