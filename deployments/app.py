@@ -62,12 +62,12 @@ class ModelReplica:
         role: "Role",
         config: ModelConfig,
         targets: dict[str, ModelConfig],
-        inside: dict[str, ModelConfig],
+        colocated_drafter: dict[str, ModelConfig],
         leaders: dict[str, ModelConfig],
     ) -> None:
         """
         targets: what a drafter drafts for, by name.
-        inside: the drafter inside a target, by name; empty if there is none.
+        colocated_drafter: the drafter that runs in a target's replicas, by name; empty if there is none.
         leaders: of ensembles whose text a member reads in other tokens, by name.
         """
         from actors.replica.replica import Replica
@@ -80,7 +80,7 @@ class ModelReplica:
         if spec.tensor_parallel > 1:
             rank, self._attached_drafters = start_group(spec, host, _actor_options(config))
         drafted, followed = ([one.spec(name) for name, one in models.items()] for models in (targets, leaders))
-        drafter = next((drafter.spec(name) for name, drafter in inside.items()), None)
+        drafter = next((drafter.spec(name) for name, drafter in colocated_drafter.items()), None)
         self._replica = Replica(role, spec, host, targets=drafted, inside=drafter, leaders=followed, rank=rank)
         self._metrics = ReplicaMetrics(name, role)
 
@@ -253,7 +253,7 @@ def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: 
         **_options(),
     )
     drafted, followed = ({one: config.models[one] for one in models} for models in (targets, leaders))
-    return deploy(ModelReplica).bind(name, role, model, drafted, config.inside(name), followed)
+    return deploy(ModelReplica).bind(name, role, model, drafted, config.colocated_drafter_of(name), followed)
 
 
 def _actor_options(model: ModelConfig) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def make_config(
     """
     common = {"device": "cpu", "slots": slots}
     threads = target_threads + drafter_threads * inside
-    of_drafter = {"inside": "target"} if inside else {"threads": drafter_threads, "slots": slots}
+    of_drafter = {"colocated_with": "target"} if inside else {"threads": drafter_threads, "slots": slots}
     models = {
         "target": {"path": str(target), "dtype": dtype, "threads": threads, **common},
         "drafter": {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **of_drafter},

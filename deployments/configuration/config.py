@@ -30,13 +30,14 @@ class ServerConfig(StrictModel):
 
     def roles(self) -> dict[str, "Role"]:
         """The role of each model that has replicas, which follows from its use."""
-        return {name: role for name, role in roles_in(self.endpoints.values()).items() if not self.models[name].inside}
+        roles = roles_in(self.endpoints.values())
+        return {name: role for name, role in roles.items() if self.models[name].colocated_with is None}
 
-    def inside(self, target: str) -> dict[str, ModelConfig]:
-        """The drafter inside a target's replicas, by its name, with as many slots; empty if there is none."""
+    def colocated_drafter_of(self, target: str) -> dict[str, ModelConfig]:
+        """The drafter that runs in a target's replicas, by name, with the target's slots; empty if there is none."""
         slots = self.models[target].slots
-        found = {name: model for name, model in self.models.items() if model.inside == target}
-        return {name: model.model_copy(update={"slots": slots}) for name, model in found.items()}
+        drafters = {name: model for name, model in self.models.items() if model.colocated_with == target}
+        return {name: model.model_copy(update={"slots": slots}) for name, model in drafters.items()}
 
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:
@@ -97,6 +98,6 @@ def _check_devices(config: ServerConfig) -> None:
     for name, model in config.models.items():
         if model.tensor_parallel > 1 and not (model.num_cpus or model.num_gpus or model.resources):
             raise ConfigError(f"models.{name}.tensor_parallel: say in num_cpus or num_gpus what each of its devices is")
-        gpus = config.models[model.inside or name].num_gpus
+        gpus = config.models[model.colocated_with or name].num_gpus
         if model.device.startswith(("cuda", "balanced")) and gpus == 0:
             raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")

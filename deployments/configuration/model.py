@@ -4,9 +4,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, TypeAdapter, WrapValidator
+from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
 from deployments.scaling.options import ScalingConfig
+from deployments.validation.renamed_keys import rename_keys
 from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
@@ -64,10 +65,10 @@ class ModelConfig(StrictModel):
         1, description="Devices that each replica spreads every layer over; each gets num_cpus, num_gpus and resources."
     )
     threads: Count | None = Field(None, description="CPU threads of a replica; by default num_cpus, at least 1.")
-    inside: str | None = Field(
+    colocated_with: str | None = Field(
         None,
-        description="Of a drafter: run it inside this target's replicas, by turns on their device, without replicas of "
-        "its own; null: apart.",
+        description="For a drafter: the target whose replicas run it. Both alternate on the same device. null: the "
+        "drafter has replicas of its own.",
     )
     replicas: Count = Field(1, description="How many copies of the model to run.")
     scaling: ScalingConfig | None = Field(
@@ -80,6 +81,11 @@ class ModelConfig(StrictModel):
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict, description="Amounts of custom Ray resources that a replica needs, for placement."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_old_keys(cls, data: object) -> object:
+        return rename_keys(data, {"inside": "colocated_with"})
 
     @property
     def processes(self) -> int:

@@ -218,7 +218,9 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
     vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in attached_drafters)])
     context_length = min(config.models[model].max_length for model in (endpoint.target, *endpoint.others))
     return ServedEndpoint(
-        _endpoint(name, endpoint, _decoder(tokenizer), inside=endpoint.drafter in config.inside(endpoint.target)),
+        _endpoint(
+            name, endpoint, _decoder(tokenizer), inside=endpoint.drafter in config.colocated_drafter_of(endpoint.target)
+        ),
         endpoint,
         Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=context_length),
         Vocabulary(tokenizer, vocab_size),

@@ -35,10 +35,10 @@ class ScalingRules:
     """Of one model. Bounds and delays are Serve's own options."""
 
     role: Literal["target", "drafter"]
-    use: float  # rows per slot, waiting ones included, that are aimed at
-    least_use: float  # replicas go only while fewer would still be used less than that
-    most_lag: float  # more drafters above that …
-    least_lag: float  # … and fewer below that
+    target_utilization: float  # rows per slot to aim at, waiting rows included
+    scale_down_below: float  # a replica goes only if the others would have fewer rows per slot
+    max_draft_lag: float  # above it, a drafter is added
+    min_draft_lag: float  # below it, a drafter is removed
     probe_period_s: float  # how often a drafter is tried where none pays; how long what was learnt is trusted
     targets: Sequence[str] = ()  # of a drafter: the deployments that it drafts for
 
@@ -69,9 +69,9 @@ def count_targets(rules: ScalingRules, current: int, loads: Sequence[ReplicaLoad
     demand = unheard * sum(load.rows + load.waiting for load in loads)
     demand += sum(load.queued for load in loads) / len(loads)
     slots = sum(load.slots for load in loads) / len(loads)
-    wanted = math.ceil(demand / (rules.use * slots))
+    wanted = math.ceil(demand / (rules.target_utilization * slots))
     if wanted < current:
-        wanted = min(current, math.ceil(demand / (rules.least_use * slots)))
+        wanted = min(current, math.ceil(demand / (rules.scale_down_below * slots)))
     return max(1, wanted)
 
 
@@ -113,11 +113,11 @@ def _needed_step(drafters: Sequence[ReplicaLoad]) -> int:
 def _worthwhile_step(rules: ScalingRules, current: int, lag: float, memory: DrafterMemory, since_s: float) -> int:
     """1, 0 or -1. What one drafter more or less was worth is known if it was tried since then."""
     fewer, more = memory.lag(current - 1, since_s), memory.lag(current + 1, since_s)
-    if fewer is not None and lag > _GAIN * fewer and fewer > rules.least_lag:
+    if fewer is not None and lag > _GAIN * fewer and fewer > rules.min_draft_lag:
         return -1  # the last one gained nothing: what is slow is not the number of drafters
-    if lag > rules.most_lag and (more is None or more < _GAIN * lag):
+    if lag > rules.max_draft_lag and (more is None or more < _GAIN * lag):
         return 1
-    return -1 if lag < rules.least_lag and (fewer is None or fewer < rules.most_lag) else 0
+    return -1 if lag < rules.min_draft_lag and (fewer is None or fewer < rules.max_draft_lag) else 0
 
 
 class _Policy(Protocol):

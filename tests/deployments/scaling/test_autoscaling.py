@@ -17,7 +17,9 @@ from deployments.scaling.load_meter import LoadMeter
 from deployments.scaling.policy import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale
 from tests.deployments.admission.test_admission import Backend, request
 
-TARGET = ScalingRules("target", use=0.75, least_use=0.6, most_lag=0.15, least_lag=0.03, probe_period_s=600)
+TARGET = ScalingRules(
+    "target", target_utilization=0.75, scale_down_below=0.6, max_draft_lag=0.15, min_draft_lag=0.03, probe_period_s=600
+)
 DRAFTER = replace(TARGET, role="drafter", targets=["Target-t"])
 
 
