@@ -30,7 +30,7 @@ from actors.wire.addresses import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.chaos.proxy import Relay, Relays
 from decoding.errors import UnavailableError
-from deployments.discovery import Answers, Discovery
+from deployments.discovery import Discovery, ReplicaAddresses
 
 _ASK_S = 3.0  # how long a replica may take to say where it is, as in deployments/app.py
 _GIVEN_UP_S = 12.0  # without an answer, before a process that runs is killed
@@ -172,14 +172,14 @@ class Fleet:
                 await finding
             self._asking.shutdown()
 
-    async def _ask(self, model: str) -> Answers:
+    async def _ask(self, model: str) -> ReplicaAddresses:
         loop = asyncio.get_running_loop()
         posts = [post for post in self.posts if post.spec.name == model]
         answers = await asyncio.gather(*(loop.run_in_executor(self._asking, post.ask) for post in posts))
         found = [answer for answer in answers if answer is not None]
         if not found:
             raise UnavailableError(f"no replica of {model} is up")
-        return Answers(found)
+        return ReplicaAddresses(found)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What each model is for, which follows from the endpoints that name it. Loads nothing."""
+"""The role of each model, which follows from the endpoints that name it. Loads nothing."""
 
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
@@ -18,14 +18,14 @@ _REPLICA_KEYS = {"slots", "threads", "replicas", "scaling", "tensor_parallel", "
 
 
 def roles_in(endpoints: Collection[EndpointConfig]) -> dict[str, "Role"]:
-    """Of the models that these endpoints name. One that is target, or member, and drafter is both."""
+    """Return the role of every model that the endpoints name: a drafter that also answers is both."""
     roles: dict[str, Role] = {model: "target" for endpoint in endpoints for model in endpoint.models}
     drafters = dict.fromkeys(endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None)
     return roles | {drafter: "both" if drafter in roles else "drafter" for drafter in drafters}
 
 
 def check_roles(models: Models, endpoints: Endpoints) -> None:
-    """Raises ConfigError where an endpoint and a model don't fit together."""
+    """Raise ConfigError if an endpoint and its models don't fit together."""
     for name, endpoint in endpoints.items():
         drafter = [] if endpoint.drafter is None else [("drafter", endpoint.drafter)]
         for key, model in (*endpoint.named_models(), *drafter):
@@ -33,19 +33,20 @@ def check_roles(models: Models, endpoints: Endpoints) -> None:
                 suggestion = nearest(model, models)
                 raise ConfigError(f"endpoints.{name}.{key}: there is no model {model!r}; {suggestion}")
         if endpoint.drafter == endpoint.target:
-            leads = f"{endpoint.drafter!r} is the model that it would draft for"
-            raise ConfigError(f"endpoints.{name}.drafter: {leads}; name another one, or leave it out")
+            raise ConfigError(
+                f"endpoints.{name}.drafter: {endpoint.drafter!r} is also the target; name another model or none"
+            )
     for name, config in models.items():
         _check_colocated(name, config, models, endpoints)
     roles = roles_in(endpoints.values())
     for name, role in roles.items():
-        used = models[name]
-        if role == "both" and used.tensor_parallel > 1:
+        model_config = models[name]
+        if role == "both" and model_config.tensor_parallel > 1:
             raise ConfigError(
-                f"models.{name}.tensor_parallel: a model over several devices can't be target and drafter at once; "
+                f"models.{name}.tensor_parallel: a tensor-parallel model can't be target and drafter at once; "
                 "configure it twice, under two names"
             )
-        if role != "drafter" and used.scaling is not None and used.scaling.min == 0:
+        if role != "drafter" and model_config.scaling is not None and model_config.scaling.min == 0:
             raise ConfigError(f"models.{name}.scaling.min: is 0, but a target needs 1 or more")
     unused = set(models) - set(roles)
     if unused:

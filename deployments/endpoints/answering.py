@@ -9,7 +9,7 @@ from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.strategies.deliberation import Deliberation
-from deployments.strategies.merging import merged
+from deployments.strategies.merging import merge_streams
 from deployments.strategies.options import StrategyOptions
 from deployments.strategies.progress import Outcome, Progress
 from deployments.strategies.proposals import Run
@@ -51,6 +51,6 @@ async def _deliberated(
 ) -> AsyncGenerator[EventBatch, None]:
     check()
     deliberations = [Deliberation(one, models, strategy, run, service.ready_models) for one in requests]
-    async with aclosing(merged([one.events() for one in deliberations])) as events:
+    async with aclosing(merge_streams([one.events() for one in deliberations])) as events:
         async for index, event in events:
             yield [(index, event)]

@@ -88,7 +88,7 @@ class Service:
         try:
             self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
         except OverloadedError as error:
-            self.metrics.refused(names[0] if len(names) == 1 else "", error)
+            self.metrics.record_refusal(names[0] if len(names) == 1 else "", error)
             raise
 
     def check_wait(self, served: ServedEndpoint, requests: Sequence[Request], key: ApiKey, priority: int) -> None:
@@ -98,7 +98,7 @@ class Service:
         try:
             self.admission.check(asked, key, priority)
         except OverloadedError as error:
-            self.metrics.refused(served.name, error)
+            self.metrics.record_refusal(served.name, error)
             raise
 
     def endpoint(self, name: str) -> ServedEndpoint:
@@ -168,7 +168,7 @@ class Service:
         kept: dict[int, list[Delta]] = {}  # of answers that are worth keeping
         failure: ConsortError | None = None
         for request in new.values():
-            self.metrics.arrived(request, arrived_s)
+            self.metrics.record_arrival(request, arrived_s)
         try:
             self._check_loaded(requests[0].endpoint.target)
             if new and not admitted:
@@ -179,7 +179,7 @@ class Service:
             for index, request in new.items():
                 if self._cache.may_hold(request):
                     kept[index] = []
-                traced = request if self.tracer is None else self.tracer.received(request)
+                traced = request if self.tracer is None else self.tracer.start(request)
                 self.admission.submit(traced, self._sink(index, request, deltas), key=key, priority=priority)
             while running:
                 batch = [await deltas.get()]
@@ -201,9 +201,9 @@ class Service:
         finally:
             for request in running.values():
                 self.admission.cancel(request.request_id)
-                self.metrics.ended(request, failure)
+                self.metrics.record_failure(request, failure)
                 if self.tracer is not None:
-                    self.tracer.ended(request, None)
+                    self.tracer.end(request, None)
 
     def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
         """Whether all answers are there already; nothing where none would be kept."""
@@ -220,9 +220,9 @@ class Service:
             raise UnavailableError(f"the model {model!r} is loading")
 
     def _began(self, request: Request) -> None:
-        self.metrics.began(request)
+        self.metrics.record_start(request)
         if self.tracer is not None:
-            self.tracer.admitted(request)
+            self.tracer.mark_admitted(request)
 
     def _sink(self, index: int, request: Request, deltas: asyncio.Queue[tuple[int, Delta]]) -> Callable[[Delta], None]:
         """What brings a request's deltas from any thread into the event loop."""
@@ -234,8 +234,8 @@ class Service:
             if delta.finish is not None or delta.error is not None:
                 self.admission.finished(request.request_id)
                 if self.tracer is not None:
-                    self.tracer.ended(request, delta)
-            self.metrics.delta(request, delta)
+                    self.tracer.end(request, delta)
+            self.metrics.record_delta(request, delta)
 
         def sink(delta: Delta) -> None:
             loop.call_soon_threadsafe(arrive, delta)

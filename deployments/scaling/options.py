@@ -1,4 +1,4 @@
-"""The configuration of a model whose number of replicas follows the load."""
+"""The configuration of a model's scaling by load."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -19,15 +19,17 @@ _ORDERED = (("min", "max"), ("scale_down_below", "target_utilization"), ("min_dr
 
 
 class ScalingConfig(StrictModel):
-    """How many replicas a model has when their number follows the load: see docs/scaling.md."""
+    """Bounds and thresholds for scaling by load (docs/scaling.md)."""
 
-    min: Annotated[int, Field(ge=0)] = Field(1, description="The fewest replicas. Drafters can do with 0.")
-    max: Annotated[int, Field(ge=1)] = Field(description="The most replicas.")
-    up_delay_s: Annotated[float, Field(ge=0)] = Field(10, description="Seconds for which more must have been needed.")
-    down_delay_s: Annotated[float, Field(ge=0)] = Field(
-        120, description="Seconds for which fewer must have been enough."
+    min: Annotated[int, Field(ge=0)] = Field(1, description="Fewest replicas; 0 is for drafters only.")
+    max: Annotated[int, Field(ge=1)] = Field(description="Most replicas.")
+    up_delay_s: Annotated[float, Field(ge=0)] = Field(
+        10, description="Seconds for which more replicas must be wanted before one is added."
     )
-    look_back_s: Annotated[float, Field(gt=10)] = Field(20, description="Seconds over which loads are averaged.")
+    down_delay_s: Annotated[float, Field(ge=0)] = Field(
+        120, description="Seconds for which fewer replicas must suffice before one is removed."
+    )
+    look_back_s: Annotated[float, Field(gt=10)] = Field(20, description="Seconds over which the load is averaged.")
     target_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.75, description="For targets: the share of slots to keep in use; above it, a replica is added."
     )
@@ -47,9 +49,9 @@ class ScalingConfig(StrictModel):
     )
 
     def rules(self, role: Literal["target", "drafter", "both"], targets: Sequence[str]) -> ScalingRules:
-        """What the policy goes by: a model in both roles follows the use of its slots, as targets do.
+        """Return the rules for the policy. A model in both roles scales as targets do.
 
-        targets: of a drafter, the deployments that it drafts for.
+        targets: for a drafter, the deployments it drafts for.
         """
         return ScalingRules(
             "drafter" if role == "drafter" else "target",
@@ -67,7 +69,7 @@ class ScalingConfig(StrictModel):
         return rename_keys(data, _RENAMED)
 
     @model_validator(mode="after")
-    def _in_order(self) -> "ScalingConfig":
+    def _check_order(self) -> "ScalingConfig":
         for low, high in _ORDERED:
             if getattr(self, low) > getattr(self, high):
                 raise wrong_field(low, f"should be at most {high}, which is {getattr(self, high):g}")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from decoding.errors import ConfigError
-from deployments.cluster import Progress
+from deployments.cluster import StartProgress
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ROOT
 from deployments.ui.commands.progress import ProgressDisplay
@@ -117,7 +117,7 @@ def _model_options(options: dict[str, Any]) -> dict[str, Any]:
 def reporting(console: Console) -> Iterator[Callable[[str], None]]:
     """A function that is told what begins, and shows what is done and how long it took."""
     with ProgressDisplay(console, done="done") as display:
-        yield lambda step: display.watch([Progress(step, "loading")])
+        yield lambda step: display.watch([StartProgress(step, "loading")])
         display.watch([])
 
 

@@ -15,12 +15,12 @@ from decoding.blending.ensemble_options import EnsembleOptions
 from deployments.admission.admission import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.strategies.candidate import joined
+from deployments.strategies.candidate import join_deltas
 from deployments.strategies.deliberation import Deliberation
-from deployments.strategies.merging import merged
+from deployments.strategies.merging import merge_streams
 from deployments.strategies.options import StrategyOptions
 from deployments.strategies.progress import Outcome
-from deployments.strategies.proposals import Asking, Run
+from deployments.strategies.proposals import MemberClient, Run
 from evaluation.metrics import TextMetrics, measure
 
 _SCORING_TIMEOUT_S = 600.0
@@ -137,7 +137,7 @@ async def _written(run: Run, requests: Sequence[Request]) -> list[Delta]:
         async for batch in batches:
             for index, delta in batch:
                 parts[index].append(delta)
-    return [joined(part) for part in parts]
+    return [join_deltas(part) for part in parts]
 
 
 async def _chosen(
@@ -146,7 +146,7 @@ async def _chosen(
     """What each deliberation ends with."""
     deliberations = [Deliberation(one, models, strategy, service.run, service.ready_models) for one in requests]
     chosen: dict[int, Delta] = {}
-    async with aclosing(merged([one.events() for one in deliberations])) as events:
+    async with aclosing(merge_streams([one.events() for one in deliberations])) as events:
         async for index, event in events:
             if isinstance(event, Outcome):
                 chosen[index] = event.delta
@@ -157,10 +157,10 @@ async def _judged(
     service: Service, models: Sequence[str], requests: Sequence[Request], deltas: Sequence[Delta]
 ) -> list[list[float]]:
     """Of each text, nats per token by each member."""
-    asking = Asking(service.run, service.ready_models, _SCORING_TIMEOUT_S)
+    client = MemberClient(service.run, service.ready_models, _SCORING_TIMEOUT_S)
 
     async def judge(request: Request, delta: Delta) -> list[float]:
-        return [(await asking.judge(model, request, [delta.tokens]))[0] for model in models]
+        return [(await client.judge(model, request, [delta.tokens]))[0] for model in models]
 
     return await asyncio.gather(*map(judge, requests, deltas))
 

@@ -51,7 +51,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("endpoints.both.draft_length", 33, "endpoints.both.draft_length: should be less than or equal to 32, not 33"),
         ("endpoints.both.target", "lrge", "endpoints.both.target: there is no model 'lrge'; did you mean 'large'?"),
         ("endpoints.both.drafter", "x", "endpoints.both.drafter: there is no model 'x'; known: large, small"),
-        ("endpoints.both.drafter", "large", "endpoints.both.drafter: 'large' is the model that it would draft for"),
+        ("endpoints.both.drafter", "large", "endpoints.both.drafter: 'large' is also the target"),
         ("endpoints.both.drafter", None, "models.small: no endpoint uses it"),
         ("http.port", 0, "http.port: should be greater than or equal to 1, not 0"),
     ],

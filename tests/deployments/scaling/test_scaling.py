@@ -154,6 +154,6 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(monkeypatch: pytest
     """As while Ray's head is dead: Ray keeps the call for the controller's next life."""
     silent = SimpleNamespace(get_app_configs=SimpleNamespace(remote=asyncio.Event().wait))
     monkeypatch.setattr("ray.serve.context._get_global_client", lambda: SimpleNamespace(_controller=silent))
-    monkeypatch.setattr(scaler, "_ANSWER_S", 0.01)
+    monkeypatch.setattr(scaler, "_ANSWER_TIMEOUT_S", 0.01)
     with pytest.raises(UnavailableError, match="has not answered"):
         asyncio.run(set_replicas("consort", "Target-large", 2))
