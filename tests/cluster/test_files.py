@@ -85,7 +85,7 @@ def test_what_nodes_get_is_what_an_installation_needs(file: str) -> None:
     mounts = {target: source for target, source in read(file)["file_mounts"].items() if "/consort/" in target}
     assert all(target == f"~/consort/{source}" and (ROOT / source).exists() for target, source in mounts.items())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    needed = {name.split(".")[0] for name in project["tool"]["setuptools"]["packages"]}
+    needed = {name.split(".")[0].rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     needed |= {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "serve.yaml", "models", "cluster"}
     assert needed <= set(mounts.values())
     assert mounts == {

@@ -127,7 +127,7 @@ def test_replicas_hear_what_waits_at_the_coordinator() -> None:
 
 
 def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_ASK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(app, "_ADDRESS_TIMEOUT_S", 0.1)
 
     async def sound() -> ReplicaAddress:
         return A

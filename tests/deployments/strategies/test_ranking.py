@@ -45,7 +45,7 @@ def test_without_any_answer_the_likeliest_candidate_wins() -> None:
 def test_the_winning_answer_has_the_greatest_weight(candidates: list[tuple[str | None, float, float]]) -> None:
     answers, weights, likelihoods = (list(column) for column in zip(*candidates, strict=True))
     ranking = majority(answers, weights, likelihoods)
-    totals = {one: sum(w for a, w, _ in candidates if a == one) for one in set(answers) - {None}}
+    totals = {answer: sum(w for a, w, _ in candidates if a == answer) for answer in set(answers) - {None}}
     won = answers[ranking.winner]
     assert sorted(ranking.order) == list(range(len(candidates)))
     assert (won is None) == (not totals)

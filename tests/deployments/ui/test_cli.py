@@ -78,7 +78,7 @@ def test_parameters_are_counted_from_headers(tmp_path: Path) -> None:
     assert entry.target.startswith("target (")
     assert f"{parameter_count(ROOT / 'models' / 'target') / 1e6:.1f} M" in entry.target
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
-    with pytest.raises(ConfigError, match="no safetensors file"):
+    with pytest.raises(ConfigError, match="not a safetensors file"):
         parameter_count(tmp_path)
 
 

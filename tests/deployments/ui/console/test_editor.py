@@ -17,7 +17,7 @@ from deployments.ui.console.editor import (
     TerminalEditor,
     history_file,
     is_complete,
-    message_of,
+    strip_marks,
 )
 
 ENTER, ALT_ENTER, UP, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x1b[A", "\x03", "\x04"
@@ -101,4 +101,4 @@ def test_when_enter_sends(text: str, complete: bool) -> None:
 
 
 def test_the_message_has_no_marks() -> None:
-    assert message_of('"""\na\\b\n"""') == "a\\b"
+    assert strip_marks('"""\na\\b\n"""') == "a\\b"

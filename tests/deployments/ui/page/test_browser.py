@@ -182,7 +182,7 @@ def test_arrow_keys_tell_about_each_token(page: "Page") -> None:
     tip = page.get_by_role("tooltip")
     assert "·add" in tip.inner_text()
     assert "a draft token that the target chose" in tip.inner_text()
-    assert page.locator("#announcer").inner_text() == "·add: accepted, 90 %; in its place: ·x 90 %, ·y 8 %"
+    assert page.locator("#announcer").inner_text() == "·add: accepted, 90 %; at its position: ·x 90 %, ·y 8 %"
     page.keyboard.press("Escape")
     assert tip.is_hidden()
 
