@@ -197,9 +197,9 @@ def test_replicas_that_are_coming_up_are_waited_for() -> None:
 
 def deployment(name: str, rules: ScalingRules | None, replicas: list[ReplicaLoad], state: dict[str, Any]) -> Any:
     metrics: dict[str, dict[str, float]] = {"running_requests": {"r0": 3.0}}
-    for at, load in enumerate(replicas):
+    for time_s, load in enumerate(replicas):
         for key, value in load.stats().items():
-            metrics.setdefault(key, {})[f"r{at}"] = value
+            metrics.setdefault(key, {})[f"r{time_s}"] = value
     options = {} if rules is None else {name: getattr(rules, name) for name in ScalingRules.__dataclass_fields__}
     return SimpleNamespace(
         deployment_name=name,

@@ -81,7 +81,7 @@ def test_json_is_all_there_is_on_standard_output() -> None:
     found = json.loads(result.stdout)
     assert found["temperature"] == 0.7
     assert 0.3 < found["acceptance"] <= 1
-    assert {one["streams"] for one in found["advice"]} == set(STREAMS)
+    assert {row["streams"] for row in found["advice"]} == set(STREAMS)
     assert all(step["seconds"] > 0 for step in (*found["target_steps"], *found["draft_steps"]))
 
 
