@@ -89,7 +89,7 @@ class Slow(FakeCoordinator):
 
 
 class Clients:
-    """Of a server with one slot, each in a thread."""
+    """Clients of a server with one slot, each in a thread."""
 
     def __init__(self, endpoints: dict[str, ServedEndpoint], **limits: Any) -> None:
         self.coordinator = Slow()

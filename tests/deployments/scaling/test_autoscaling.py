@@ -27,9 +27,9 @@ def loads(count: int, **given: float) -> list[ReplicaLoad]:
     return [ReplicaLoad(**{"rows": 0, "waiting": 0, "slots": 16, **given}) for _ in range(count)]
 
 
-def targets(current: int, told: list[ReplicaLoad]) -> int:
+def targets(current: int, replicas: list[ReplicaLoad]) -> int:
     """What is wanted where all are up."""
-    return count_targets(TARGET, current, told, running=current)
+    return count_targets(TARGET, current, replicas, running=current)
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,9 @@ def test_the_queues_of_two_coordinators_reach_the_policy_and_count_once() -> Non
                 meter.set_queued(name, admission.held_back("target"))
         return [meter.measure(Report(32, 2, 32, []), LoopTimes()) for meter in meters]
 
-    told = asyncio.run(run())
-    assert [load.queued for load in told] == [132, 132]
-    assert scale({"t": deployment("Target-t", TARGET, told, {})})[0] == {"t": 9}  # 200 on 24 of 32 slots
+    replicas = asyncio.run(run())
+    assert [load.queued for load in replicas] == [132, 132]
+    assert scale({"t": deployment("Target-t", TARGET, replicas, {})})[0] == {"t": 9}  # 200 on 24 of 32 slots
 
 
 def test_drafters_stay_where_nothing_is_known_of_their_targets() -> None:
