@@ -1,1 +1,1 @@
-"""What brings up a cluster on hosts of one's own: a node provider for Ray's cluster launcher."""
+"""A node provider for Ray's cluster launcher, for hosts of your own."""

@@ -1,11 +1,11 @@
 """A node provider for `ray up` over fixed hosts in pools, one pool for each type of worker.
 
-Ray's own provider for fixed hosts has one type of worker and keeps all hosts in use. Here drafter and target hosts come
-and go independently, each type between its `min_workers` and `max_workers`, as the replicas that Serve wants need them.
+Ray's own provider for fixed hosts has one type of worker and keeps all hosts in use. Here drafter and target hosts join
+and leave independently, each type between its `min_workers` and `max_workers`, as Serve's replicas need them.
 
-To create a node is to take a free host of the pool, on which Ray then starts itself over ssh; to terminate it is to
-stop Ray there and to give the host back. Nodes are named by their hosts. Used on the machine that runs `ray up`, which
-knows of the head only, and on the head, which knows of all.
+Creating a node takes a free host of the pool, on which Ray starts itself over ssh. Terminating it stops Ray and frees
+the host. Nodes have the names of their hosts. The provider runs where `ray up` runs, which knows only the head, and on
+the head, which knows all hosts.
 """
 
 import copy
@@ -42,16 +42,16 @@ class PoolProvider(NodeProvider):
 
     @staticmethod
     def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """The configuration with what the provider needs of its other parts; raises ValueError if pools are wrong."""
+        """Return the configuration with the provider's additions; raises ValueError if the pools are wrong."""
         config = copy.deepcopy(cluster_config)
         _check_pools(config)
         config["provider"]["auth"] = config["auth"]
         return config
 
     def prepare_for_head_node(self, cluster_config: dict[str, Any]) -> dict[str, Any]:
-        """The configuration for the head's own provider, which finds the head in use already."""
+        """Return the configuration for the provider on the head, where the head counts as in use."""
         cluster_config["provider"] |= {
-            "auth": cluster_config["auth"],  # the key is another there
+            "auth": cluster_config["auth"],  # the key on the head differs
             "head_tags": {
                 ray_tags.TAG_RAY_NODE_KIND: ray_tags.NODE_KIND_HEAD,
                 ray_tags.TAG_RAY_NODE_NAME: f"ray-{self.cluster_name}-head",
@@ -62,11 +62,11 @@ class PoolProvider(NodeProvider):
         return cluster_config
 
     def non_terminated_nodes(self, tag_filters: Tags) -> list[str]:
-        """The hosts in use that have all these tags."""
+        """Return the hosts in use that have all these tags."""
         return [host for host, tags in self._book.taken().items() if tag_filters.items() <= tags.items()]
 
     def nodes_for_teardown(self, tag_filters: Tags) -> list[str]:
-        """All hosts of a kind that were not stopped yet: `ray down` does not know which the head has in use."""
+        """Return all hosts of a kind that were not stopped yet: `ray down` does not know which are in use."""
         workers = [host for pool in self._pools.values() for host in pool]
         is_head = tag_filters.get(ray_tags.TAG_RAY_NODE_KIND) == ray_tags.NODE_KIND_HEAD
         return [host for host in ([self._head] if is_head else workers) if host not in self._torn_down]
@@ -80,7 +80,7 @@ class PoolProvider(NodeProvider):
         return not self.is_running(node_id)
 
     def node_tags(self, node_id: str) -> Tags:
-        """Ray's tags of a host; none if it is free."""
+        """Return Ray's tags of a host; none if it is free."""
         return self._book.taken().get(node_id, {})
 
     def set_node_tags(self, node_id: str, tags: Tags) -> None:
@@ -88,11 +88,11 @@ class PoolProvider(NodeProvider):
         self._book.tag(node_id, tags)
 
     def internal_ip(self, node_id: str) -> str:
-        """The host's address, by which Ray knows the node."""
+        """Return the host's address, which Ray uses for the node."""
         return socket.gethostbyname(node_id)
 
     def external_ip(self, node_id: str) -> str:
-        """The same: the machine that runs `ray up` is on the same network."""
+        """Return the same address: `ray up` runs on the same network."""
         return self.internal_ip(node_id)
 
     def create_node(self, node_config: dict[str, Any], tags: Tags, count: int) -> dict[str, Any]:
@@ -120,13 +120,13 @@ class PoolProvider(NodeProvider):
         try:
             runner.run(f"ray stop; rm -f ~/{self._file}", timeout=_CONNECT_TIMEOUT_S)
         except (OSError, subprocess.SubprocessError, click.ClickException) as error:
-            _log.warning("%s: could not stop Ray there: %s", node_id, error)
+            _log.warning("%s: could not stop Ray: %s", node_id, error)
         self._torn_down.add(node_id)
         self._book.give_back(node_id)
 
 
 def _check_pools(config: dict[str, Any]) -> None:
-    """Raises ValueError if the pools don't fit the types of workers, or share a host."""
+    """Raise ValueError if the pools don't match the types of workers, or share a host."""
     provider = config["provider"]
     pools: dict[str, list[str]] = provider["pools"]
     worker_types = {

@@ -1,7 +1,7 @@
-"""The Serve application: one deployment per model, and the coordinator's, which answers HTTP.
+"""The Serve application: one deployment per model, and the coordinator's, which serves HTTP.
 
-The only place where Serve's decorators are applied. Torch and transformers are imported in the replicas, so that the
-process that builds the application starts at once.
+Only this module applies Serve's decorators. Only the replicas import torch and transformers, so that the process that
+builds the application starts fast.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from actors.replica.replica import Role
     from actors.wire.addresses import ReplicaAddress
     from actors.wire.messages import Report
-    from deployments.discovery import Answers
+    from deployments.discovery import ReplicaAddresses
 
 APP_NAME = "consort"
 COORDINATOR = "Coordinator"
 
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
-_ASK_TIMEOUT_S = 2.0  # a replica that hangs delays what is known of the others, and that should not take them for hung
+_ADDRESS_TIMEOUT_S = 2.0  # a hanging replica delays the others' answers, which must not make them look hung
 _DRAIN_S = 25.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica as an operator sees it."""
+    """A replica's process and load, for operators."""
 
     name: str
     pid: int
@@ -54,7 +54,7 @@ class ReplicaStatus:
 
 
 class ModelReplica:
-    """A replica of a model: loads it, and keeps its loop running."""
+    """A replica of a model: loads it and runs its loop."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class ModelReplica:
         role: "Role",
         config: ModelConfig,
         targets: dict[str, ModelConfig],
-        inside: dict[str, ModelConfig],
+        colocated_drafter: dict[str, ModelConfig],
         leaders: dict[str, ModelConfig],
     ) -> None:
         """
-        targets: what a drafter drafts for, by name.
-        inside: the drafter inside a target, by name; empty if there is none.
-        leaders: of ensembles whose text a member reads in other tokens, by name.
+        targets: for a drafter, the models it drafts for, by name.
+        colocated_drafter: the drafter that runs in a target's replicas, by name; empty if there is none.
+        leaders: for a member with its own vocabulary, the leaders of its ensembles, by name.
         """
         from actors.replica.replica import Replica, ReplicaSpec
         from deployments.monitoring.replica_metrics import ReplicaMetrics
@@ -78,51 +78,54 @@ class ModelReplica:
         self._meter = LoadMeter()
         host, spec, rank = ray.util.get_node_ip_address(), config.spec(name), None
         if spec.tensor_parallel > 1:
-            rank, self._attached_drafters = start_group(spec, host, _actor_options(config))
-        drafted, followed = ([one.spec(name) for name, one in models.items()] for models in (targets, leaders))
-        drafter = next((drafter.spec(name) for name, drafter in inside.items()), None)
-        replica = ReplicaSpec(role=role, model=spec, targets=drafted, leaders=followed, colocated=drafter, rank=rank)
+            rank, self._ranks = start_group(spec, host, _actor_options(config))
+        target_specs = [target.spec(target_name) for target_name, target in targets.items()]
+        leader_specs = [leader.spec(leader_name) for leader_name, leader in leaders.items()]
+        drafter = next((drafter.spec(drafter_name) for drafter_name, drafter in colocated_drafter.items()), None)
+        replica = ReplicaSpec(
+            role=role, model=spec, targets=target_specs, leaders=leader_specs, colocated=drafter, rank=rank
+        )
         self._replica = Replica(replica, host)
         self._metrics = ReplicaMetrics(name, role)
 
     def address(self, coordinator: str | None = None, queued: int = 0) -> "ReplicaAddress":
-        """Where coordinators reach it; raises UnavailableError while its loop is stuck.
+        """Return the address for coordinators; raises UnavailableError while the loop is stuck.
 
-        queued: requests that the asking coordinator holds back for want of slots of the model.
+        queued: requests that the calling coordinator holds back because the model has no free slot.
         """
         if coordinator is not None:
-            self._meter.hear(coordinator, queued)
+            self._meter.set_queued(coordinator, queued)
         self._replica.check()
         return self._replica.address
 
     def status(self) -> ReplicaStatus:
-        """Its process and its load."""
+        """Return the process and the load."""
         return ReplicaStatus(self._replica.address.name, os.getpid(), self._replica.report())
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Its load, for Serve's autoscaler."""
+        """Return the load for Serve's autoscaler."""
         return self._meter.measure(self._replica.report(), self._replica.times).stats()
 
     def check_health(self) -> None:
         """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
         self._replica.check()
         replica = self._replica
-        self._metrics.tell(replica.report(), replica.times, replica.malformed)  # as often as that: every two seconds
+        self._metrics.export(replica.report(), replica.times, replica.malformed)  # Serve calls every two seconds
 
     def __del__(self) -> None:
-        """Serve calls it when it withdraws the replica: what is in hand is handed over first."""
-        replica = self.__dict__.pop("_replica", None)  # there is none if the constructor failed
+        """Hand running requests over before the replica ends. Serve calls this."""
+        replica = self.__dict__.pop("_replica", None)  # missing if the constructor failed
         if replica is not None:
             replica.drain(_DRAIN_S)
 
 
 class CoordinatorIngress:
-    """The coordinator and the HTTP interface, in one process, so that events are sent where commits arrive."""
+    """The coordinator and the HTTP interface in one process: events are sent where commits arrive."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]]
     ) -> None:
-        """handles: of every model's deployment, by model."""
+        """handles: the handle of every model's deployment, by model."""
         from actors.coordinator.loop import Coordinator
         from actors.loops.thread import LoopThread
         from actors.wire.zmq_link import ConnectingZmqLink
@@ -153,9 +156,9 @@ class CoordinatorIngress:
             for model, handle in handles.items()
         }
         discovery = Discovery(ask, coordinator.set_replicas)
-        await discovery.look_at_all()  # Serve sends requests as soon as this returns
+        await discovery.poll_all()  # Serve sends requests as soon as this returns
         gc.collect()
-        gc.freeze()  # what stays for good: a full collection of it would hold up the event loop
+        gc.freeze()  # permanent objects: collecting them again would block the event loop
         self._discovering = asyncio.create_task(discovery.run())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -181,7 +184,7 @@ class CoordinatorIngress:
             self._discovering.result()
 
     def __del__(self) -> None:
-        """Serve calls it when it withdraws the replica."""
+        """Send the spans that are left. Serve calls this when the replica ends."""
         service = self.__dict__.get("_service")
         if service is not None and service.tracer is not None:
             service.tracer.shut_down()
@@ -190,16 +193,16 @@ class CoordinatorIngress:
 class BuildArgs(StrictModel):
     """Arguments of the application in a Serve configuration file.
 
-    config: a YAML file's path, or its content.
-    require_api_key: whether to refuse a configuration without keys. The environment of `serve deploy` is not seen where
-        the application is built, so nobody would notice that a key which was set there does not count.
+    config: the path of a YAML file, or its content.
+    require_api_key: whether to refuse a configuration without keys. The application is built without the environment of
+        `serve deploy`, so a key set there would silently be ignored.
     """
 
     config: str | dict[str, Any] | None = None
     require_api_key: bool = True
 
     def load(self) -> ServerConfig:
-        """Raises ConfigError if the configuration can't work."""
+        """Read the configuration; raises ConfigError if it is wrong."""
         match self.config:
             case None:
                 return load_config()
@@ -210,24 +213,24 @@ class BuildArgs(StrictModel):
 
 
 def build(args: BuildArgs) -> serve.Application:
-    """The application for `serve run deployments.app:build config=...` and serve.yaml.
+    """Build the application for `serve run deployments.app:build config=...` and serve.yaml.
 
     Raises:
-        ConfigError: the configuration can't work, or has no API key although one is required.
+        ConfigError: the configuration is wrong, or has no API key although one is required.
     """
     config = args.load()
     if args.require_api_key and not config.http.api_keys:
         raise ConfigError(
             "http.api_keys: there is no API key. Configure one, or set CONSORT_API_KEY where Ray is started (what is "
-            "set for `serve deploy` does not come here); or let anybody ask, by `require_api_key: false` in args"
+            "set for `serve deploy` does not come here); or serve anybody, by `require_api_key: false` in args"
         )
     return build_application(config, autoscale=True)
 
 
 def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve.Application:
-    """One deployment per model, and the coordinator's over them.
+    """Build a deployment per model, and the coordinator's.
 
-    autoscale: models with `scaling` are Serve's to scale. Only a Serve file can name the policy for that.
+    autoscale: let Serve scale models with `scaling`. That needs the policy, which only a Serve file can name.
     """
     models = {name: _model_deployment(name, role, config, autoscale) for name, role in config.roles().items()}
     deploy = serve.deployment(
@@ -237,7 +240,7 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
 
 
 def deployment_name(model: str, role: "Role") -> str:
-    """What Serve calls a model's deployment."""
+    """Return the name of a model's deployment in Serve."""
     return f"{role.capitalize()}-{model}"
 
 
@@ -254,8 +257,14 @@ def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: 
         **_bundles(model),
         **_options(),
     )
-    drafted, followed = ({one: config.models[one] for one in models} for models in (targets, leaders))
-    return deploy(ModelReplica).bind(name, role, model, drafted, config.inside(name), followed)
+    return deploy(ModelReplica).bind(
+        name,
+        role,
+        model,
+        {target: config.models[target] for target in targets},
+        config.colocated_drafter_of(name),
+        {leader: config.models[leader] for leader in leaders},
+    )
 
 
 def _actor_options(model: ModelConfig) -> dict[str, Any]:
@@ -268,7 +277,7 @@ def _actor_options(model: ModelConfig) -> dict[str, Any]:
 
 
 def _bundles(model: ModelConfig) -> dict[str, Any]:
-    """Room for each rank of a model that is spread over several devices; the replica itself is the first."""
+    """Return a bundle for each rank of a tensor-parallel model; the replica itself is rank 0."""
     if model.tensor_parallel == 1:
         return {}
     bundle = {"CPU": model.num_cpus, "GPU": model.num_gpus, **model.resources}
@@ -277,8 +286,10 @@ def _bundles(model: ModelConfig) -> dict[str, Any]:
 
 
 def _scaling(name: str, config: ServerConfig) -> ScalingConfig | None:
-    """By what a model scales; None: not at all. Where a drafter scales, its targets do so within their one number: the
-    policy sees no load of others."""
+    """Return a model's scaling, or None.
+
+    If a drafter scales, its targets get fixed bounds: the policy sees only the load of deployments that scale.
+    """
     model = config.models[name]
     drafters = [endpoint.drafter for endpoint in config.endpoints.values() if endpoint.target == name]
     if model.scaling is None and any(config.models[drafter].scaling for drafter in drafters if drafter is not None):
@@ -289,19 +300,19 @@ def _scaling(name: str, config: ServerConfig) -> ScalingConfig | None:
 def _replica_options(
     model: ModelConfig, role: "Role", served: list[str], scaling: ScalingConfig | None
 ) -> dict[str, Any]:
-    """Serve's option for how many replicas a model has. served: the deployments that a drafter drafts for."""
+    """Return Serve's option for the number of replicas. served: the deployments that a drafter drafts for."""
     if scaling is None:
         return {"num_replicas": model.replicas}
     return {"autoscaling_config": autoscaling_config(scaling, scaling.rules(role, served), model.replicas)}
 
 
 def _options() -> dict[str, Any]:
-    """Serve's options that all deployments share. Limits are ours, so Serve's own must never come first."""
+    """Return the options that all deployments share. Our own limits apply, so Serve's must be out of reach."""
     return {
         "max_ongoing_requests": 10_000,
         "health_check_period_s": 2,
         "health_check_timeout_s": 10,
-        "max_constructor_retry_count": 2,  # what fails at start is nearly always the configuration
+        "max_constructor_retry_count": 2,  # failures at start are nearly always the configuration's
         "graceful_shutdown_wait_loop_s": 1,
         "graceful_shutdown_timeout_s": 30,
         "logging_config": LoggingConfig(enable_access_log=False),
@@ -314,19 +325,19 @@ def _runtime_env(threads: int | None) -> dict[str, Any]:
 
 async def _addresses(
     handle: DeploymentHandle[ModelReplica], coordinator: str, held_back: Callable[[], int]
-) -> "Answers":
-    """What the replicas that are up answer; raises as `deployments.discovery.Discovery` says."""
+) -> "ReplicaAddresses":
+    """Ask the live replicas for their addresses; raises what `deployments.discovery.Discovery` expects."""
     from actors.wire.addresses import ReplicaAddress
-    from deployments.discovery import Answers
+    from deployments.discovery import ReplicaAddresses
 
     response = handle.broadcast("address", coordinator, held_back())
-    try:  # the public `results_async` would lose all answers with the one that is late
-        asked = await asyncio.wait_for(response._fetch_replica_results_async(), _ASK_TIMEOUT_S)
+    try:  # the public `results_async` loses all answers if one is late
+        results = await asyncio.wait_for(response._fetch_replica_results_async(), _ADDRESS_TIMEOUT_S)
     except DeploymentUnavailableError as error:
         raise UnavailableError(str(error)) from error
-    waits = (asyncio.wait_for(one.get_async(), _ASK_TIMEOUT_S) for one in asked)
+    waits = (asyncio.wait_for(result.get_async(), _ADDRESS_TIMEOUT_S) for result in results)
     answers = await asyncio.gather(*waits, return_exceptions=True)
-    return Answers(
+    return ReplicaAddresses(
         [answer for answer in answers if isinstance(answer, ReplicaAddress)],
         complete=not any(isinstance(answer, TimeoutError) for answer in answers),
     )

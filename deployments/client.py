@@ -1,4 +1,4 @@
-"""A small HTTP client for our own commands: JSON in, JSON or server-sent events out. Standard library only."""
+"""A small HTTP client for the commands: JSON requests, JSON or event-stream responses. Standard library only."""
 
 import json
 import urllib.error
@@ -11,37 +11,37 @@ from typing import Any
 
 from decoding.errors import InvalidRequestError, UnavailableError
 
-DEFAULT_URL = "http://127.0.0.1:8000"  # of `consort serve`
+DEFAULT_URL = "http://127.0.0.1:8000"  # the default of `consort serve`
 _TIMEOUT_S = 120.0
 _CALLERS_FAULT = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer's status and its JSON document."""
+    """A response's status and its JSON document."""
 
     status: int
     document: Any
 
 
 class Client:
-    """A server, by its base URL."""
+    """A client of one server."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """url: with or without http:// and OpenAI's /v1. api_key: sent with every request, if given."""
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-        api_key = (api_key or "").strip()  # files and shells leave line ends around it
+        api_key = (api_key or "").strip()  # files and shells add line ends
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str) -> Reply:
-        """Raises UnavailableError if nothing answers, or what answers is not JSON."""
-        return self._ask(path)
+        """Send a GET request; raises UnavailableError without a JSON response."""
+        return self._request(path)
 
     def post(self, path: str, body: Mapping[str, object]) -> Reply:
-        """Raises as `get` does."""
-        return self._ask(path, body)
+        """Send a POST request; raises what `get` raises."""
+        return self._request(path, body)
 
-    def _ask(self, path: str, body: Mapping[str, object] | None = None) -> Reply:
+    def _request(self, path: str, body: Mapping[str, object] | None = None) -> Reply:
         try:
             with self._open(path, body) as response:
                 return Reply(response.status, json.load(response))
@@ -52,26 +52,26 @@ class Client:
             raise self._unreachable(error) from error
 
     def document(self, path: str) -> Any:
-        """The JSON document at a path.
+        """Return the JSON document at a path.
 
         Raises:
             InvalidRequestError: the server refused the request; names the field, if the server did.
-            UnavailableError: the server can't answer now, or none answers.
+            UnavailableError: the server can't answer now, or there is none.
         """
         return self.checked(path, self.get(path))
 
     def checked(self, path: str, reply: Reply) -> Any:
-        """The reply's document; raises as `document` does."""
+        """Return the reply's document; raises what `document` raises."""
         if reply.status != HTTPStatus.OK:
             raise self._error(path, reply.status, reply.document)
         return reply.document
 
     def stream(self, path: str, body: Mapping[str, object]) -> Generator[Any, None, None]:
-        """The documents of a stream's events, up to [DONE]. Closing the iterator hangs up.
+        """Yield the documents of a stream's events, up to [DONE]. Closing the iterator hangs up.
 
         Raises:
             InvalidRequestError: the request was refused; names the field, if the server did.
-            UnavailableError: the server can't answer now, the stream broke off, or it brought an error.
+            UnavailableError: the server can't answer now, the stream broke off, or it contained an error.
         """
         try:
             with self._open(path, {**body, "stream": True}) as response:
@@ -102,7 +102,7 @@ class Client:
         return UnavailableError(f"no Consort server answers at {self.url} ({reason}); `consort serve` starts one")
 
     def _error(self, path: str, status: int, document: Any) -> InvalidRequestError | UnavailableError:
-        """What a status other than 200 means, with the server's own words."""
+        """Return the error for a status other than 200, with the server's message."""
         details = document.get("error") if isinstance(document, dict) else None
         details = details if isinstance(details, dict) else {}
         message = details.get("message") or f"{self.url}{path}: HTTP {status}"

@@ -1,6 +1,6 @@
-"""Starts Ray and the application, tells how far it is, and takes it all down again. Prints nothing.
+"""Start Ray and the application, report the progress, and stop both. Prints nothing.
 
-Ray is imported in functions: its environment must be set before, and commands that don't need it start faster.
+Ray is imported in functions: its environment must be set first, and commands without it start faster.
 """
 
 import logging
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 State = Literal["waiting", "loading", "ready"]
-Watch = Callable[[list["Progress"]], None]
+Watch = Callable[[list["StartProgress"]], None]
 
 _POLL_S = 0.2
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a deployment is."""
+class StartProgress:
+    """The state of a starting deployment."""
 
     deployment: str
     state: State
@@ -42,9 +42,9 @@ class Progress:
 
 @contextmanager
 def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: Watch) -> Iterator[None]:
-    """The application, up and ready, on the Ray cluster at `address` or else on a local one that ends with the block.
+    """Run the application, on the Ray cluster at `address` or on a local one, until the block ends.
 
-    watch: is told how far each deployment is, again and again until all are ready.
+    watch: called repeatedly with the progress of all deployments until they are ready.
 
     Raises:
         ConfigError: a model could not be loaded, or the port is taken.
@@ -52,7 +52,7 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
     """
     if not verbose:
         warnings.simplefilter("ignore")
-    watch([Progress("Ray", "loading")])
+    watch([StartProgress("Ray", "loading")])
     if address is None:
         _check_port(config.http)
         _start_ray(config, verbose=verbose)
@@ -66,7 +66,7 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
         _deploy(config)
         _wait_until_ready(watch)
         if address is None:
-            _wait_until_found(Client(config.http.url))
+            _wait_for_discovery(Client(config.http.url))
         yield
     finally:
         if address is not None:
@@ -75,18 +75,18 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
 
 
 def failure(message: str) -> str | None:
-    """Our own error's text in the traceback that Serve reports for a replica which could not start; None: no such."""
-    found = _OUR_ERROR.findall(message)
-    return found[-1].strip() if found else None
+    """Return the text of our own error in the traceback of a replica that could not start; None if there is none."""
+    errors = _OUR_ERROR.findall(message)
+    return errors[-1].strip() if errors else None
 
 
 def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        # With clusters "disabled", as Ray has it on macOS, its processes listen on loopback only.
+        # With clusters "disabled", Ray's default on macOS, its processes listen on loopback only.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        # A cluster of our own has a token of its own. Left to itself, Ray would write one to ~/.ray, where later
-        # `ray start` commands find it.
+        # A local cluster gets its own token. Otherwise Ray writes one to ~/.ray, where later `ray start` commands
+        # find it.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
@@ -154,20 +154,20 @@ def _wait_until_ready(watch: Watch) -> None:
         time.sleep(_POLL_S)
 
 
-def _wait_until_found(client: Client) -> None:
-    """Until the coordinator has found all models, which is moments after their deployments are up."""
+def _wait_for_discovery(client: Client) -> None:
+    """Wait until the coordinator knows a replica of every model, moments after the deployments are up."""
     while not all(client.get("/health").document["models"].values()):
         time.sleep(_POLL_S)
 
 
-def _progress(name: str, overview: "DeploymentStatusOverview") -> Progress:
+def _progress(name: str, overview: "DeploymentStatusOverview") -> StartProgress:
     if overview.status == "HEALTHY":
-        return Progress(name, "ready")
-    return Progress(name, "loading" if "STARTING" in map(str, overview.replica_states) else "waiting")
+        return StartProgress(name, "ready")
+    return StartProgress(name, "loading" if "STARTING" in map(str, overview.replica_states) else "waiting")
 
 
 def _check_deployments(status: "ApplicationStatusOverview") -> None:
-    """Raises ConfigError as soon as a replica has failed for a reason that another try won't change."""
+    """Raise ConfigError as soon as a replica has failed for a permanent reason."""
     for name, overview in status.deployments.items():
         reason = failure(overview.message)
         if reason is not None or overview.status == "DEPLOY_FAILED":
@@ -177,7 +177,7 @@ def _check_deployments(status: "ApplicationStatusOverview") -> None:
 
 
 def _check_port(http: HttpConfig) -> None:
-    """Raises ConfigError if something else listens there already."""
+    """Raise ConfigError if the port is taken."""
     with socket.socket(socket.AF_INET6 if ":" in http.host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -187,21 +187,23 @@ def _check_port(http: HttpConfig) -> None:
 
 
 def _check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
-    """Raises ConfigError if the replicas together need more than there is, for which they would wait for ever."""
+    """Raise ConfigError if the replicas need more than the machine has: they would wait for ever."""
     models = config.models.values()
     demands = {
         "GPU": ("num_gpus", sum(model.num_gpus * model.processes for model in models)),
         "CPU": ("num_cpus", sum(model.num_cpus * model.processes for model in models)),
     }
     for resource, (key, wanted) in demands.items():
-        there = available.get(resource, 0)
-        if wanted > there:
-            raise ConfigError(f"models: {key} of all replicas is {wanted:g} together, but this machine has {there:g}")
+        amount = available.get(resource, 0)
+        if wanted > amount:
+            raise ConfigError(f"models: {key} of all replicas is {wanted:g} together, but this machine has {amount:g}")
 
 
 def _all_resources(config: ServerConfig) -> dict[str, float]:
-    """What all replicas ask for together, as many as there may ever be, so that a configuration for a cluster also runs
-    on one machine."""
+    """Return the custom resources of all replicas, at their largest number.
+
+    A local cluster offers them, so that a configuration for several nodes also runs on one.
+    """
     total: dict[str, float] = {}
     for model in config.models.values():
         most = max(model.replicas, model.scaling.max if model.scaling else 0)

@@ -1,4 +1,4 @@
-"""Finds the replicas that are up, again and again, and tells the coordinator. Knows Serve only as functions to ask."""
+"""Poll the deployments for their live replicas, for the coordinator. Knows Serve only as functions to call."""
 
 import asyncio
 import logging
@@ -10,15 +10,15 @@ from decoding.errors import UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """Of a model's replicas, asked where they can be reached."""
+class ReplicaAddresses:
+    """The addresses of a model's replicas that answered."""
 
     addresses: Sequence[ReplicaAddress]
-    complete: bool = True  # whether all answered in time
+    complete: bool = True  # whether all replicas answered in time
 
 
-Ask = Callable[[], Awaitable[Answers]]
-Found = Callable[[list[ReplicaAddress], set[str]], None]
+Ask = Callable[[], Awaitable[ReplicaAddresses]]
+Update = Callable[[list[ReplicaAddress], set[str]], None]
 
 _PERIOD_S = 1.0
 _STARTING_PERIOD_S = 0.2  # while the model has no replica
@@ -26,42 +26,42 @@ _logger = logging.getLogger(__name__)
 
 
 class Discovery:
-    """Asks every model's deployment for the addresses of its live replicas."""
+    """Keeps the addresses of all live replicas up to date."""
 
-    def __init__(self, ask: Mapping[str, Ask], found: Found) -> None:
+    def __init__(self, ask: Mapping[str, Ask], update: Update) -> None:
         """
-        ask: by model. May raise UnavailableError if there is no replica. After any other error, and while some take
-            too long to answer, the last known ones stay.
-        found: gets the addresses of all models' replicas after every look, and the names of those that have just
-            answered: an answer is a replica's word that its loop is well.
+        ask: by model. Raises UnavailableError if there is no replica. After any other error, or if some replicas are
+            late, the last known addresses stay.
+        update: called after every poll with all addresses and the names of the replicas that have just answered, whose
+            loops are therefore alive.
         """
         self._ask = ask
-        self._found = found
+        self._update = update
         self._known: dict[str, list[ReplicaAddress]] = {model: [] for model in ask}
 
-    async def look_at_all(self) -> None:
+    async def poll_all(self) -> None:
         """Ask every model's deployment once."""
-        await asyncio.gather(*map(self.look, self._ask))
+        await asyncio.gather(*map(self.poll, self._ask))
 
     async def run(self) -> None:
-        """Follow all models for ever, each by itself, so that one which is starting holds up no other."""
-        await asyncio.gather(*(self._follow(model) for model in self._ask))
+        """Poll all models for ever, independently, so that a starting one delays no other."""
+        await asyncio.gather(*(self._poll_repeatedly(model) for model in self._ask))
 
-    async def _follow(self, model: str) -> None:
+    async def _poll_repeatedly(self, model: str) -> None:
         while True:
-            await self.look(model)
+            await self.poll(model)
             await asyncio.sleep(_PERIOD_S if self._known[model] else _STARTING_PERIOD_S)
 
-    async def look(self, model: str) -> None:
+    async def poll(self, model: str) -> None:
         """Ask one model's deployment once."""
         answered: set[str] = set()
         try:
             answers = await self._ask[model]()
             answered = {address.name for address in answers.addresses}
-            silent = [] if answers.complete else [one for one in self._known[model] if one.name not in answered]
+            silent = [] if answers.complete else [known for known in self._known[model] if known.name not in answered]
             self._known[model] = [*answers.addresses, *silent]
         except UnavailableError:
             self._known[model] = []
-        except Exception:  # a hiccup of the control plane must not end streams: the last known replicas stay
+        except Exception:  # a control-plane error must not end streams
             _logger.warning("could not ask for the replicas of %s", model, exc_info=True)
-        self._found([address for addresses in self._known.values() for address in addresses], answered)
+        self._update([address for addresses in self._known.values() for address in addresses], answered)

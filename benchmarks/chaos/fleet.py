@@ -30,7 +30,7 @@ from actors.wire.addresses import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.chaos.proxy import Relay, Relays
 from decoding.errors import UnavailableError
-from deployments.discovery import Answers, Discovery
+from deployments.discovery import Discovery, ReplicaAddresses
 
 _ASK_S = 3.0  # time for a replica to return its address, as in deployments/app.py
 _GIVEN_UP_S = 12.0  # time without an answer after which a process is killed
@@ -172,7 +172,7 @@ class Fleet:
                 await discovering
             self._asking.shutdown()
 
-    async def _ask(self, model: str) -> Answers:
+    async def _ask(self, model: str) -> ReplicaAddresses:
         loop = asyncio.get_running_loop()
         replicas = [replica for replica in self.replicas if replica.spec.name == model]
         answers = await asyncio.gather(
@@ -181,7 +181,7 @@ class Fleet:
         addresses = [address for address in answers if address is not None]
         if not addresses:
             raise UnavailableError(f"no replica of {model} is up")
-        return Answers(addresses)
+        return ReplicaAddresses(addresses)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ def make_config(
     """Build the server's configuration. colocated: the target's process runs the drafter, with the threads of both."""
     common = {"device": "cpu", "slots": slots}
     threads = target_threads + drafter_threads * colocated
-    drafter_options = {"inside": "target"} if colocated else {"threads": drafter_threads, "slots": slots}
+    drafter_options = {"colocated_with": "target"} if colocated else {"threads": drafter_threads, "slots": slots}
     models = {
         "target": {"path": str(target), "dtype": dtype, "threads": threads, **common},
         "drafter": {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **drafter_options},

@@ -1,1 +1,1 @@
-"""What a server's configuration may say, and how it is read and refused."""
+"""The configuration of a server: its keys, how it is read, and how mistakes in it are reported."""

@@ -1,4 +1,4 @@
-"""What a configuration offers, read from the checkpoints' headers. Loads no weights."""
+"""The endpoints of a configuration with the sizes of their models, from the checkpoints' headers. Loads no weights."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from deployments.configuration.model import ModelConfig, locate
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """An endpoint, and the models behind it in words."""
+    """An endpoint, with its models described as text."""
 
     endpoint: str
     target: str
@@ -22,12 +22,12 @@ class CatalogueEntry:
 
 
 def catalogue(config: ServerConfig) -> list[CatalogueEntry]:
-    """Every endpoint of the configuration; raises ConfigError if a checkpoint's header is damaged."""
+    """Describe every endpoint of the configuration; raises ConfigError if a checkpoint's header is damaged."""
     return [
         CatalogueEntry(
             endpoint=name,
-            target=" + ".join(_in_words(model, config) for model in endpoint.models),
-            drafter=_in_words(endpoint.drafter, config) if endpoint.drafter is not None else "–",
+            target=" + ".join(_description(model, config) for model in endpoint.models),
+            drafter=_description(endpoint.drafter, config) if endpoint.drafter is not None else "–",
             draft_length=endpoint.draft_length if endpoint.drafter is not None else 0,
             context_length=min(config.models[model].max_length for model in endpoint.models),
         )
@@ -36,11 +36,11 @@ def catalogue(config: ServerConfig) -> list[CatalogueEntry]:
 
 
 def parameter_count(folder: Path) -> int:
-    """How many parameters the checkpoint in the folder has; 0 if it has no safetensors files."""
+    """Count the parameters of the checkpoint in the folder; 0 if it has no safetensors files."""
     return sum(_parameters_in(file) for file in folder.glob("*.safetensors"))
 
 
-def _in_words(name: str, config: ServerConfig) -> str:
+def _description(name: str, config: ServerConfig) -> str:
     model: ModelConfig = config.models[name]
     count = parameter_count(Path(locate(model.path)))
     size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
@@ -48,11 +48,11 @@ def _in_words(name: str, config: ServerConfig) -> str:
 
 
 def _parameters_in(file: Path) -> int:
-    """The header of a safetensors file is a JSON document after its length in 8 bytes."""
+    """Count the parameters that a safetensors header lists: a JSON document that follows its length in 8 bytes."""
     try:
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
     except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
-        raise ConfigError(f"{file} is no safetensors file: {error}") from error
+        raise ConfigError(f"{file} is not a safetensors file: {error}") from error
     return sum(math.prod(shape) for shape in shapes)

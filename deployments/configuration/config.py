@@ -1,4 +1,4 @@
-"""The configuration of a server, from YAML. Knows nothing of Ray or of loaded models."""
+"""The configuration of a server, read from YAML. Must not know Ray or loaded models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,28 +22,29 @@ DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "default.yaml"
 
 
 class ServerConfig(StrictModel):
-    """Everything that `consort serve` needs to know."""
+    """The whole configuration file."""
 
     models: dict[Name, ModelConfig] = Field(min_length=1, description="Models by name.")
-    endpoints: dict[Name, EndpointConfig] = Field(min_length=1, description="What clients can ask for, by name.")
+    endpoints: dict[Name, EndpointConfig] = Field(min_length=1, description="What clients can request, by name.")
     http: HttpConfig = Field(default_factory=HttpConfig, description="The HTTP interface.")
 
     def roles(self) -> dict[str, "Role"]:
-        """The role of each model that has replicas, which follows from its use."""
-        return {name: role for name, role in roles_in(self.endpoints.values()).items() if not self.models[name].inside}
+        """Return the role of each model that has replicas of its own, as the endpoints use it."""
+        roles = roles_in(self.endpoints.values())
+        return {name: role for name, role in roles.items() if self.models[name].colocated_with is None}
 
-    def inside(self, target: str) -> dict[str, ModelConfig]:
-        """The drafter inside a target's replicas, by its name, with as many slots; empty if there is none."""
+    def colocated_drafter_of(self, target: str) -> dict[str, ModelConfig]:
+        """The drafter that runs in a target's replicas, by name, with the target's slots; empty if there is none."""
         slots = self.models[target].slots
-        found = {name: model for name, model in self.models.items() if model.inside == target}
-        return {name: model.model_copy(update={"slots": slots}) for name, model in found.items()}
+        drafters = {name: model for name, model in self.models.items() if model.colocated_with == target}
+        return {name: model.model_copy(update={"slots": slots}) for name, model in drafters.items()}
 
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:
-    """The configuration in a parsed YAML document. folder: what relative paths are relative to.
+    """Check a parsed YAML document and return its configuration. folder: the base of relative paths.
 
     Raises:
-        ConfigError: a key is unknown, a value is wrong, or the parts don't fit together; names the key.
+        ConfigError: a key is unknown, a value is wrong, or the parts don't fit together. The text names the key.
     """
     try:
         config = ServerConfig.model_validate(data)
@@ -62,10 +63,10 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
 
 
 def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
-    """The configuration in a YAML file; by default, the one that serves the bundled models.
+    """Read the configuration in a YAML file; by default, the one that serves the bundled models.
 
     Raises:
-        ConfigError: the file can't be read, or what `parse_config` raises.
+        ConfigError: the file can't be read, or the configuration is wrong (see `parse_config`).
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -78,16 +79,16 @@ def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
 
 
 def _anchor(path: str, folder: Path) -> str:
-    """A path that no longer depends on the configuration's folder or on the working directory."""
-    for found in (folder / path, Path(path)):
-        if found.is_dir():
-            absolute = found.resolve()
+    """Return a path that does not depend on the configuration's folder or on the working directory."""
+    for candidate in (folder / path, Path(path)):
+        if candidate.is_dir():
+            absolute = candidate.resolve()
             return str(absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute)
     return path
 
 
 def _read_keys(http: HttpConfig, folder: Path) -> None:
-    """Digest the secrets of all keys, and add the key that the environment has."""
+    """Replace the secrets of all keys by digests, and add the key from the environment."""
     http.api_keys = {name: key.digested(name, folder) for name, key in http.api_keys.items()}
     if (key := environment_key()) is not None:
         http.add_key("environment", key)
@@ -96,7 +97,9 @@ def _read_keys(http: HttpConfig, folder: Path) -> None:
 def _check_devices(config: ServerConfig) -> None:
     for name, model in config.models.items():
         if model.tensor_parallel > 1 and not (model.num_cpus or model.num_gpus or model.resources):
-            raise ConfigError(f"models.{name}.tensor_parallel: say in num_cpus or num_gpus what each of its devices is")
-        gpus = config.models[model.inside or name].num_gpus
+            raise ConfigError(
+                f"models.{name}.tensor_parallel: set num_cpus or num_gpus, which each of its devices gets"
+            )
+        gpus = config.models[model.colocated_with or name].num_gpus
         if model.device.startswith(("cuda", "balanced")) and gpus == 0:
             raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")

@@ -1,4 +1,4 @@
-"""The configuration of an endpoint: the models that answer, and what requests leave open."""
+"""The configuration of an endpoint: its models, and the defaults of its requests."""
 
 from typing import Annotated
 
@@ -12,14 +12,14 @@ from deployments.validation.strict import StrictModel
 
 
 class NgramConfig(StrictModel):
-    """Drafts that are looked up in the text: what followed when its last tokens came before."""
+    """Drafts by prompt lookup: the tokens that followed an earlier occurrence of the last tokens."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=16)] = Field(4, description="The longest run of tokens to look for.")
-    shared: bool = Field(False, description="Look in the endpoint's earlier answers too.")
+    max_tokens: Annotated[int, Field(ge=1, le=16)] = Field(4, description="The longest run of tokens to look up.")
+    shared: bool = Field(False, description="Look in the endpoint's earlier answers, too.")
 
 
 class EndpointConfig(EnsembleConfig):
-    """A name that clients ask for, and the models that answer."""
+    """A name that clients send as `model`, and the models that answer."""
 
     drafter: str | None = Field(
         None, description="The model that drafts for the target, which may be one of its members; null: plain decoding."
@@ -27,22 +27,23 @@ class EndpointConfig(EnsembleConfig):
     draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
         4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
     )
-    ngram: NgramConfig | None = Field(None, description="Also look drafts up in the text; null: don't.")
+    ngram: NgramConfig | None = Field(None, description="Also draft by lookup in the text; null: don't.")
     verification: Verification = Field(
-        "coupled", description="How drafts are verified, where a request does not say: coupled or rejection."
+        "coupled", description="How drafts are verified by default: coupled or rejection."
     )
     defaults: SamplingFields = Field(
-        default_factory=SamplingFields, description="Sampling parameters for requests that leave them open."
+        default_factory=SamplingFields, description="Default sampling parameters of requests."
     )
     generation_config: bool = Field(
-        True, description="Where neither a request nor `defaults` say, sample as the target's own configuration says."
+        True,
+        description="Use the target's own sampling parameters where neither a request nor `defaults` set them.",
     )
     stopping: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = Field(
         default_factory=list,
-        description="Functions, as `module:name`, that end an answer: given its token ids and text, return true.",
+        description="Functions, as `module:name`, that get an answer's token ids and text and return true to end it.",
     )
     timeout_s: Annotated[float, Field(ge=MIN_TIMEOUT_S)] | None = Field(
-        None, description="Seconds until a request fails, where it does not say, 0.001 or more; null: any."
+        None, description="Default seconds until a request fails, 0.001 or more; null: no limit."
     )
 
     @property

@@ -1,6 +1,6 @@
-"""What an endpoint's configuration says of its members: who they are, how they answer together, what if one fails.
+"""The members of an endpoint: which models, how their outputs are combined, and what happens if a member fails.
 
-Imports no torch, and loads nothing.
+Must not import torch or load anything.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -15,99 +15,97 @@ from deployments.validation.strict import StrictModel, nearest, wrong_field
 
 EndpointKind = Literal["plain", "speculative", "ensemble", "contrastive"]
 
-MAX_CANDIDATES = 128  # of all members together: `mbr` compares each with each
+MAX_CANDIDATES = 128  # of all members together: `mbr` compares every pair
 _STEP_TIMEOUT_MS = 30_000.0
 _ANSWER_TIMEOUT_MS = 600_000.0
 
 
 class BlendConfig(BlendFields):
-    """How the members' distributions become one."""
+    """How the members' distributions are combined into one."""
 
     weights: list[float] = Field(
         default_factory=list,
-        description="How much each member counts, in the order of the members; by default the same.",
+        description="The weight of each member, in the order of the members; equal by default.",
     )
 
     def params(self, kind: BlendKind) -> BlendParams:
-        """As the decoder takes them; raises InvalidRequestError where a value is out of range. kind: if none is set."""
+        """Return the decoder's parameters; raises InvalidRequestError if a value is out of range. kind: the default."""
         fields: dict[str, Any] = self.model_dump(exclude_none=True)
         return BlendParams(**{"kind": kind, **fields, "weights": tuple(self.weights)})
 
 
 class StrategyConfig(StrictModel):
-    """How one of several whole answers is chosen."""
+    """How one of several complete answers is chosen."""
 
     kind: Literal["rerank", "majority", "mbr", "best_of"] = Field(
-        description="rerank: what the members find most likely; majority: what most extracted answers say; "
-        "mbr: what is closest to the others (minimum Bayes risk); best_of: what its own member finds most likely."
+        description="rerank: the answer the members find most likely; majority: the most frequent extracted answer; "
+        "mbr: the answer closest to the others (minimum Bayes risk); best_of: the one its own member finds most likely."
     )
     candidates: Annotated[int, Field(ge=1, le=64)] = Field(4, description="Answers that each member proposes.")
     judge: str | None = Field(
-        None, description="rerank: the member that scores all; null: all score, by their weights."
+        None, description="rerank: the member that scores all candidates; null: all members do, by their weights."
     )
     regex: str | None = Field(
         None,
-        description="majority: an expression (RE2) whose last match is the answer, or the first group of it; "
-        "null: the whole text is.",
+        description="majority: a regular expression (RE2) whose last match, or its first group, is the answer; "
+        "null: the whole text.",
     )
     json_field: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
         None, description="majority: the answer is this field, as `a.b`, of the last JSON object that has it."
     )
     utility: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = Field(
         "deployments.strategies.utility:chrf",
-        description="mbr: a function, as `module:name`, of a candidate's text and a reference's: how good it would be.",
+        description="mbr: a function, as `module:name`, that scores a candidate's text against a reference text.",
     )
 
     @model_validator(mode="after")
     def _keys_fit_the_kind(self) -> Self:
-        of_kinds = {"judge": "rerank", "regex": "majority", "json_field": "majority", "utility": "mbr"}
-        for name, kind in of_kinds.items():
+        kinds = {"judge": "rerank", "regex": "majority", "json_field": "majority", "utility": "mbr"}
+        for name, kind in kinds.items():
             if name in self.model_fields_set and getattr(self, name) is not None and self.kind != kind:
                 raise wrong_field(name, f"is for {kind}, not for {self.kind}")
         if self.regex is not None and self.json_field is not None:
-            raise wrong_field("json_field", "has no place beside regex; set one of them")
+            raise wrong_field("json_field", "can't be combined with regex; set one of them")
         return self
 
 
 class EnsembleConfig(StrictModel):
-    """The part of an endpoint's configuration that is about its members. `target` leads them."""
+    """The keys of an endpoint that concern its members. `target` is their leader."""
 
     kind: EndpointKind | None = Field(
-        None, description="plain, speculative, ensemble or contrastive; null: what the other keys make it."
+        None, description="plain, speculative, ensemble or contrastive; null: follows from the other keys."
     )
-    target: str = Field("", description="The model whose text is served, where it has no members.")
+    target: str = Field("", description="The model whose text is served, if there are no members.")
     members: list[str] = Field(
-        default_factory=list, description="ensemble: the models that answer together, the one that leads first."
+        default_factory=list, description="ensemble: the models that answer together, the leader first."
     )
     expert: str | None = Field(None, description="contrastive: the model whose text is served.")
-    amateur: str | None = Field(None, description="contrastive: the weaker model, whose faults are to be avoided.")
+    amateur: str | None = Field(None, description="contrastive: the weaker model, whose mistakes are penalised.")
     blend: BlendConfig = Field(
-        default_factory=BlendConfig, description="How the members' distributions become one, token by token."
+        default_factory=BlendConfig, description="How the members' distributions are combined, token by token."
     )
     strategy: StrategyConfig | None = Field(
-        None, description="ensemble: choose among whole answers of the members; null: blend them token by token."
+        None, description="ensemble: choose among complete answers of the members; null: blend them token by token."
     )
     on_member_failure: Literal["fail", "drop"] = Field(
-        "fail", description="What happens when a member fails: the request does, or goes on with the others."
+        "fail", description="If a member fails: fail the request, or drop the member and go on with the others."
     )
-    min_members: Annotated[int, Field(ge=1)] = Field(1, description="With fewer the request fails in any case.")
+    min_members: Annotated[int, Field(ge=1)] = Field(1, description="With fewer members the request fails in any case.")
     member_timeout_ms: Annotated[float, Field(gt=0)] | None = Field(
         None,
-        description="How long a member may take for a step, or for all its candidates; null: 30 s, or 600 s.",
+        description="Time limit of a member for a step (null: 30 s), or for all its candidates (null: 600 s).",
     )
     member_dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Widest type in which the members' logits travel."
+        "float32", description="Widest type in which the members' logits are sent."
     )
-    member_top_k: Annotated[int, Field(ge=0)] = Field(0, description="So many logits of each place travel; 0: all.")
+    member_top_k: Annotated[int, Field(ge=0)] = Field(0, description="How many logits per position are sent; 0: all.")
 
     vocabulary: VocabularyKind = Field(
         "shared",
-        description="On which tokens members are blended: shared (all have the same), union (each writes the text in "
-        "its own, and all of them count), or topk_union (the same, on the most probable ones of each).",
+        description="Tokens on which members are blended: shared (one vocabulary), union (each tokenizes the text "
+        "itself, over all tokens), or topk_union (the same, over the most probable tokens of each).",
     )
-    vocabulary_top_k: Annotated[int, Field(ge=1)] = Field(
-        10, description="topk_union: how many tokens of each member are candidates."
-    )
+    vocabulary_top_k: Annotated[int, Field(ge=1)] = Field(10, description="topk_union: candidate tokens per member.")
 
     @model_validator(mode="after")
     def _members_fit_together(self) -> Self:
@@ -133,26 +131,26 @@ class EnsembleConfig(StrictModel):
         return "speculative" if self.drafts else "plain"
 
     def _conditions(self) -> list[tuple[bool, str, str]]:
-        """Whether it holds, and else which key is wrong and why."""
+        """Return each condition with the key to blame and the problem if it does not hold."""
         ensemble, contrastive = self.kind == "ensemble", self.kind == "contrastive"
         alone = not (ensemble or contrastive)
-        least = 1 if self.strategy else 2
+        min_models = 1 if self.strategy else 2
         total = len(self.members) * (self.strategy.candidates if self.strategy else 0)
         judge = self.strategy.judge if self.strategy else None
         others = nearest(judge or "", self.members)
         return [
             (not alone or bool(self.target), "target", "is required"),
-            (alone or not self.target, "target", f"has no place in an endpoint of the kind {self.kind}"),
-            (ensemble or not self.members, "members", f"has no place in an endpoint of the kind {self.kind}"),
-            (not ensemble or len(self.members) >= least, "members", f"should name at least {least}"),
+            (alone or not self.target, "target", f"is not for an endpoint of the kind {self.kind}"),
+            (ensemble or not self.members, "members", f"is not for an endpoint of the kind {self.kind}"),
+            (not ensemble or len(self.members) >= min_models, "members", f"should name at least {min_models}"),
             (len(set(self.members)) == len(self.members), "members", "should all differ"),
-            (contrastive or self.expert is None, "expert", f"has no place in an endpoint of the kind {self.kind}"),
-            (contrastive or self.amateur is None, "amateur", f"has no place in an endpoint of the kind {self.kind}"),
+            (contrastive or self.expert is None, "expert", f"is not for an endpoint of the kind {self.kind}"),
+            (contrastive or self.amateur is None, "amateur", f"is not for an endpoint of the kind {self.kind}"),
             (not contrastive or self.expert is not None, "expert", "is required"),
             (not contrastive or self.amateur is not None, "amateur", "is required"),
             (not contrastive or self.expert != self.amateur, "amateur", "should differ from the expert"),
             (not contrastive or self.blend.kind in (None, "contrastive"), "blend.kind", "should be contrastive here"),
-            (ensemble or self.strategy is None, "strategy", f"has no place in an endpoint of the kind {self.kind}"),
+            (ensemble or self.strategy is None, "strategy", f"is not for an endpoint of the kind {self.kind}"),
             (total <= MAX_CANDIDATES, "strategy.candidates", f"are {total} in all; at most {MAX_CANDIDATES} are taken"),
             (judge is None or judge in self.members, "strategy.judge", f"is not among the members; {others}"),
             (self.kind != "plain" or not self.drafts, "kind", "is plain, but the endpoint has drafts"),
@@ -165,7 +163,7 @@ class EnsembleConfig(StrictModel):
             (
                 self.vocabulary != "topk_union" or self.member_top_k == 0,
                 "member_top_k",
-                "should be 0 with vocabulary: topk_union, which compares what each member says of the others' tokens",
+                "should be 0 with vocabulary: topk_union, which needs each member's logits of the others' tokens",
             ),
             (
                 self.vocabulary == "topk_union" or "vocabulary_top_k" not in self.model_fields_set,
@@ -182,27 +180,27 @@ class EnsembleConfig(StrictModel):
 
     @property
     def others(self) -> list[str]:
-        """The members beside the one that leads."""
+        """The members except the leader."""
         return [self.amateur] if self.amateur is not None else self.members[1:]
 
     @property
     def through_text(self) -> list[str]:
-        """The members that may have other tokens than the one that leads."""
+        """The members whose vocabulary may differ from the leader's."""
         return [] if self.vocabulary == "shared" else self.others
 
     @property
     def models(self) -> list[str]:
-        """All members, the one that leads first; without members, the target."""
+        """All members, the leader first; without members, the target."""
         return [self.expert or "", *self.others] if self.expert is not None else self.members or [self.target]
 
     def named_models(self) -> list[tuple[str, str]]:
-        """The keys that name models, and the models."""
+        """Return the answering models, each with the key that names it."""
         if self.kind == "contrastive":
             return [("expert", self.target), *(("amateur", model) for model in self.others)]
         return [("members" if self.members else "target", model) for model in self.models]
 
     def ensemble_options(self) -> EnsembleOptions:
-        """As the decoder takes them; raises InvalidRequestError where a value is out of range."""
+        """Return the decoder's options; raises InvalidRequestError if a value is out of range."""
         blend = self.blend.params("contrastive" if self.kind == "contrastive" else "mixture")
         if self.kind in ("ensemble", "contrastive"):
             blend.require_members(len(self.models))

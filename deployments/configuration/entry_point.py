@@ -1,4 +1,4 @@
-"""Loads what a configuration names in Python: the user's own functions."""
+"""Import the Python functions that a configuration names."""
 
 import importlib
 from collections.abc import Callable
@@ -8,17 +8,17 @@ from decoding.errors import ConfigError
 
 
 def load_callable(path: str, *, key: str) -> Callable[..., Any]:
-    """The callable at `module:name`. key: where the configuration names it.
+    """Import the callable at `module:name`. key: the configuration key, for errors.
 
     Raises:
         ConfigError: it can't be imported, or is not callable.
     """
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the user's module does when it is imported
+        loaded: Any = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing the user's module may raise anything
         raise ConfigError(f"{key}: can't load {path!r}: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"{key}: {path!r} is a {type(found).__name__}, but should be callable")
-    loaded: Callable[..., Any] = found
-    return loaded
+    if not callable(loaded):
+        raise ConfigError(f"{key}: {path!r} is a {type(loaded).__name__}, but should be callable")
+    function: Callable[..., Any] = loaded
+    return function

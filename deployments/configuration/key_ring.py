@@ -1,4 +1,4 @@
-"""API keys: who may ask, and how much of the server each may take. Knows nothing of HTTP."""
+"""API keys with their limits. Must not know HTTP."""
 
 import hashlib
 import hmac
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """Who asks. The secret itself is not kept."""
+    """A client's key. The secret itself is not kept."""
 
     name: str
-    digest: bytes = b""  # of the secret
-    weight: float = 1.0  # its share where several keys compete
-    max_requests: int | None = None  # in progress or waiting at once; None: as many as there may be in all
-    max_tokens: int | None = None  # of their prompts and answers together
-    admin: bool = False  # whether it may change the server, too
+    digest: bytes = b""  # SHA-256 of the secret
+    weight: float = 1.0  # its share when keys compete
+    max_requests: int | None = None  # in progress or waiting at once; None: no limit of its own
+    max_tokens: int | None = None  # prompts and answers of these requests together
+    admin: bool = False  # whether it may scale models
 
 
 ANYBODY = ApiKey("anybody", admin=True)
 
 
 class KeyRing:
-    """All keys. Without any, anybody may ask."""
+    """All keys. Without keys, anybody may send requests."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = list(keys)
 
     def find(self, authorization: str | None) -> ApiKey | None:
-        """The key in an Authorization header, if it is one of ours. Takes the same time for any wrong secret."""
+        """Return the key in an Authorization header, or None. Takes the same time for any wrong secret."""
         if not self._keys:
             return ANYBODY
         scheme, _, secret = (authorization or "").partition(" ")
@@ -38,5 +38,5 @@ class KeyRing:
 
 
 def digest_of(secret: str) -> bytes:
-    """What is kept of a secret."""
+    """Return the SHA-256 digest that stands for a secret."""
     return hashlib.sha256(secret.encode()).digest()

@@ -1,4 +1,4 @@
-"""The configuration of API keys. Secrets are read here, and what is kept of each is a digest: it may go anywhere."""
+"""The configuration of API keys. Reads the secrets and keeps only their digests, which need no protection."""
 
 import os
 from pathlib import Path
@@ -22,14 +22,17 @@ class ApiKeyConfig(StrictModel):
     env: str | None = Field(None, description="An environment variable that has the secret.")
     file: str | None = Field(None, description="A file that has the secret, relative to the configuration's folder.")
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
-        None, description="The secret's SHA-256 instead, 64 hexadecimal digits, which others may see."
+        None, description="The SHA-256 of the secret, 64 hexadecimal digits, which need not be kept secret."
     )
-    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="Its share where several keys compete.")
-    max_requests: _Count | None = Field(None, description="Its requests in progress or waiting at once; null: any.")
+    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="Its share when keys compete.")
+    max_requests: _Count | None = Field(
+        None, description="Its requests in progress or waiting at once; null: no limit of its own."
+    )
     max_tokens: _Count | None = Field(
-        None, description="Tokens of their prompts and answers together, as far as they may get; null: any."
+        None,
+        description="Tokens of these requests: prompts plus the longest possible answers; null: no limit of its own.",
     )
-    admin: bool = Field(False, description="Whether it may change the server, too: scale its models.")
+    admin: bool = Field(False, description="Whether it may also scale models.")
 
     @model_validator(mode="after")
     def _one_source(self) -> "ApiKeyConfig":
@@ -38,10 +41,10 @@ class ApiKeyConfig(StrictModel):
         return self
 
     def digested(self, name: str, folder: Path) -> "ApiKeyConfig":
-        """Return the same key with a digest in place of the secret, wherever that is. folder: the configuration's.
+        """Return the key with a digest in place of the secret. folder: the configuration's.
 
         Raises:
-            ConfigError: the secret is not there, or can't be sent.
+            ConfigError: the secret is missing, or has characters that clients can't send.
         """
         if self.sha256 is not None:
             return self
@@ -56,32 +59,32 @@ class ApiKeyConfig(StrictModel):
         return self.model_copy(update={"key": None, "env": None, "file": None, "sha256": digest})
 
     def api_key(self, name: str) -> ApiKey:
-        """Return what the server keeps of it. The secret must have been digested."""
+        """Return the key as the server checks it. The secret must have been digested."""
         assert self.sha256 is not None
         digest = bytes.fromhex(self.sha256)
         return ApiKey(name, digest, self.weight, self.max_requests, self.max_tokens, self.admin)
 
 
 def key_of(secret: str, *, field: str, admin: bool) -> ApiKeyConfig:
-    """Return a key without limits of its own. field: where the secret was given.
+    """Return a key without limits of its own. field: where the secret was given, for errors.
 
     Raises:
-        ConfigError: the secret is empty, or can't be sent.
+        ConfigError: the secret is empty, or has characters that clients can't send.
     """
-    missing = "is empty; leave it out to let anybody ask"
+    missing = "is empty; leave it out to serve anybody"
     return ApiKeyConfig(sha256=_digest(secret, field=field, missing=missing), admin=admin)
 
 
 def environment_key() -> ApiKeyConfig | None:
-    """Return the key in CONSORT_API_KEY, an admin's; None where that is not set. Raises ConfigError if it is empty."""
+    """Return the admin key in CONSORT_API_KEY; None if it is not set. Raises ConfigError if it is empty."""
     secret = os.environ.get(ENVIRONMENT_KEY)
     return None if secret is None else key_of(secret, field=ENVIRONMENT_KEY, admin=True)
 
 
 def _digest(secret: str, *, field: str, missing: str) -> str:
-    """In hexadecimal digits, without the white space that files and shells leave around a secret.
+    """Return the digest in hexadecimal digits. White space around the secret, from files and shells, is ignored.
 
-    missing: what is wrong if there is none.
+    missing: the problem to report if the secret is empty.
     """
     secret = secret.strip()
     if not secret:

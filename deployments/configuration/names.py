@@ -1,4 +1,4 @@
-"""Names of models, endpoints and keys. An endpoint's name begins its base URL, so it must not be a route's."""
+"""Names of models, endpoints and keys. An endpoint's base URL starts with its name, so no route may have that name."""
 
 from collections.abc import Iterable
 from typing import Annotated
@@ -27,7 +27,7 @@ RESERVED = {
 
 
 def check_names(endpoints: Iterable[str]) -> None:
-    """Raises ConfigError where an endpoint's base URL would begin as a route does."""
+    """Raise ConfigError if an endpoint's base URL would collide with a route."""
     for name in endpoints:
         first = name.split("/")[0]
         if first in RESERVED:

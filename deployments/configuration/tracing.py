@@ -1,4 +1,4 @@
-"""The configuration of traces. What it leaves open is OpenTelemetry's to read from the environment."""
+"""The configuration of traces. OpenTelemetry reads everything else from the environment."""
 
 from typing import Annotated
 
@@ -8,8 +8,9 @@ from deployments.validation.strict import StrictModel
 
 
 class TracingConfig(StrictModel):
-    """Where traces go."""
+    """Where traces are sent."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://")] = Field(
-        "http://127.0.0.1:4318", description="A collector's address for OTLP over HTTP, without the path `/v1/traces`."
+        "http://127.0.0.1:4318",
+        description="Base URL of a collector for OTLP over HTTP, without the path `/v1/traces`.",
     )

@@ -9,7 +9,7 @@ from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.strategies.deliberation import Deliberation
-from deployments.strategies.merging import merged
+from deployments.strategies.merging import merge_streams
 from deployments.strategies.options import StrategyOptions
 from deployments.strategies.progress import Outcome, Progress
 from deployments.strategies.proposals import Run
@@ -53,6 +53,6 @@ async def _deliberate(
 ) -> AsyncGenerator[EventBatch, None]:
     check()
     deliberations = [Deliberation(request, models, strategy, run, service.ready_models) for request in requests]
-    async with aclosing(merged([deliberation.events() for deliberation in deliberations])) as events:
+    async with aclosing(merge_streams([deliberation.events() for deliberation in deliberations])) as events:
         async for index, event in events:
             yield [(index, event)]

@@ -218,7 +218,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
             through_text[endpoint.drafter] = compatibility
     vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in same_tokens)])
     context_length = min(config.models[model].max_length for model in (endpoint.target, *endpoint.others))
-    colocated = endpoint.drafter in config.inside(endpoint.target)
+    colocated = endpoint.drafter in config.colocated_drafter_of(endpoint.target)
     return ServedEndpoint(
         _endpoint(name, endpoint, _text_decoder(tokenizer), colocated=colocated),
         endpoint,

@@ -87,7 +87,7 @@ class Service:
         try:
             self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
         except OverloadedError as error:
-            self.metrics.refused(names[0] if len(names) == 1 else "", error)
+            self.metrics.record_refusal(names[0] if len(names) == 1 else "", error)
             raise
 
     def check_wait(self, served: ServedEndpoint, requests: Sequence[Request], key: ApiKey, priority: int) -> None:
@@ -97,7 +97,7 @@ class Service:
         try:
             self.admission.check(expanded, key, priority)
         except OverloadedError as error:
-            self.metrics.refused(served.name, error)
+            self.metrics.record_refusal(served.name, error)
             raise
 
     def endpoint(self, name: str) -> ServedEndpoint:
@@ -167,7 +167,7 @@ class Service:
         collected: dict[int, list[Delta]] = {}  # answers that the cache may hold
         failure: ConsortError | None = None
         for request in new.values():
-            self.metrics.arrived(request, arrived_s)
+            self.metrics.record_arrival(request, arrived_s)
         try:
             self._check_loaded(requests[0].endpoint.target)
             if new and not admitted:
@@ -178,7 +178,7 @@ class Service:
             for index, request in new.items():
                 if self._cache.can_hold(request):
                     collected[index] = []
-                traced = request if self.tracer is None else self.tracer.received(request)
+                traced = request if self.tracer is None else self.tracer.start(request)
                 self.admission.submit(traced, self._sink(index, request, deltas), key=key, priority=priority)
             while running:
                 batch = [await deltas.get()]
@@ -204,9 +204,9 @@ class Service:
         finally:
             for request in running.values():
                 self.admission.cancel(request.request_id)
-                self.metrics.ended(request, failure)
+                self.metrics.record_failure(request, failure)
                 if self.tracer is not None:
-                    self.tracer.ended(request, None)
+                    self.tracer.end(request, None)
 
     def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
         """`X-Consort-Cache`: hit if all answers are cached; no header if none could be."""
@@ -223,9 +223,9 @@ class Service:
             raise UnavailableError(f"the model {model!r} is loading")
 
     def _on_begin(self, request: Request) -> None:
-        self.metrics.began(request)
+        self.metrics.record_start(request)
         if self.tracer is not None:
-            self.tracer.admitted(request)
+            self.tracer.mark_admitted(request)
 
     def _sink(self, index: int, request: Request, deltas: asyncio.Queue[tuple[int, Delta]]) -> Callable[[Delta], None]:
         """Callback that passes a request's deltas from any thread to the event loop."""
@@ -237,8 +237,8 @@ class Service:
             if delta.finish is not None or delta.error is not None:
                 self.admission.finish(request.request_id)
                 if self.tracer is not None:
-                    self.tracer.ended(request, delta)
-            self.metrics.delta(request, delta)
+                    self.tracer.end(request, delta)
+            self.metrics.record_delta(request, delta)
 
         def sink(delta: Delta) -> None:
             loop.call_soon_threadsafe(arrive, delta)

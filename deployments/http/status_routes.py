@@ -85,7 +85,7 @@ def add_status_routes(api: FastAPI, service: Service) -> None:
     @api.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics in Prometheus' format, under vLLM's names."""
-        return Response(service.metrics.text() + live.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.exposition() + live.text(), media_type=CONTENT_TYPE_LATEST)
 
     @api.get("/v1/models")
     async def models(request: Request) -> ModelList:

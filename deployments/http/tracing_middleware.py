@@ -20,7 +20,7 @@ class TracingMiddleware:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING_PATHS:
             await self._app(scope, receive, send)
             return
-        span = self._tracer.answering(f"POST {scope['path']}", Headers(scope=scope))
+        span = self._tracer.start_server_span(f"POST {scope['path']}", Headers(scope=scope))
         span.set_attributes(
             {
                 "http.request.method": "POST",

@@ -1,1 +1,1 @@
-"""What the server tells about itself: metrics and status."""
+"""Metrics and traces of the server."""

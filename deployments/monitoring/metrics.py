@@ -1,4 +1,4 @@
-"""What the server counts and times, for Prometheus, by names that vLLM's dashboards know. One event loop uses it."""
+"""The server's Prometheus metrics, by the names of vLLM's dashboards. For use in one event loop."""
 
 import time
 from collections import Counter as Tally
@@ -19,25 +19,25 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 
 @dataclass(slots=True)
-class _Progress:
-    """How far a request has come."""
+class _RequestState:
+    """What is known of a request in state."""
 
     endpoint: str
     arrived_s: float
     waits: bool = True
-    last_s: float | None = None
-    told: Statistics = field(default_factory=Statistics)
+    last_s: float | None = None  # time of the last token
+    statistics: Statistics = field(default_factory=Statistics)
 
 
 class Metrics:
-    """Of one coordinator: a registry of its own, so that several fit into one process."""
+    """The metrics of one coordinator. It has its own registry, so that several fit into one process."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self._requests: dict[int, _Progress] = {}
-        self._parts: dict[tuple[object, ...], Any] = {}
-        self._begun: Tally[str] = Tally()  # requests, by endpoint
-        self._fared: dict[str, Statistics] = {}  # of those that have ended
+        self._requests: dict[int, _RequestState] = {}
+        self._labelled: dict[tuple[object, ...], Any] = {}
+        self._started: Tally[str] = Tally()  # requests, by endpoint
+        self._finished: dict[str, Statistics] = {}  # of ended requests, by endpoint
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"vllm:{name}", text, (*ENDPOINT_LABELS, *labels), registry=registry)
@@ -47,21 +47,21 @@ class Metrics:
 
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
         self._answer_tokens = counter("generation_tokens", "Tokens of answers.")
-        self._ended = counter("request_success", "Requests that ended by themselves.", "finished_reason")
+        self._ended = counter("request_success", "Requests that finished.", "finished_reason")
         labels = ("endpoint", "reason")
         self._refused = Counter(
-            "consort:requests_refused", "Requests that were answered with 429, by the bound.", labels, registry=registry
+            "consort:requests_refused", "Requests refused with 429, by the limit.", labels, registry=registry
         )
-        self._failed = Counter("consort:requests_failed", "Requests that got no answer.", labels, registry=registry)
+        self._failed = Counter("consort:requests_failed", "Requests that failed.", labels, registry=registry)
         self._drafts = counter("spec_decode_num_drafts", "Target steps with a draft.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
         self._accepted_at = counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were accepted, by their place.", "position"
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were accepted, by position.", "position"
         )
         self._missed = counter("spec_decode_num_rejections", "Target steps that rejected a draft token.")
-        self._hits = counter("spec_decode_num_hits", "Of these, after how many another draft was there already.")
-        self._queue_time = histogram("request_queue_time_seconds", "From arrival to beginning, or to giving up.")
+        self._hits = counter("spec_decode_num_hits", "Rejections after which another draft was ready.")
+        self._queue_time = histogram("request_queue_time_seconds", "From arrival to start or failure.")
         self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self._between_tokens = histogram("inter_token_latency_seconds", "Between tokens of one answer.")
         self._whole = histogram("e2e_request_latency_seconds", "From arrival to the last token.")
@@ -69,105 +69,105 @@ class Metrics:
         self._answer_lengths = histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
 
     def requests(self, endpoint: str) -> int:
-        """How many requests to an endpoint have begun."""
-        return self._begun[endpoint]
+        """Count the requests to an endpoint that have started."""
+        return self._started[endpoint]
 
     def statistics(self, endpoint: str) -> Statistics:
-        """How speculation went for all requests to an endpoint, so far as they are."""
-        running = (progress.told for progress in self._requests.values() if progress.endpoint == endpoint)
-        return sum(running, self._fared.get(endpoint, Statistics()))
+        """Return the statistics of all requests to an endpoint, those in state included."""
+        running = (state.statistics for state in self._requests.values() if state.endpoint == endpoint)
+        return sum(running, self._finished.get(endpoint, Statistics()))
 
-    def arrived(self, request: Request, arrived_s: float | None = None) -> None:
-        """A request is there. arrived_s: since when, by the monotonic clock; None: now."""
+    def record_arrival(self, request: Request, arrived_s: float | None = None) -> None:
+        """Note that a request has arrived. arrived_s: when, by the monotonic clock; None: now."""
         since_s = time.monotonic() if arrived_s is None else arrived_s
-        self._requests[request.request_id] = _Progress(request.endpoint.name, since_s)
+        self._requests[request.request_id] = _RequestState(request.endpoint.name, since_s)
 
-    def began(self, request: Request) -> None:
-        """A request that had arrived begins."""
-        self._waited(request, self._requests[request.request_id])
-        self._begun[request.endpoint.name] += 1
-        self._of(self._prompt_tokens, request).inc(len(request.prompt))
-        self._of(self._prompt_lengths, request).observe(len(request.prompt))
+    def record_start(self, request: Request) -> None:
+        """Note that a request has left the queue."""
+        self._observe_wait(request, self._requests[request.request_id])
+        self._started[request.endpoint.name] += 1
+        self._labels_of(self._prompt_tokens, request).inc(len(request.prompt))
+        self._labels_of(self._prompt_lengths, request).observe(len(request.prompt))
 
-    def delta(self, request: Request, delta: Delta) -> None:
-        """A request's next delta is there."""
-        progress = self._requests.get(request.request_id)
+    def record_delta(self, request: Request, delta: Delta) -> None:
+        """Count a request's next delta."""
+        state = self._requests.get(request.request_id)
         if delta.error is not None:
-            self.ended(request, delta.error)
-        elif progress is not None:
-            self._time_tokens(request, progress, len(delta.tokens))
-            self._count_drafts(request, progress.told, delta.statistics)
-            progress.told = delta.statistics
+            self.record_failure(request, delta.error)
+        elif state is not None:
+            self._time_tokens(request, state, len(delta.tokens))
+            self._count_drafts(request, state.statistics, delta.statistics)
+            state.statistics = delta.statistics
             if delta.finish is not None:
-                self._finish(request, progress, delta.finish)
+                self._finish(request, state, delta.finish)
 
-    def ended(self, request: Request, error: ConsortError | None) -> None:
-        """A request ends without an answer; one that has ended already is ignored. error: None: its client hung up."""
-        progress = self._requests.get(request.request_id)
-        if progress is None:
+    def record_failure(self, request: Request, error: ConsortError | None) -> None:
+        """Note that a request failed; ignored if it has ended before. error: None if its client hung up."""
+        state = self._requests.get(request.request_id)
+        if state is None:
             return
         self._forget(request)
         if isinstance(error, OverloadedError):
-            self.refused(progress.endpoint, error)
+            self.record_refusal(state.endpoint, error)
             return
-        if progress.waits:
-            self._waited(request, progress)
-        self._failed.labels(progress.endpoint, _reason(error)).inc()
+        if state.waits:
+            self._observe_wait(request, state)
+        self._failed.labels(state.endpoint, _reason(error)).inc()
 
-    def refused(self, endpoint: str, error: OverloadedError) -> None:
-        """A request was not taken on. endpoint: empty if it was not even read, and so is not known."""
+    def record_refusal(self, endpoint: str, error: OverloadedError) -> None:
+        """Count a request that was refused. endpoint: empty if its body was not read."""
         self._refused.labels(endpoint, error.bound).inc()
 
-    def text(self) -> bytes:
-        """The exposition."""
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _of(self, metric: Metric, request: Request, *labels: str) -> Metric:
-        """The request's part of a metric: a look-up that prometheus_client itself does in several µs."""
+    def _labels_of(self, metric: Metric, request: Request, *labels: str) -> Metric:
+        """Return a metric with the request's labels. Cached, because `labels` takes several µs."""
         key = (metric, request.endpoint.name, *labels)
-        if key not in self._parts:
-            self._parts[key] = metric.labels(request.endpoint.name, ENGINE, *labels)
-        part: Metric = self._parts[key]
-        return part
+        if key not in self._labelled:
+            self._labelled[key] = metric.labels(request.endpoint.name, ENGINE, *labels)
+        labelled: Metric = self._labelled[key]
+        return labelled
 
-    def _time_tokens(self, request: Request, progress: _Progress, count: int) -> None:
+    def _time_tokens(self, request: Request, state: _RequestState, count: int) -> None:
         if count == 0:
             return
         now_s = time.monotonic()
-        self._of(self._answer_tokens, request).inc(count)
-        if progress.last_s is None:
-            self._of(self._first_token, request).observe(now_s - progress.arrived_s)
+        self._labels_of(self._answer_tokens, request).inc(count)
+        if state.last_s is None:
+            self._labels_of(self._first_token, request).observe(now_s - state.arrived_s)
         else:
-            self._of(self._between_tokens, request).observe((now_s - progress.last_s) / count)
-        progress.last_s = now_s
+            self._labels_of(self._between_tokens, request).observe((now_s - state.last_s) / count)
+        state.last_s = now_s
 
     def _count_drafts(self, request: Request, before: Statistics, now: Statistics) -> None:
-        """What one target step did."""
+        """Count the drafts of one target step."""
         drafted, accepted = now.drafted - before.drafted, now.accepted - before.accepted
         if drafted == 0:
             return
-        self._of(self._drafts, request).inc()
-        self._of(self._drafted, request).inc(drafted)
-        self._of(self._accepted, request).inc(accepted)
+        self._labels_of(self._drafts, request).inc()
+        self._labels_of(self._drafted, request).inc(drafted)
+        self._labels_of(self._accepted, request).inc(accepted)
         for position in range(accepted):
-            self._of(self._accepted_at, request, str(position)).inc()
-        self._of(self._missed, request).inc(now.missed - before.missed)
-        self._of(self._hits, request).inc(now.hits - before.hits)
+            self._labels_of(self._accepted_at, request, str(position)).inc()
+        self._labels_of(self._missed, request).inc(now.missed - before.missed)
+        self._labels_of(self._hits, request).inc(now.hits - before.hits)
 
-    def _finish(self, request: Request, progress: _Progress, reason: str) -> None:
+    def _finish(self, request: Request, state: _RequestState, reason: str) -> None:
         self._forget(request)
-        self._of(self._ended, request, reason).inc()
-        self._of(self._whole, request).observe(time.monotonic() - progress.arrived_s)
-        self._of(self._answer_lengths, request).observe(progress.told.committed)
+        self._labels_of(self._ended, request, reason).inc()
+        self._labels_of(self._whole, request).observe(time.monotonic() - state.arrived_s)
+        self._labels_of(self._answer_lengths, request).observe(state.statistics.committed)
 
-    def _waited(self, request: Request, progress: _Progress) -> None:
-        progress.waits = False
-        self._of(self._queue_time, request).observe(time.monotonic() - progress.arrived_s)
+    def _observe_wait(self, request: Request, state: _RequestState) -> None:
+        state.waits = False
+        self._labels_of(self._queue_time, request).observe(time.monotonic() - state.arrived_s)
 
     def _forget(self, request: Request) -> None:
-        """A request no longer runs; what it did stays in its endpoint's statistics."""
-        progress = self._requests.pop(request.request_id)
-        self._fared[progress.endpoint] = self._fared.get(progress.endpoint, Statistics()) + progress.told
+        """Remove a request. Its statistics are added to its endpoint's."""
+        state = self._requests.pop(request.request_id)
+        self._finished[state.endpoint] = self._finished.get(state.endpoint, Statistics()) + state.statistics
 
 
 def _reason(error: ConsortError | None) -> str:

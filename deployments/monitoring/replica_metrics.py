@@ -1,7 +1,7 @@
-"""What a replica tells through Ray's own metrics, which Prometheus gets from every node with `ray_` before the names.
+"""A replica's metrics, exported through Ray: Prometheus scrapes every node and prefixes the names with `ray_`.
 
-Names that vLLM has are vLLM's, with `_` for `:`, as vLLM itself has them under Ray. Serve adds labels that tell the
-application, the deployment and the replica.
+Metrics that vLLM has keep its names under Ray, with `_` for `:`. Serve adds labels for the application, the deployment
+and the replica.
 """
 
 from dataclasses import asdict, replace
@@ -16,47 +16,47 @@ GAUGES = {
     "vllm_num_requests_running": "Requests that hold a slot.",
     "vllm_num_requests_waiting": "Requests that wait for a slot.",
     "vllm_kv_cache_usage_perc": "Share of the KV slots in use, 1 is all.",
-    "consort_drafting": "Of a target: 1 while drafts are wanted, 0 while plain decoding is faster.",
-    "consort_speculation_gain": "Of a target: speed with speculation over that without, by its trials; 1: unknown.",
+    "consort_drafting": "Target: 1 while drafts are wanted, 0 while plain decoding is faster.",
+    "consort_speculation_gain": "Target: speed with speculation relative to plain decoding, by its trials; 1: unknown.",
 }
-COUNTERS = {  # by the names of LoopTimes, and one more
-    "malformed": ("consort_malformed_batches_total", "Batches of messages that made no sense, and were dropped."),
+COUNTERS = {  # by field of LoopTimes, and `malformed`
+    "malformed": ("consort_malformed_batches_total", "Malformed batches of messages, which were dropped."),
     "steps": ("consort_steps_total", "Batched steps."),
     "step_s": ("consort_step_seconds_total", "Time in batched steps."),
-    "prefill_s": ("consort_prefill_seconds_total", "Time in chunks of prompts."),
-    "drafted_s": ("consort_drafting_seconds_total", "Of a target: time in a drafter inside it."),
+    "prefill_s": ("consort_prefill_seconds_total", "Time in prefill chunks."),
+    "drafted_s": ("consort_drafting_seconds_total", "Target: time in its colocated drafter."),
     "trial_loss_s": (
         "consort_trial_loss_seconds_total",
-        "Of a target: time lost by trying whether speculative or plain decoding is faster.",
+        "Target: time lost by trying whether speculative or plain decoding is faster.",
     ),
     "waited_s": (
         "consort_wait_seconds_total",
-        "Time with requests, but without drafts (target) or verdicts (drafter).",
+        "Time waiting for drafts (target) or verdicts (drafter), with requests in progress.",
     ),
     "idle_s": ("consort_idle_seconds_total", "Time without requests."),
-    "out_of_memory": ("consort_out_of_memory_total", "Forwards that the device had too little memory for."),
+    "out_of_memory": ("consort_out_of_memory_total", "Forwards that ran out of device memory."),
 }
 
 
 class ReplicaMetrics:
-    """Of one replica."""
+    """The metrics of one replica."""
 
     def __init__(self, model: str, role: str) -> None:
         labels = {"model_name": model, "role": role}
-        keys: Any = tuple(labels)  # of any length, whatever the annotation there says
+        keys: Any = tuple(labels)  # Ray's annotation is wrong: any length works
         self._gauges = {name: Gauge(name, description=text, tag_keys=keys) for name, text in GAUGES.items()}
         self._counters = {
             field: Counter(name, description=text, tag_keys=keys) for field, (name, text) in COUNTERS.items()
         }
         for metric in (*self._gauges.values(), *self._counters.values()):
-            metric.set_default_tags(dict(labels))  # Serve writes into what it is given
-        self._told, self._told_malformed = LoopTimes(), 0
+            metric.set_default_tags(dict(labels))  # a copy, since Serve changes it
+        self._last, self._last_malformed = LoopTimes(), 0
 
-    def tell(self, report: Report, times: LoopTimes, malformed: int) -> None:
-        """The load now, and what came to it since the last call. times, malformed: of the loop, since it started."""
-        now = replace(times)  # the loop goes on counting
-        since = asdict(now - self._told) | {"malformed": malformed - self._told_malformed}
-        self._told, self._told_malformed = now, malformed
+    def export(self, report: Report, times: LoopTimes, malformed: int) -> None:
+        """Export the load and what was added since the last call. times, malformed: the loop's, since it started."""
+        now = replace(times)  # a copy: the loop goes on counting
+        since = asdict(now - self._last) | {"malformed": malformed - self._last_malformed}
+        self._last, self._last_malformed = now, malformed
         for field, amount in since.items():
             if amount > 0:
                 self._counters[field].inc(amount)

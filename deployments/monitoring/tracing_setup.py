@@ -1,4 +1,4 @@
-"""Decides whether requests are traced, and where spans go. Imports OpenTelemetry only if they are."""
+"""Set up tracing if the configuration or the environment asks for it. Imports OpenTelemetry only then."""
 
 import logging
 import os
@@ -16,13 +16,13 @@ _logger = logging.getLogger(__name__)
 
 
 def make_tracer(config: TracingConfig | None) -> "RequestTracer | None":
-    """What traces requests; None: nothing does.
+    """Return a tracer, or None if tracing is off.
 
     Args:
-        config: None: the environment decides, by OpenTelemetry's variables.
+        config: None if OpenTelemetry's environment variables decide.
 
     Raises:
-        ConfigError: tracing is configured, and OpenTelemetry is not installed.
+        ConfigError: tracing is configured, but OpenTelemetry is not installed.
     """
     if _switched_off() or (config is None and not any(map(os.environ.get, _SWITCHES))):
         return None
@@ -33,7 +33,7 @@ def make_tracer(config: TracingConfig | None) -> "RequestTracer | None":
     except ImportError as error:
         if config is not None:
             raise ConfigError(f"http.tracing: {_MISSING}") from error
-        _logger.warning("requests are not traced, though the environment asks for it: that %s", _MISSING)
+        _logger.warning("the environment asks for tracing, but it is off: it %s", _MISSING)
         return None
     url = None if config is None else config.endpoint.rstrip("/") + "/v1/traces"
     return RequestTracer(make_provider(OTLPSpanExporter(endpoint=url)))

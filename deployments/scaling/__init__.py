@@ -1,1 +1,1 @@
-"""How many replicas each model has: by load, and by hand."""
+"""The number of replicas of each model, by load or by hand."""

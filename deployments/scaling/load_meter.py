@@ -1,4 +1,4 @@
-"""How much a replica has to do: its loop's report, where the loop's time went, and what coordinators hold back."""
+"""The load of a replica: its loop's report and times, and the requests that coordinators hold back."""
 
 import time
 from collections.abc import Callable
@@ -8,38 +8,38 @@ from actors.loops.thread import LoopTimes
 from actors.wire.messages import Report
 from deployments.scaling.policy import ReplicaLoad
 
-_SILENCE_S = 5.0  # after which a coordinator's queue no longer counts; coordinators tell every second
+_SILENCE_S = 5.0  # after which a coordinator's queue no longer counts; coordinators report every second
 
 
 class LoadMeter:
     """Measures one replica. Calls may come from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seen, self._clock = LoopTimes(), clock
-        self._queues: dict[str, tuple[int, float]] = {}  # by coordinator: requests, and when it told
+        self._last, self._clock = LoopTimes(), clock
+        self._queues: dict[str, tuple[int, float]] = {}  # by coordinator: requests, and the time of the report
 
-    def hear(self, coordinator: str, queued: int) -> None:
-        """A coordinator holds back so many requests for the model, whichever replica they will go to."""
+    def set_queued(self, coordinator: str, queued: int) -> None:
+        """Note how many requests a coordinator holds back for the model, on whichever replica they will run."""
         self._queues[coordinator] = queued, self._clock()
 
     def measure(self, report: Report, times: LoopTimes) -> ReplicaLoad:
-        """The load now; times: of the loop, since it started."""
-        now = replace(times)  # the loop goes on counting
-        since, self._seen = now - self._seen, now
+        """Return the load since the last call. times: the loop's, since it started."""
+        now = replace(times)  # a copy: the loop goes on counting
+        since, self._last = now - self._last, now
         computed_s = since.step_s + since.prefill_s + since.drafted_s
-        at_work_s = computed_s + since.waited_s
+        active_s = computed_s + since.waited_s
         return ReplicaLoad(
             rows=report.active,
             waiting=report.waiting,
             slots=report.slots,
             drafting=float(report.drafting),
-            lag=since.waited_s / at_work_s if at_work_s else 0.0,
-            busy=computed_s / (at_work_s + since.idle_s) if computed_s else 0.0,
+            lag=since.waited_s / active_s if active_s else 0.0,
+            busy=computed_s / (active_s + since.idle_s) if computed_s else 0.0,
             queued=self._queued(),
         )
 
     def _queued(self) -> float:
-        """What all live coordinators together hold back."""
+        """Requests that all live coordinators together hold back."""
         since_s = self._clock() - _SILENCE_S
-        self._queues = {name: told for name, told in list(self._queues.items()) if told[1] >= since_s}
+        self._queues = {name: queue for name, queue in list(self._queues.items()) if queue[1] >= since_s}
         return float(sum(queued for queued, _ in self._queues.values()))

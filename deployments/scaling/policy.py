@@ -1,7 +1,7 @@
-"""How many replicas each model should have: targets by demand, drafters by what more drafting would gain.
+"""The number of replicas of each model: targets scale by demand, drafters by what another drafter would gain.
 
-Arithmetic on what replicas report. Serve's controller runs a pickled copy of this module, on nodes that may not have
-the others, so it imports nothing but the standard library, and keeps what it remembers where Serve keeps it for it.
+Serve's controller runs a pickled copy of this module on nodes that may lack the others. So it imports only the standard
+library and keeps its state in Serve's `policy_state`.
 """
 
 import math
@@ -9,69 +9,71 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
-_GAIN = 0.8  # one more drafter is worth it if it brings the lag below this share of what it was
-_LEAST_DRAFTING = 0.2  # the share of the time that targets must want drafts: trials of plain decoding don't end them
+_GAIN = 0.8  # another drafter is worth it if it reduces the lag below this share
+_MIN_DRAFTING = 0.2  # below this share of rows that want drafts, drafters go; trials of plain decoding stay above it
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What one replica reports, as `record_autoscaling_stats` has it; the policy sees means over the last seconds."""
+    """The load of one replica, from `record_autoscaling_stats`. The policy sees means over the last seconds."""
 
-    rows: float  # that hold a KV slot
-    waiting: float  # that wait for one
+    rows: float  # rows that hold a KV slot
+    waiting: float  # rows that wait for one
     slots: float
-    drafting: float = 1.0  # of a target: whether drafts are wanted; 0 while plain decoding is faster
-    lag: float = 0.0  # of a target: the share of its busy time that it waited for drafts
-    busy: float = 0.0  # the share of the time that it computed
-    queued: float = 0.0  # of a target: requests that coordinators hold back; each of its replicas tells of all of them
+    drafting: float = 1.0  # targets: 1 if drafts are wanted, 0 while plain decoding is faster
+    lag: float = 0.0  # targets: the share of busy time spent waiting for drafts
+    busy: float = 0.0  # the share of time spent computing
+    queued: float = 0.0  # targets: requests that coordinators hold back; every replica reports all of them
 
     def stats(self) -> dict[str, float]:
-        """By the names that Serve keeps them under."""
+        """Return the values by the names under which Serve keeps them."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
-    """Of one model. Bounds and delays are Serve's own options."""
+    """Thresholds of one model. Bounds and delays are options of Serve itself."""
 
     role: Literal["target", "drafter"]
-    use: float  # rows per slot, waiting ones included, that are aimed at
-    least_use: float  # replicas go only while fewer would still be used less than that
-    most_lag: float  # more drafters above that …
-    least_lag: float  # … and fewer below that
-    probe_period_s: float  # how often a drafter is tried where none pays; how long what was learnt is trusted
-    targets: Sequence[str] = ()  # of a drafter: the deployments that it drafts for
+    target_utilization: float  # rows per slot to aim at, waiting rows included
+    scale_down_below: float  # a replica goes only if the others would have fewer rows per slot
+    max_draft_lag: float  # above it, a drafter is added
+    min_draft_lag: float  # below it, a drafter is removed
+    probe_period_s: float  # time between trials of a drafter where none pays, and the age limit of measurements
+    targets: Sequence[str] = ()  # drafters: the deployments it drafts for
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterMemory:
-    """What is known from before, in types that JSON has."""
+    """Earlier measurements of a drafter's effect, in JSON types."""
 
-    present_at_s: float  # when there was a drafter last
-    lags: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by count: the lag, and when that was seen
+    present_at_s: float  # when a drafter last ran
+    lags: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # by number of drafters: the lag, and the time of its measurement
 
     def lag(self, count: int, since_s: float) -> float | None:
-        """Of so many drafters; None: not known, or from before `since_s`."""
-        lag, at_s = self.lags.get(str(count), (0.0, -math.inf))
-        return lag if at_s >= since_s else None
+        """Return the lag with this number of drafters; None if not measured since `since_s`."""
+        lag, measured_s = self.lags.get(str(count), (0.0, -math.inf))
+        return lag if measured_s >= since_s else None
 
 
 def count_targets(rules: ScalingRules, current: int, loads: Sequence[ReplicaLoad], *, running: int) -> int:
-    """As many as bring rows per slot to what is aimed at; fewer than there are only with room to spare.
+    """Return the number of replicas that reach the target utilization; fewer than now only with slots to spare.
 
     Args:
-        current: how many are wanted so far.
-        running: how many are up. Those that start have no rows yet.
+        current: replicas wanted so far.
+        running: replicas that are up. Starting ones have no rows yet.
     """
     if not loads:
         return current
-    unheard = max(running, len(loads)) / len(loads)  # replicas that don't report are taken to be like the others
-    demand = unheard * sum(load.rows + load.waiting for load in loads)
+    unreported = max(running, len(loads)) / len(loads)  # assume that silent replicas have the same load
+    demand = unreported * sum(load.rows + load.waiting for load in loads)
     demand += sum(load.queued for load in loads) / len(loads)
     slots = sum(load.slots for load in loads) / len(loads)
-    wanted = math.ceil(demand / (rules.use * slots))
+    wanted = math.ceil(demand / (rules.target_utilization * slots))
     if wanted < current:
-        wanted = min(current, math.ceil(demand / (rules.least_use * slots)))
+        wanted = min(current, math.ceil(demand / (rules.scale_down_below * slots)))
     return max(1, wanted)
 
 
@@ -83,9 +85,13 @@ def count_drafters(
     memory: DrafterMemory,
     now_s: float,
 ) -> tuple[int, DrafterMemory]:
-    """None where nothing is drafted or plain decoding wins; else one more or one less, as the targets' lag says.
+    """Return how many drafters to run, and the updated memory. One step up or down at a time, by the targets' lag.
 
-    current: how many are wanted so far. drafters: what those report that are up.
+    There is no drafter if nothing is drafted or plain decoding is faster.
+
+    Args:
+        current: drafters wanted so far.
+        drafters: loads of those that are up.
     """
     rows = sum(load.rows for load in targets)
     lag = sum(load.rows * load.lag for load in targets) / rows if rows else 0.0
@@ -93,17 +99,17 @@ def count_drafters(
     if current and len(drafters) == current:
         lags[str(current)] = (lag, now_s)
     memory = DrafterMemory(now_s if current else memory.present_at_s, lags)
-    if sum(load.rows * load.drafting for load in targets) < max(_LEAST_DRAFTING * rows, 1e-9):
+    if sum(load.rows * load.drafting for load in targets) < max(_MIN_DRAFTING * rows, 1e-9):
         probe = rows > 0 and not current and now_s - memory.present_at_s >= rules.probe_period_s
         return int(probe), memory
     if len(drafters) < current or not current:
-        return max(1, current), memory  # wait for those that are coming up
+        return max(1, current), memory  # wait until all have started
     step = _worthwhile_step(rules, current, lag, memory, now_s - rules.probe_period_s)
     return max(1, current + max(step, _needed_step(drafters))), memory
 
 
 def _needed_step(drafters: Sequence[ReplicaLoad]) -> int:
-    """The least that lets rows find slots: 1 if some wait for one, 0 if fewer drafters could not hold them."""
+    """Return the smallest step that gives rows slots: 1 if rows wait, 0 if one drafter fewer could not hold them."""
     if sum(load.waiting for load in drafters) > 0:
         return 1
     fewer_slots = sum(load.slots for load in drafters) * (1 - 1 / len(drafters))
@@ -111,13 +117,13 @@ def _needed_step(drafters: Sequence[ReplicaLoad]) -> int:
 
 
 def _worthwhile_step(rules: ScalingRules, current: int, lag: float, memory: DrafterMemory, since_s: float) -> int:
-    """1, 0 or -1. What one drafter more or less was worth is known if it was tried since then."""
+    """Return 1, 0 or -1, from the lag now and the lags measured since then with one drafter more or fewer."""
     fewer, more = memory.lag(current - 1, since_s), memory.lag(current + 1, since_s)
-    if fewer is not None and lag > _GAIN * fewer and fewer > rules.least_lag:
-        return -1  # the last one gained nothing: what is slow is not the number of drafters
-    if lag > rules.most_lag and (more is None or more < _GAIN * lag):
+    if fewer is not None and lag > _GAIN * fewer and fewer > rules.min_draft_lag:
+        return -1  # the last drafter gained nothing: something else is slow
+    if lag > rules.max_draft_lag and (more is None or more < _GAIN * lag):
         return 1
-    return -1 if lag < rules.least_lag and (fewer is None or fewer < rules.most_lag) else 0
+    return -1 if lag < rules.min_draft_lag and (fewer is None or fewer < rules.max_draft_lag) else 0
 
 
 class _Policy(Protocol):
@@ -131,11 +137,11 @@ class _Config(Protocol):
 
 
 class Deployment(Protocol):
-    """What Serve tells about a deployment: the parts of its `AutoscalingContext` that are used here."""
+    """A deployment: the parts of Serve's `AutoscalingContext` that are used here."""
 
     deployment_name: str
     target_num_replicas: int
-    current_num_replicas: int  # that run
+    current_num_replicas: int  # running ones
     policy_state: dict[str, Any]
     current_time: float | None
 
@@ -149,28 +155,28 @@ _Id = TypeVar("_Id", bound=Hashable)
 
 
 def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_Id, dict[str, Any]]]:
-    """Serve's application-level policy: for each of our deployments, how many replicas, and what to remember."""
+    """Serve's application-level policy: return the number of replicas and the new state of each of our deployments."""
     counts: dict[_Id, int] = {}
     states: dict[_Id, dict[str, Any]] = {}
-    loads = {one.deployment_name: _loads(one) for one in deployments.values()}
-    for key, one in deployments.items():
-        rules = _rules(one)
+    loads = {deployment.deployment_name: _loads(deployment) for deployment in deployments.values()}
+    for key, deployment in deployments.items():
+        rules = _rules(deployment)
         if rules is None:
             continue
         if rules.role == "target":
-            told, running = loads[one.deployment_name], one.current_num_replicas
-            counts[key] = count_targets(rules, one.target_num_replicas, told, running=running)
+            own, running = loads[deployment.deployment_name], deployment.current_num_replicas
+            counts[key] = count_targets(rules, deployment.target_num_replicas, own, running=running)
             continue
-        if not set(rules.targets) & set(loads):  # they were scaled by hand, and so their loads are not told
-            counts[key] = max(1, one.target_num_replicas)
+        if not set(rules.targets) & set(loads):  # targets scaled by hand: Serve passes no loads of theirs
+            counts[key] = max(1, deployment.target_num_replicas)
             continue
-        now_s = one.current_time or 0.0
-        memory = DrafterMemory(**one.policy_state.get("memory", {"present_at_s": now_s}))
+        now_s = deployment.current_time or 0.0
+        memory = DrafterMemory(**deployment.policy_state.get("memory", {"present_at_s": now_s}))
         counts[key], memory = count_drafters(
             rules,
-            one.target_num_replicas,
+            deployment.target_num_replicas,
             [load for name in rules.targets for load in loads.get(name, [])],
-            loads[one.deployment_name],
+            loads[deployment.deployment_name],
             memory,
             now_s,
         )
@@ -179,13 +185,13 @@ def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_
 
 
 def _rules(deployment: Deployment) -> ScalingRules | None:
-    """What `autoscaling_options` attached; None: the deployment is not ours."""
+    """Return the rules from the policy's arguments; None if the deployment is not ours."""
     options = deployment.config.policy.policy_kwargs if deployment.config is not None else {}
     return ScalingRules(**options) if options else None
 
 
 def _loads(deployment: Deployment) -> list[ReplicaLoad]:
-    """Of the replicas that have reported all of it."""
+    """Return the loads of the replicas that have reported every value."""
     metrics = deployment.aggregated_metrics or {}
     names = list(ReplicaLoad.__dataclass_fields__)
     replicas = set.intersection(*(set(metrics.get(name, {})) for name in names))

@@ -1,7 +1,7 @@
-"""Scaling of a running application, through Serve: by its autoscaler with our policy, and by hand.
+"""Scale a running application through Serve: with its autoscaler and our policy, or by hand.
 
-Serve has two ways to change how many replicas there are without a restart of others: its autoscaler, and a call for
-external scalers that takes any number, 0 included. A model that is scaled by hand leaves the former for the latter.
+Two ways change the number of replicas without restarting others: Serve's autoscaler, and its call for external scalers,
+which takes any number from 0. Scaling a model by hand switches from the first to the second.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from deployments.scaling.options import ScalingConfig
 from deployments.scaling.policy import ScalingRules
 
 _POLL_S, _POLLS = 0.1, 100
-_ANSWER_S = 10.0  # the call waits for as long as Ray's head is dead
+_ANSWER_TIMEOUT_S = 10.0  # without it, the call waits until Ray's head is back
 
 
 def autoscaling_config(scaling: ScalingConfig, rules: ScalingRules, replicas: int) -> AutoscalingConfig:
-    """Serve's, for a deployment that `deployments.scaling.policy.scale` is to scale. replicas: to begin with."""
+    """Return Serve's options for scaling with `deployments.scaling.policy.scale`. replicas: the initial number."""
     return AutoscalingConfig(
         min_replicas=scaling.min,
         max_replicas=scaling.max,
@@ -33,13 +33,13 @@ def autoscaling_config(scaling: ScalingConfig, rules: ScalingRules, replicas: in
 
 
 async def set_replicas(app_name: str, deployment: str, count: int) -> None:
-    """Have so many replicas from now on, whatever the load. Others are left alone.
+    """Set a deployment's number of replicas, whatever the load. Other deployments stay as they are.
 
     Raises:
         RayTaskError: the application was deployed without `external_scaler_enabled`.
         UnavailableError: Serve's controller does not answer; nothing is changed.
     """
-    from ray.serve._private.common import DeploymentID  # the call is public over the dashboard's REST API only
+    from ray.serve._private.common import DeploymentID  # public only in the dashboard's REST API
     from ray.serve.context import _get_global_client
 
     client = _get_global_client()
@@ -47,13 +47,15 @@ async def set_replicas(app_name: str, deployment: str, count: int) -> None:
     controller = client._controller
     deployment_id = DeploymentID(name=deployment, app_name=app_name)
     try:
-        applications = await asyncio.wait_for(controller.get_app_configs.remote(), _ANSWER_S)
+        applications = await asyncio.wait_for(controller.get_app_configs.remote(), _ANSWER_TIMEOUT_S)
     except TimeoutError as error:
-        raise UnavailableError(f"Serve's controller has not answered for {_ANSWER_S:g} s; is Ray's head up?") from error
-    if app_name in applications:  # from a file: what Serve remembers of it is to say the same
+        raise UnavailableError(
+            f"Serve's controller has not answered for {_ANSWER_TIMEOUT_S:g} s; is Ray's head up?"
+        ) from error
+    if app_name in applications:  # deployed from a file: update Serve's copy of it, too
         applications[app_name] = with_fixed_count(applications[app_name], deployment, count)
         await controller.apply_config.remote(ServeDeploySchema(applications=list(applications.values())))
-        for _ in range(_POLLS):  # Serve follows in its own time, and would undo what comes before
+        for _ in range(_POLLS):  # Serve applies it later, and would overwrite an earlier change
             if _is_fixed(await controller.get_deployment_config.remote(deployment_id), count):
                 break
             await asyncio.sleep(_POLL_S)
@@ -65,14 +67,14 @@ def _is_fixed(config: DeploymentConfig, count: int) -> bool:
 
 
 def with_fixed_count(application: ServeApplicationSchema, deployment: str, count: int) -> ServeApplicationSchema:
-    """The same without autoscaling of the deployment; a file can't say 0, so 1 stands for that.
+    """Return the application with a fixed number for the deployment. A file can't have 0, so it gets 1 then.
 
     Nothing else may change: a change of policies or arguments would restart everything.
     """
     changed = application.model_copy(deep=True)
-    for one in changed.deployments:
-        if one.name == deployment:
-            one.num_replicas, one.autoscaling_config = max(1, count), None
+    for schema in changed.deployments:
+        if schema.name == deployment:
+            schema.num_replicas, schema.autoscaling_config = max(1, count), None
             return changed
     changed.deployments.append(DeploymentSchema(name=deployment, num_replicas=max(1, count), autoscaling_config=None))
     return changed

@@ -1,4 +1,4 @@
-"""A whole answer that a member proposes. Must not know how it is judged."""
+"""A complete answer that a member proposes. Must not know how it is judged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from actors.coordinator.request import Delta
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """The `index`-th answer of a member."""
+    """One of a member's answers."""
 
     member: str
-    index: int
-    delta: Delta  # all of it, in one; with log-probabilities
+    index: int  # among the member's candidates
+    delta: Delta  # the complete answer, with log-probabilities
 
     @property
     def text(self) -> str:
@@ -26,13 +26,13 @@ class Candidate:
 
     @property
     def log_likelihood(self) -> float:
-        """Nats per token, by the member itself, the end token included; of an answer without tokens, −∞."""
-        told = self.delta.logprobs
-        return fmean(one.logprob for one in told) if told else float("-inf")
+        """Nats per token by the member itself, the end token included; −∞ without tokens."""
+        tokens = self.delta.logprobs
+        return fmean(token.logprob for token in tokens) if tokens else float("-inf")
 
 
-def joined(deltas: Sequence[Delta]) -> Delta:
-    """All deltas of an answer as one."""
+def join_deltas(deltas: Sequence[Delta]) -> Delta:
+    """Join all deltas of an answer into one."""
     first, last = deltas[0], deltas[-1]
     return Delta(
         "".join(delta.text for delta in deltas),

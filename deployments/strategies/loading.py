@@ -7,7 +7,7 @@ from deployments.strategies.options import StrategyOptions
 
 
 def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
-    """What the configuration says. key: where it stands.
+    """Build the options of a configured strategy. key: its configuration key, for errors.
 
     Raises:
         ConfigError: the pattern can't be compiled, or the utility can't be loaded.

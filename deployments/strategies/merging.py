@@ -1,4 +1,4 @@
-"""Several asynchronous streams as one. Knows nothing of what they carry."""
+"""Merge asynchronous streams into one. Must not know what they carry."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -8,25 +8,25 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Each item as it comes, with the number of its stream. The first error ends all; so does leaving early."""
-    told: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yield each item as it comes, with the index of its stream. The first error cancels all; so does closing."""
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
 
-    async def follow(number: int, stream: AsyncGenerator[T, None]) -> None:
+    async def forward(index: int, stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream):
                 async for item in stream:
-                    told.put_nowait((number, item))
+                    queue.put_nowait((index, item))
         except Exception as error:
-            told.put_nowait(error)
+            queue.put_nowait(error)
         else:
-            told.put_nowait(None)
+            queue.put_nowait(None)
 
-    tasks = [asyncio.create_task(follow(number, stream)) for number, stream in enumerate(streams)]
+    tasks = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
     running = len(tasks)
     try:
         while running:
-            item = await told.get()
+            item = await queue.get()
             if isinstance(item, Exception):
                 raise item
             if item is None:

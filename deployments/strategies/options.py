@@ -1,4 +1,4 @@
-"""Which strategy chooses among whole answers, and with what. Members, weights and failures: EnsembleOptions."""
+"""The strategy that chooses among complete answers. Members, weights and failures are in EnsembleOptions."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,15 +11,15 @@ StrategyKind = Literal["rerank", "majority", "mbr", "best_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:
-    """Of one endpoint.
+    """The strategy of one endpoint.
 
-    rerank: what the members, or the judge, find most likely per token. majority: what most extracted answers say;
-    self-consistency (Wang et al., arXiv 2203.11171) if there is one member. mbr: what is closest to all others.
-    best_of: what its own member finds most likely per token.
+    rerank: the answer that the members, or the judge, find most likely per token. majority: the most frequent extracted
+    answer; with one member, self-consistency (Wang et al., arXiv 2203.11171). mbr: the answer closest to all others.
+    best_of: the answer that its own member finds most likely per token.
     """
 
     kind: StrategyKind
-    candidates: int = 4  # of each member
+    candidates: int = 4  # per member
     judge: str | None = None  # rerank: the member that scores all; None: every member does
     extract: Extract = whole_text  # majority
     utility: Utility = chrf  # mbr

@@ -1,4 +1,4 @@
-"""What a deliberation tells: how far it is, and in the end the answer, with who contributed what."""
+"""Events of a deliberation: its progress, and in the end the answer with each member's contribution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ ProgressKind = Literal["candidate", "scored", "member_failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A step on the way. Its index is the candidate's among its member's."""
+    """A finished step."""
 
     kind: ProgressKind
     model: str  # the member's
-    done: int  # so many steps of this kind, the failed ones included
+    done: int  # finished steps of this kind, failed ones included
     total: int
-    index: int | None = None
+    index: int | None = None  # of the candidate, among its member's
     tokens: int | None = None
     log_likelihood: float | None = None
     error: str | None = None
@@ -32,7 +32,7 @@ class CandidateReport:
     score: float
     log_likelihood: float  # nats per token, by its own member
     tokens: int
-    extracted: str | None  # what it voted for, of a vote
+    extracted: str | None  # majority: the answer it voted for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +40,22 @@ class MemberReport:
     """What a member contributed."""
 
     model: str
-    weight: float  # of all that answered; 0: it failed
+    weight: float  # share among the members that answered; 0: it failed
     candidates: int
     tokens: int
-    votes: int | None  # of its candidates, how many say what the winner says; None: nobody votes
-    agreement: float | None  # their share
+    votes: int | None  # candidates with the winner's answer; None without a vote
+    agreement: float | None  # share of its candidates with the winner's answer
     latency_s: float  # until its last candidate
     error: str | None = None  # why it failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end: the winner as one delta whose statistics are those of all candidates, and how it came to be."""
+    """The result: the winner as one delta, whose statistics count all candidates, and how it was chosen."""
 
     delta: Delta
     strategy: str
-    winner: str  # the member's model
+    winner: str  # model of its member
     agreement: float | None
     votes: dict[str, float] | None
     members: Sequence[MemberReport]

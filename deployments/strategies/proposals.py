@@ -1,4 +1,4 @@
-"""The members of a deliberation, asked in parallel for candidates, and for what they think of those of the others."""
+"""Ask a deliberation's members for candidates, and for the likelihood of the others' candidates."""
 
 import asyncio
 import time
@@ -11,16 +11,16 @@ from actors.coordinator.request import Delta, Request
 from decoding.errors import ConsortError, DeadlineError, UnavailableError
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
-from deployments.strategies.candidate import Candidate, joined
+from deployments.strategies.candidate import Candidate, join_deltas
 
 Run = Callable[[Sequence[Request]], AsyncGenerator[list[tuple[int, Delta]], None]]
 
-_WATCH_S = 1.0  # how often a member that is silent is looked for
+_WATCH_S = 1.0  # between checks that a silent member still has a replica
 
 
 @dataclass(slots=True, eq=False)
-class Member:
-    """One model, as the deliberation sees it."""
+class Participant:
+    """A member's state in a deliberation."""
 
     model: str
     candidates: list[Candidate] = field(default_factory=list)
@@ -28,25 +28,27 @@ class Member:
     error: ConsortError | None = None
 
 
-class Asking:
-    """Runs requests on members. A member that is gone or too late raises; so does a request that nobody can serve."""
+class MemberClient:
+    """Runs requests on members. Raises if a member is gone or too late, or if nobody can serve a request."""
 
     def __init__(self, run: Run, ready: Callable[[], set[str]], timeout_s: float) -> None:
         """
-        run: deltas of some requests, as `Service.run` has it.
-        ready: the models that have a live replica.
-        timeout_s: how long a member may take for all that it is asked at once.
+        run: yields the deltas of some requests (see `Service.run`).
+        ready: returns the models that have a live replica.
+        timeout_s: time limit of a member for all requests of a call.
         """
         self._run, self._ready, self._timeout_s = run, ready, timeout_s
 
     async def propose(
-        self, member: Member, request: Request, count: int, first: int
+        self, member: Participant, request: Request, count: int, first: int
     ) -> AsyncGenerator[Candidate, None]:
-        """The member's candidates, each when it is complete. first: the first one's number among all members'."""
+        """Yield the member's candidates as they complete. first: index of its first candidate among all members'."""
         began_s = time.monotonic()
         params = replace(request.params, logprobs=request.params.logprobs or 0)
         requests = [
-            _on(request, member.model, request.prompt, replace(params, seed=choice_seed(params.seed, first + i)))
+            _request_for(
+                request, member.model, request.prompt, replace(params, seed=choice_seed(params.seed, first + i))
+            )
             for i in range(count)
         ]
         async with aclosing(self._answers(member.model, requests)) as answers:
@@ -57,17 +59,17 @@ class Asking:
                 yield candidate
 
     async def judge(self, model: str, request: Request, texts: Sequence[Sequence[int]]) -> list[float]:
-        """How likely the member finds each text after the prompt, in nats per token. No text is empty."""
-        requests = [_scoring(request, model, text) for text in texts]
-        found = [0.0] * len(texts)
+        """Return the log-likelihood of each text after the prompt, in nats per token. Texts must not be empty."""
+        requests = [_scoring_request(request, model, text) for text in texts]
+        likelihoods = [0.0] * len(texts)
         async with aclosing(self._answers(model, requests)) as answers:
             async for index, delta in answers:
-                told = [*(delta.prompt_logprobs or ()), *(delta.logprobs or ())][-len(texts[index]) :]
-                found[index] = fmean(one.logprob for one in told)
-        return found
+                tokens = [*(delta.prompt_logprobs or ()), *(delta.logprobs or ())][-len(texts[index]) :]
+                likelihoods[index] = fmean(token.logprob for token in tokens)
+        return likelihoods
 
     async def _answers(self, model: str, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Whole answers as they end, with their index."""
+        """Yield complete answers as they end, with the index of their request."""
         parts: list[list[Delta]] = [[] for _ in requests]
         deadline_s = time.monotonic() + self._timeout_s
         async with aclosing(self._run(requests)) as batches:
@@ -75,15 +77,15 @@ class Asking:
                 for index, delta in batch:
                     parts[index].append(delta)
                     if delta.finish is not None:
-                        yield index, joined(parts[index])
+                        yield index, join_deltas(parts[index])
 
     async def _next(
         self, batches: AsyncGenerator[list[tuple[int, Delta]], None], model: str, deadline_s: float
     ) -> list[tuple[int, Delta]] | None:
-        """The next batch, None after the last.
+        """Return the next batch, None after the last.
 
         Raises:
-            UnavailableError: the member has no replica any more.
+            UnavailableError: the member has no replica left.
             DeadlineError: it took too long.
         """
         waiting = asyncio.ensure_future(anext(batches, None))
@@ -103,8 +105,8 @@ class Asking:
                 await asyncio.wait({waiting})
 
 
-def _on(request: Request, model: str, prompt: Sequence[int], params: SamplingParams) -> Request:
-    """A request of its own, on a member."""
+def _request_for(request: Request, model: str, prompt: Sequence[int], params: SamplingParams) -> Request:
+    """Return a new request to one member."""
     endpoint = replace(request.endpoint, target=model, members=())
     return Request(
         endpoint,
@@ -116,7 +118,7 @@ def _on(request: Request, model: str, prompt: Sequence[int], params: SamplingPar
     )
 
 
-def _scoring(request: Request, model: str, text: Sequence[int]) -> Request:
-    """One step that tells of all of the text's tokens. The last is forced, so that the whole still fits the context."""
+def _scoring_request(request: Request, model: str, text: Sequence[int]) -> Request:
+    """Return a one-step request that scores the text. Its last token is forced, so that the context suffices."""
     params = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=(text[-1],), logprobs=0, prompt_logprobs=0)
-    return replace(_on(request, model, [*request.prompt, *text[:-1]], params), speculate=False)
+    return replace(_request_for(request, model, [*request.prompt, *text[:-1]], params), speculate=False)

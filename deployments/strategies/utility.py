@@ -1,14 +1,14 @@
-"""How good a candidate would be if a reference were right: what minimum Bayes risk maximises in expectation."""
+"""Utilities for minimum Bayes risk: how good a candidate is if a reference is right."""
 
 from collections.abc import Callable
 
-Utility = Callable[[str, str], float]  # of a candidate, given a reference; the greater, the better
+Utility = Callable[[str, str], float]  # (candidate, reference) -> utility, higher is better
 
 DEFAULT_UTILITY = f"{__name__}:chrf"
 
 
 def chrf(candidate: str, reference: str) -> float:
-    """Character n-gram F-score, 0 to 1: chrF2 (Popović 2015, "chrF", WMT), as sacrebleu has it (arXiv 1804.08771)."""
-    from sacrebleu import sentence_chrf  # takes a while to import, and few need it
+    """Character n-gram F-score, 0 to 1: chrF2 (Popović 2015, "chrF", WMT), by sacrebleu (arXiv 1804.08771)."""
+    from sacrebleu import sentence_chrf  # slow to import and seldom needed
 
     return float(sentence_chrf(candidate, [reference]).score) / 100

@@ -1,1 +1,1 @@
-"""What people use: the command line, the console, the page."""
+"""The user interfaces: command line, console and web page."""

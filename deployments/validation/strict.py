@@ -48,8 +48,11 @@ def printable(text: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """End of a message about an unknown name: the nearest known name, or a list of the known ones."""
+    """Return what to append to a message about an unknown name: suggestions, or the known names."""
     names = sorted(known)
+    longer = [other for other in names if name and other.startswith(name)]
+    if longer:
+        return f"did you mean {' or '.join(map(repr, longer[:_SHOWN_NAMES]))}?"
     close = difflib.get_close_matches(name, names, n=1) if len(name) <= _LONGEST_NAME else []
     if close:
         return f"did you mean {close[0]!r}?"

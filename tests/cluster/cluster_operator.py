@@ -78,28 +78,28 @@ class Operator:
     def nodes(self) -> dict[str, dict[str, float]]:
         """The resources of the nodes that have joined, by machine."""
         names = {address: name for name, address in ADDRESSES.items()}
-        found = json.loads(self._fleet.run("head", "python -", stdin=_NODES))
-        return {names[address]: resources for address, resources in found.items()}
+        resources_by_address = json.loads(self._fleet.run("head", "python -", stdin=_NODES))
+        return {names[address]: resources for address, resources in resources_by_address.items()}
 
-    def places(self) -> dict[str, list[str]]:
+    def roles(self) -> dict[str, list[str]]:
         """The roles of the replicas that run on each machine that can be reached."""
-        found: dict[str, list[str]] = {}
+        roles_by_host: dict[str, list[str]] = {}
         for name in SERVERS:
             if name not in self._fleet.off:
                 roles = [
                     r for r, title in _ROLES.items() if self._fleet.processes(name, f"ServeReplica:consort:{title}")
                 ]
-                found |= {name: roles} if roles else {}
-        return found
+                roles_by_host |= {name: roles} if roles else {}
+        return roles_by_host
 
-    def found(self) -> set[str]:
+    def models(self) -> set[str]:
         """The models that clients find."""
         answer = self._fleet.run("client", f"curl --silent --fail --max-time 5 {self._url}/health || true")
         return {model for model, up in json.loads(answer)["models"].items() if up} if answer else set()
 
     def ready(self) -> bool:
         """Whether clients find both models."""
-        return self.found() == {"target", "drafter"}
+        return self.models() == {"target", "drafter"}
 
     def ask(self, seconds: float) -> list[dict[str, Any]]:
         """What a client's requests came to (tests/cluster/ask.py), by case."""
@@ -123,7 +123,7 @@ class Operator:
         begun_s = time.monotonic()
         while not condition():
             waited_s = time.monotonic() - begun_s
-            assert waited_s < timeout_s, f"waited {timeout_s} s in vain: {what}\n{self.places()}\n{self.logs()}"
+            assert waited_s < timeout_s, f"waited {timeout_s} s in vain: {what}\n{self.roles()}\n{self.logs()}"
             time.sleep(1)
         print(f"{time.monotonic() - begun_s:6.1f} s until: {what}")
 

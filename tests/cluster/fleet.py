@@ -105,8 +105,8 @@ class Fleet:
 
     def _expect(self, line: str) -> None:
         assert self._init.stdout is not None
-        said = self._init.stdout.readline().strip()
-        assert said == line, f"the fleet said {said!r} instead of {line!r}"
+        output = self._init.stdout.readline().strip()
+        assert output == line, f"the fleet said {output!r} instead of {line!r}"
 
 
 @contextmanager

@@ -49,10 +49,10 @@ def serve_configs() -> dict[str, dict[str, Any]]:
 
 def node_types() -> dict[str, dict[str, Any]]:
     """The types of workers of every file that has them, by file; on Kubernetes, as Ray's own autoscaler sees them."""
-    found = {file: read(file)["available_node_types"] for file in WITH_TYPES}
+    matches = {file: read(file)["available_node_types"] for file in WITH_TYPES}
     resource = {"metadata": {"name": "consort", "namespace": "default"}, "spec": rayservice_cluster()}
-    found["rayservice.yaml"] = _derive_autoscaling_config_from_ray_cr(resource)["available_node_types"]
-    return found
+    matches["rayservice.yaml"] = _derive_autoscaling_config_from_ray_cr(resource)["available_node_types"]
+    return matches
 
 
 @pytest.mark.parametrize("file", LAUNCHED)
@@ -85,7 +85,7 @@ def test_what_nodes_get_is_what_an_installation_needs(file: str) -> None:
     mounts = {target: source for target, source in read(file)["file_mounts"].items() if "/consort/" in target}
     assert all(target == f"~/consort/{source}" and (ROOT / source).exists() for target, source in mounts.items())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    needed = {name.split(".")[0] for name in project["tool"]["setuptools"]["packages"]}
+    needed = {name.split(".")[0].rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     needed |= {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "serve.yaml", "models", "cluster"}
     assert needed <= set(mounts.values())
     assert mounts == {
@@ -180,7 +180,7 @@ def test_the_coordinator_keeps_its_own_environment() -> None:
     ingress: Any = build_application(CONFIG)._bound_deployment
     environment = ingress.ray_actor_options["runtime_env"]["env_vars"]
     for serve in serve_configs().values():
-        (coordinator,) = (one for one in serve["applications"][0]["deployments"] if one["name"] == COORDINATOR)
+        (coordinator,) = (entry for entry in serve["applications"][0]["deployments"] if entry["name"] == COORDINATOR)
         set_anew = coordinator["ray_actor_options"]["runtime_env"]["env_vars"]
         assert set_anew.items() <= environment.items()
 
@@ -203,7 +203,7 @@ def test_the_head_on_kubernetes_outlives_its_pod_and_wants_a_token() -> None:
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["enableInTreeAutoscaling"] is True
     documents = list(yaml.safe_load_all((ROOT / "kubernetes" / "rayservice.yaml").read_text(encoding="utf-8")))
-    (redis,) = (one for one in documents if one["kind"] == "Service")
+    (redis,) = (entry for entry in documents if entry["kind"] == "Service")
     address = f"{redis['metadata']['name']}:{redis['spec']['ports'][0]['port']}"
     assert cluster["gcsFaultToleranceOptions"]["redisAddress"] == address
     pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)

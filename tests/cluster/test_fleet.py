@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 def counts(operator: Operator) -> dict[str, int]:
     """How many machines run each role, each on its own kind of machine."""
-    places = operator.places()
-    for name, roles in places.items():
+    hosts = operator.roles()
+    for name, roles in hosts.items():
         assert roles == [name.rstrip("12").replace("head", "coordinator")]
-    return {kind: sum(roles == [kind] for roles in places.values()) for kind in ("target", "drafter")}
+    return {kind: sum(roles == [kind] for roles in hosts.values()) for kind in ("target", "drafter")}
 
 
 def settle(operator: Operator, what: str, **wanted: int) -> None:
@@ -32,7 +32,7 @@ def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) 
 
     operator.deploy(target=1, drafter=1)
     operator.wait(operator.ready, "both models are served")
-    assert operator.places() == {"head": ["coordinator"], "target1": ["target"], "drafter1": ["drafter"]}
+    assert operator.roles() == {"head": ["coordinator"], "target1": ["target"], "drafter1": ["drafter"]}
     undisturbed = operator.ask(1)
     right = check(undisturbed)
     assert any(outcome["drafted"] > 0 for outcome in undisturbed)
@@ -46,10 +46,10 @@ def test_pools_scale_apart_and_a_lost_drafter_costs_no_request(machines: Fleet) 
         check(asked.result(), right)
     operator.wait(lambda: len(operator.nodes()) == 3, "idle machines leave")
 
-    (drafter,) = (name for name, roles in operator.places().items() if roles == ["drafter"])
+    (drafter,) = (name for name, roles in operator.roles().items() if roles == ["drafter"])
     (other,) = {"drafter1", "drafter2"} - {drafter}
     check(ask_while(operator, lambda: machines.power_off(drafter)), right)
-    operator.wait(lambda: operator.places().get(other) == ["drafter"], "a drafter on the other machine", timeout_s=180)
+    operator.wait(lambda: operator.roles().get(other) == ["drafter"], "a drafter on the other machine", timeout_s=180)
     operator.wait(operator.ready, "both models are served")
     assert any(outcome["drafted"] > 0 for outcome in operator.ask(1))
 
@@ -67,7 +67,7 @@ def test_load_decides_how_many_of_each(machines: Fleet) -> None:
     )
     operator.up()
     operator.deploy()
-    operator.wait(lambda: operator.found() == {"target"}, "the target is served")
+    operator.wait(lambda: operator.models() == {"target"}, "the target is served")
     right = check(operator.ask(1))
     settle(operator, "no drafter without requests", target=1, drafter=0)
     operator.wait(lambda: len(operator.nodes()) == 2, "idle machines leave")

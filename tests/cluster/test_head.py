@@ -31,7 +31,7 @@ daemonize yes
 
 @pytest.fixture
 def operator(machines: Fleet) -> Operator:
-    """Of a cluster that serves from two targets and a drafter, with HTTP and the coordinator on the host drafter2."""
+    """A cluster that serves from two targets and a drafter, with HTTP and the coordinator on the host drafter2."""
     machines.run("redis", "redis-server -", stdin=REDIS)
     machines.write("laptop", "~/.consort/redis-password", PASSWORD)
     operator = Operator(machines, "cluster-local.yaml", patch=with_redis, http="drafter2")
@@ -44,7 +44,7 @@ def operator(machines: Fleet) -> Operator:
 
 def roles(operator: Operator) -> dict[str, list[str]]:
     """What runs where, but for the head."""
-    return {name: roles for name, roles in operator.places().items() if name != "head"}
+    return {name: roles for name, roles in operator.roles().items() if name != "head"}
 
 
 def target_of(machines: Fleet, machine: str) -> str:
@@ -83,7 +83,7 @@ def test_everything_serves_on_while_the_head_is_dead(machines: Fleet, operator: 
 
     operator.wait(kill_target(machines, "target2"), "a target in place of another that was killed")
     operator.scale("drafter", 0)
-    operator.wait(lambda: operator.found() == {"target"}, "no drafter")
+    operator.wait(lambda: operator.models() == {"target"}, "no drafter")
     operator.scale("drafter", 1)
     operator.wait(operator.ready, "a drafter")
     assert any(outcome["drafted"] > 0 for outcome in operator.ask(1))
@@ -106,5 +106,5 @@ def test_gcs_alone_may_die(machines: Fleet, operator: Operator) -> None:
     assert roles(operator) == where
     operator.wait(kill_target(machines, "target1"), "a target in place of one that was killed")
     operator.scale("drafter", 0)
-    operator.wait(lambda: operator.found() == {"target"}, "no drafter")
+    operator.wait(lambda: operator.models() == {"target"}, "no drafter")
     operator.down()

@@ -50,7 +50,7 @@ def test_types_come_and_go_apart(provider: PoolProvider, stopped: list[str]) -> 
     assert list(provider.create_node({}, DRAFTER, 2)) == CONFIG["pools"]["drafter"]
     assert provider.non_terminated_nodes(WORKER) == CONFIG["pools"]["drafter"]
     assert provider.non_terminated_nodes(HEAD) == []
-    with pytest.raises(RuntimeError, match="1 hosts are wanted, but of"):
+    with pytest.raises(RuntimeError, match="needs 1 hosts, but of"):
         provider.create_node({}, DRAFTER, 1)
     target = WORKER | {ray_tags.TAG_RAY_USER_NODE_TYPE: "target"}
     assert list(provider.create_node({}, target, 1)) == ["127.0.0.4"]

@@ -12,16 +12,16 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from actors.wire.addresses import ReplicaAddress
 from decoding.errors import UnavailableError
 from deployments import app
-from deployments.discovery import Answers, Discovery
+from deployments.discovery import Discovery, ReplicaAddresses
 
 A, B, C = ReplicaAddress("large-1", "large"), ReplicaAddress("small-1", "small"), ReplicaAddress("large-2", "large")
 
 
-def answers(*script: Answers | Exception) -> Callable[[], Awaitable[Answers]]:
-    """A deployment that gives these answers in order."""
+def answers(*script: ReplicaAddresses | Exception) -> Callable[[], Awaitable[ReplicaAddresses]]:
+    """A deployment that answers so, one after the other."""
     rest = iter(script)
 
-    async def ask() -> Answers:
+    async def ask() -> ReplicaAddresses:
         answer = next(rest)
         if isinstance(answer, Exception):
             raise answer
@@ -43,53 +43,61 @@ class Recorder:
 
 
 def test_every_look_reports_all_replicas_and_those_that_answered() -> None:
-    recorder = Recorder()
-    ask = {"large": answers(Answers([A]), Answers([A])), "small": answers(UnavailableError(), Answers([B]))}
-    discovery = Discovery(ask, recorder)
+    updates = Recorder()
+    ask = {
+        "large": answers(ReplicaAddresses([A]), ReplicaAddresses([A])),
+        "small": answers(UnavailableError(), ReplicaAddresses([B])),
+    }
+    discovery = Discovery(ask, updates)
 
     async def look() -> None:
         for model in ("large", "small", "large", "small"):
-            await discovery.look(model)
+            await discovery.poll(model)
 
     asyncio.run(look())
-    assert recorder.addresses == [[A], [A], [A], [A, B]]
-    assert recorder.answered == [{A.name}, set(), {A.name}, {B.name}]
+    assert updates.addresses == [[A], [A], [A], [A, B]]
+    assert updates.answered == [{A.name}, set(), {A.name}, {B.name}]
 
 
 def test_all_models_are_looked_for_at_once() -> None:
-    recorder = Recorder()
-    discovery = Discovery({"large": answers(Answers([A])), "small": answers(Answers([B]))}, recorder)
-    asyncio.run(discovery.look_at_all())
-    assert recorder.addresses[-1] == [A, B]
+    updates = Recorder()
+    discovery = Discovery({"large": answers(ReplicaAddresses([A])), "small": answers(ReplicaAddresses([B]))}, updates)
+    asyncio.run(discovery.poll_all())
+    assert updates.addresses[-1] == [A, B]
 
 
 def test_slow_replicas_stay_and_dead_ones_go() -> None:
-    recorder = Recorder()
-    script: list[Answers | Exception] = [Answers([A]), TimeoutError(), Answers([C], complete=False), Answers([C])]
+    updates = Recorder()
+    script: list[ReplicaAddresses | Exception] = [
+        ReplicaAddresses([A]),
+        TimeoutError(),
+        ReplicaAddresses([C], complete=False),
+        ReplicaAddresses([C]),
+    ]
     script.append(UnavailableError())
-    discovery = Discovery({"large": answers(*script)}, recorder)
+    discovery = Discovery({"large": answers(*script)}, updates)
 
     async def look() -> None:
         for _ in script:
-            await discovery.look("large")
+            await discovery.poll("large")
 
     asyncio.run(look())
-    assert recorder.addresses == [[A], [A], [C, A], [C], []]
-    assert recorder.answered == [{A.name}, set(), {C.name}, {C.name}, set()]
+    assert updates.addresses == [[A], [A], [C, A], [C], []]
+    assert updates.answered == [{A.name}, set(), {C.name}, {C.name}, set()]
 
 
 def test_a_model_that_is_starting_holds_up_no_other() -> None:
-    async def never() -> Answers:
+    async def never() -> ReplicaAddresses:
         await asyncio.Event().wait()
         raise AssertionError
 
     async def first_found() -> list[ReplicaAddress]:
-        recorder: asyncio.Queue[list[ReplicaAddress]] = asyncio.Queue()
-        ask = {"small": never, "large": answers(Answers([A]))}
-        discovery = Discovery(ask, lambda addresses, answered: recorder.put_nowait(addresses))
+        updates: asyncio.Queue[list[ReplicaAddress]] = asyncio.Queue()
+        ask = {"small": never, "large": answers(ReplicaAddresses([A]))}
+        discovery = Discovery(ask, lambda addresses, answered: updates.put_nowait(addresses))
         running = asyncio.create_task(discovery.run())
         try:
-            return await recorder.get()
+            return await updates.get()
         finally:
             running.cancel()
 
@@ -119,7 +127,7 @@ def test_replicas_hear_what_waits_at_the_coordinator() -> None:
 
 
 def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_ASK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(app, "_ADDRESS_TIMEOUT_S", 0.1)
 
     async def sound() -> ReplicaAddress:
         return A
@@ -131,14 +139,14 @@ def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
     async def stuck() -> ReplicaAddress:
         raise UnavailableError("the loop has been stuck for 30 s")
 
-    async def ask(*replicas: Callable[[], Awaitable[ReplicaAddress]]) -> Answers:
+    async def ask(*replicas: Callable[[], Awaitable[ReplicaAddress]]) -> ReplicaAddresses:
         async def fetch() -> list[Any]:
             return [SimpleNamespace(get_async=replica) for replica in replicas]
 
         return await app._addresses(broadcasting(fetch), "coordinator-0", lambda: 0)
 
-    assert asyncio.run(ask(frozen, sound)) == Answers([A], complete=False)
-    assert asyncio.run(ask(stuck, sound)) == Answers([A])
+    assert asyncio.run(ask(frozen, sound)) == ReplicaAddresses([A], complete=False)
+    assert asyncio.run(ask(stuck, sound)) == ReplicaAddresses([A])
 
 
 def test_a_deployment_without_replicas_is_unavailable() -> None:

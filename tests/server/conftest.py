@@ -10,7 +10,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from deployments.app import APP_NAME, ReplicaStatus
 from deployments.client import Client
-from deployments.cluster import Progress, serving
+from deployments.cluster import StartProgress, serving
 from deployments.configuration.config import load_config
 
 
@@ -20,7 +20,7 @@ class Server:
 
     url: str
     port: int
-    seen: list[Progress]  # what the progress display was told
+    seen: list[StartProgress]  # what the progress display was told
 
     @property
     def client(self) -> Client:
@@ -53,7 +53,7 @@ def server() -> Iterator[Server]:
         port = probe.getsockname()[1]
     config = load_config()
     config.http.port = port
-    seen: list[Progress] = []
+    seen: list[StartProgress] = []
     with serving(config, address=None, verbose=False, watch=seen.extend):
         yield Server(config.http.url, port, seen)
 

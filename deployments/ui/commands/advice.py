@@ -1,4 +1,4 @@
-"""What a profile means: which draft length, how much faster, and what stands in the way. Pure arithmetic and words."""
+"""Advice from a profile: the best draft length, its speed-up, and what limits it. Pure arithmetic and text."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -7,12 +7,12 @@ from typing import Any
 from deployments.ui.commands.profiling import STREAMS, Profile
 from evaluation.limits import SpeculationLimits
 
-WORTHWHILE = 1.05  # a speed-up below this, at best, is none
+WORTHWHILE = 1.05  # speculation pays if the best speed-up is at least this
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What would help most if it were ideal."""
+    """The factor that would help most if it were ideal."""
 
     name: str
     complaint: str
@@ -21,7 +21,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The best draft length for so many streams at once, and what limits it most."""
+    """The best draft length for a number of streams, and what limits the speed-up most."""
 
     streams: int
     best: SpeculationLimits  # with drafting hidden behind the target's steps
@@ -33,7 +33,7 @@ class Advice:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The advice as a sentence."""
         best, obstacle = self.best, self.obstacle
         streams = "1 stream" if self.streams == 1 else f"{self.streams} streams"
         if not self.pays:
@@ -49,12 +49,12 @@ class Advice:
 
 
 def advise(profile: Profile) -> list[Advice]:
-    """For each number of streams."""
+    """Return the advice for each number of streams."""
     return [_advise(profile, streams) for streams in STREAMS]
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
-    """Everything that was measured and that follows."""
+    """Return the measurements and the advice as JSON."""
     return {
         "target": profile.target,
         "drafter": profile.drafter,
@@ -66,15 +66,15 @@ def as_json(profile: Profile) -> dict[str, Any]:
             for (streams, width), seconds in profile.target_step_s.items()
         ],
         "draft_steps": [{"streams": streams, "seconds": seconds} for streams, seconds in profile.draft_step_s.items()],
-        "speed_ups": [_limits_json(streams, one) for streams in STREAMS for one in _all_limits(profile, streams)],
+        "speed_ups": [_limits_json(streams, limits) for streams in STREAMS for limits in _all_limits(profile, streams)],
         "advice": [
             {
-                "streams": one.streams,
-                "pays": one.pays,
-                "obstacle": one.obstacle.name,
-                **_limits_json(one.streams, one.best),
+                "streams": advice.streams,
+                "pays": advice.pays,
+                "obstacle": advice.obstacle.name,
+                **_limits_json(advice.streams, advice.best),
             }
-            for one in advise(profile)
+            for advice in advise(profile)
         ],
     }
 
@@ -88,13 +88,13 @@ def _all_limits(profile: Profile, streams: int) -> list[SpeculationLimits]:
 
 
 def _advise(profile: Profile, streams: int) -> Advice:
-    every = _all_limits(profile, streams)
-    best = max(every, key=lambda one: one.hidden)
-    return Advice(streams, best, _obstacle(every, best, profile.acceptance))
+    candidates = _all_limits(profile, streams)
+    best = max(candidates, key=lambda limits: limits.hidden)
+    return Advice(streams, best, _obstacle(candidates, best, profile.acceptance))
 
 
-def _obstacle(every: Sequence[SpeculationLimits], best: SpeculationLimits, acceptance: float) -> Obstacle:
-    """The one of acceptance, the drafter's speed and the cost of more tokens without which S* would be highest."""
+def _obstacle(candidates: Sequence[SpeculationLimits], best: SpeculationLimits, acceptance: float) -> Obstacle:
+    """Return the obstacle (acceptance, drafter speed or cost of more tokens) whose removal would raise S* most."""
     cost = best.draft_step_s / best.plain_step_s
     growth = best.verify_step_s / best.plain_step_s
     ideal = {
@@ -102,16 +102,16 @@ def _obstacle(every: Sequence[SpeculationLimits], best: SpeculationLimits, accep
             "the acceptance",
             "the acceptance is too low",
             f"the drafter has the target's token {acceptance:.0%} of the time",
-        ): [replace(one, tokens_per_step=one.draft_length + 1.0) for one in every],
+        ): [replace(limits, tokens_per_step=limits.draft_length + 1.0) for limits in candidates],
         Obstacle(
             "the drafter's speed",
             "the drafter is too slow",
             f"a draft token takes {cost:.2f} of a step of the target",
-        ): [replace(one, draft_step_s=0.0) for one in every],
+        ): [replace(limits, draft_step_s=0.0) for limits in candidates],
         Obstacle(
             "what more tokens cost",
             "the cost of a step grows with its tokens, as the target is bound by compute",
             f"{best.draft_length + 1} tokens of each stream take {growth:.2f} times as long as one",
-        ): [replace(one, verify_step_s=one.plain_step_s) for one in every],
+        ): [replace(limits, verify_step_s=limits.plain_step_s) for limits in candidates],
     }
-    return max(ideal, key=lambda obstacle: max(one.hidden for one in ideal[obstacle]))
+    return max(ideal, key=lambda obstacle: max(limits.hidden for limits in ideal[obstacle]))

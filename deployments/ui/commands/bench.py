@@ -1,4 +1,4 @@
-"""`consort bench`: what speculation is worth for a pair of models on this machine, as a table and in words."""
+"""`consort bench`: the worth of speculation for a pair of models on this machine, as a table and in words."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from decoding.errors import ConfigError
-from deployments.cluster import Progress
+from deployments.cluster import StartProgress
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ROOT
 from deployments.ui.commands.progress import ProgressDisplay
@@ -35,10 +35,10 @@ def run_bench(
     temperature: float,
     as_json: bool,
 ) -> None:
-    """Measure and show.
+    """Measure and print the results.
 
     Raises:
-        ConfigError: a model can't be loaded, or the answers are too short to tell anything.
+        ConfigError: a model can't be loaded, or the answers are too short for a measurement.
         InvalidRequestError: a prompt does not fit, or the temperature is out of range.
     """
     from transformers.utils.logging import disable_progress_bar  # this and the next import torch, which takes seconds
@@ -61,7 +61,7 @@ def run_bench(
 def pair_config(
     target: str, drafter: str, *, target_options: dict[str, Any], drafter_options: dict[str, Any]
 ) -> tuple[ServerConfig, str]:
-    """A configuration of two models, and its endpoint. Options are keys of `models.NAME`; None: their default.
+    """Return a configuration of two models, and its endpoint. Options are keys of `models.NAME`; None for the default.
 
     Raises:
         ConfigError: an option is wrong, or there is no such folder.
@@ -75,13 +75,13 @@ def pair_config(
 
 
 def configured_pair(path: Path, endpoint: str | None) -> tuple[ServerConfig, str]:
-    """The pair of an endpoint in a server's configuration; None: of the first that has a drafter.
+    """Return a configuration and its endpoint with a drafter. endpoint: None for the first.
 
     Raises:
-        ConfigError: the configuration can't work, or has no such endpoint with a drafter.
+        ConfigError: the configuration is wrong, or has no such endpoint with a drafter.
     """
     config = load_config(path)
-    drafting = [name for name, one in config.endpoints.items() if one.drafter is not None]
+    drafting = [name for name, settings in config.endpoints.items() if settings.drafter is not None]
     wanted = drafting[0] if endpoint is None and drafting else endpoint
     if wanted not in drafting:
         known = ", ".join(drafting) or "none"
@@ -92,7 +92,7 @@ def configured_pair(path: Path, endpoint: str | None) -> tuple[ServerConfig, str
 
 
 def read_prompts(path: Path, count: int) -> list[str]:
-    """The first prompts of a file: of JSON lines with "prompt" if it is called so, else of lines of text.
+    """Read the first prompts of a file: a .jsonl file has a "prompt" per line, any other file a text per line.
 
     Raises:
         ConfigError: the file can't be read, or has no prompts.
@@ -115,9 +115,9 @@ def _model_options(options: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def reporting(console: Console) -> Iterator[Callable[[str], None]]:
-    """A function that is told what begins, and shows what is done and how long it took."""
+    """Yield a function that reports the step that begins; shows finished steps with their durations."""
     with ProgressDisplay(console, done="done") as display:
-        yield lambda step: display.watch([Progress(step, "loading")])
+        yield lambda step: display.watch([StartProgress(step, "loading")])
         display.watch([])
 
 
@@ -138,9 +138,9 @@ def _show(console: Console, profile: "Profile") -> None:
 
 
 def _time_table(profile: "Profile") -> Table:
-    """Milliseconds of a step: of the target over 1, 2, … tokens of each stream, and of the drafter over one."""
+    """Return a table of step times: the target's by tokens per stream, and the drafter's for one token."""
     widths = sorted({width for _, width in profile.target_step_s})
-    title = "ms per step: of the drafter, and of the target over so many tokens of each stream"
+    title = "ms per step of the drafter, and of the target by tokens per stream"
     table = Table("streams", "drafter", *map(str, widths), box=SIMPLE, title=title)
     for streams, draft_step_s in profile.draft_step_s.items():
         steps = (profile.target_step_s[streams, width] for width in widths)
@@ -149,12 +149,12 @@ def _time_table(profile: "Profile") -> Table:
 
 
 def _speed_up_table(profile: "Profile") -> Table:
-    """Per draft length: tokens per step, and the speed-up with drafting hidden, and with the models taking turns."""
-    table = Table("draft length", "tokens/step", box=SIMPLE, title="speed-up at best: drafting hidden (taking turns)")
+    """Return a table by draft length: tokens per step, and speed-ups with drafting hidden and alternating."""
+    table = Table("draft length", "tokens/step", box=SIMPLE, title="speed-up at best: drafting hidden (alternating)")
     for streams in profile.draft_step_s:
         table.add_column(f"{streams} stream{'s' if streams > 1 else ''}", justify="right")
     for draft_length in profile.draft_lengths:
-        every = [profile.limits(streams, draft_length) for streams in profile.draft_step_s]
-        speed_ups = (f"{one.hidden:.2f} ({one.alternating:.2f})" for one in every)
-        table.add_row(str(draft_length), f"{every[0].tokens_per_step:.2f}", *speed_ups)
+        columns = [profile.limits(streams, draft_length) for streams in profile.draft_step_s]
+        speed_ups = (f"{limits.hidden:.2f} ({limits.alternating:.2f})" for limits in columns)
+        table.add_row(str(draft_length), f"{columns[0].tokens_per_step:.2f}", *speed_ups)
     return table

@@ -1,30 +1,30 @@
-"""What a comparison of an ensemble with its members says, in words: also where mixing loses. Pure."""
+"""Judge an ensemble against its members, in words, also where mixing loses. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
-_SURE = 2.0  # standard errors from which on a difference is called one
+_SIGNIFICANT = 2.0  # standard errors; a larger difference counts as significant
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of one measure between two contestants, text by text."""
+    """Mean difference of a measure between two contestants, text by text."""
 
     mean: float
     standard_error: float
 
     @classmethod
     def of(cls, values: Sequence[float], others: Sequence[float]) -> "Difference":
-        """values − others, paired by prompt and seed."""
+        """Return values − others, paired by prompt and seed."""
         gaps = [value - other for value, other in zip(values, others, strict=True)]
         return cls(fmean(gaps), stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else float("inf"))
 
     @property
-    def sure(self) -> bool:
-        """Whether it is more than chance."""
-        return abs(self.mean) > _SURE * self.standard_error
+    def significant(self) -> bool:
+        """Whether the difference is significant."""
+        return abs(self.mean) > _SIGNIFICANT * self.standard_error
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ± {self.standard_error:.3f}"
@@ -32,15 +32,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One sentence, and whether it speaks for the ensemble; None: it can't be told."""
+    """A sentence, and whether the ensemble wins; None if the difference is not significant."""
 
     gains: bool | None
     sentence: str
 
 
 def judge_measure(what: str, ensemble: str, best: str, difference: Difference) -> Judgement:
-    """Of a measure that should be high. best: the contestant without mixing that does best."""
-    if not difference.sure:
+    """Judge a measure where higher is better. best: the best contestant without mixing."""
+    if not difference.significant:
         return Judgement(None, f"{what}: {ensemble} and {best} can't be told apart ({difference}).")
     if difference.mean > 0:
         return Judgement(True, f"{what}: {ensemble} gains over {best} ({difference}).")
@@ -48,6 +48,6 @@ def judge_measure(what: str, ensemble: str, best: str, difference: Difference) -
 
 
 def judge_speed(ensemble: str, tokens_per_s: float, slowest: str, slowest_tokens_per_s: float) -> Judgement:
-    """Beside the slowest member alone, which is the best that an unspeculated ensemble can do."""
+    """Compare with the slowest member alone, the best possible speed of an ensemble without speculation."""
     ratio = tokens_per_s / slowest_tokens_per_s
     return Judgement(ratio >= 1, f"speed: {ensemble} writes {ratio:.2f} times as fast as {slowest}.")

@@ -1,4 +1,4 @@
-"""`consort compare`: is an ensemble worth it? Its texts beside those of its members, as a table and in words."""
+"""`consort compare`: compare an ensemble's texts with those of its members, as a table and in words."""
 
 import asyncio
 import json
@@ -28,13 +28,13 @@ _READY_S = 0.01
 
 
 def configured_ensemble(path: Path, endpoint: str | None) -> tuple[ServerConfig, str]:
-    """An endpoint with members in a server's configuration; None: the first.
+    """Return a configuration and its endpoint with members. endpoint: None for the first.
 
     Raises:
-        ConfigError: the configuration can't work, or has no such endpoint with members.
+        ConfigError: the configuration is wrong, or has no such endpoint with members.
     """
     config = load_config(path)
-    known = [name for name, one in config.endpoints.items() if one.kind in ("ensemble", "contrastive")]
+    known = [name for name, settings in config.endpoints.items() if settings.kind in ("ensemble", "contrastive")]
     wanted = known[0] if endpoint is None and known else endpoint
     if wanted is None or wanted not in known:
         names = ", ".join(known) or "none"
@@ -56,7 +56,7 @@ def run_compare(
     samples: int,
     as_json: bool,
 ) -> None:
-    """Measure and show.
+    """Measure and print the results.
 
     Raises:
         ConsortError: a model can't be loaded, or a prompt does not fit.
@@ -83,29 +83,29 @@ def run_compare(
 
 
 def judge(findings: Sequence["Finding"], endpoint: str, *, members: int) -> list[Judgement]:
-    """The endpoint beside the best of what does without mixing, measure by measure.
+    """Compare the endpoint with the best contestant without mixing, measure by measure.
 
-    findings: of the members, of self-consistency, and of the endpoint, in this order.
+    findings: the members', then self-consistency's, then the endpoint's.
     """
     *others, own = findings
     measures: list[tuple[str, Callable[[Finding], list[float]]]] = [
-        ("likelihood, nats per token", lambda one: [fmean(found) for found in one.likelihoods]),
-        ("bigram entropy, bits", lambda one: [metrics.entropy_2 for metrics in one.metrics]),
-        ("distinct-2", lambda one: [metrics.distinct_2 for metrics in one.metrics]),
-        ("freedom from repetition", lambda one: [1 - metrics.repetition for metrics in one.metrics]),
+        ("likelihood, nats per token", lambda finding: [fmean(by_member) for by_member in finding.likelihoods]),
+        ("bigram entropy, bits", lambda finding: [metrics.entropy_2 for metrics in finding.metrics]),
+        ("distinct-2", lambda finding: [metrics.distinct_2 for metrics in finding.metrics]),
+        ("freedom from repetition", lambda finding: [1 - metrics.repetition for metrics in finding.metrics]),
     ]
     judgements = []
     for what, values in measures:
-        best = max(others, key=lambda one: fmean(values(one)))
+        best = max(others, key=lambda finding: fmean(values(finding)))
         judgements.append(judge_measure(what, endpoint, best.name, Difference.of(values(own), values(best))))
-    slowest = min(others[:members], key=lambda one: one.tokens_per_s)
+    slowest = min(others[:members], key=lambda finding: finding.tokens_per_s)
     return [*judgements, judge_speed(endpoint, own.tokens_per_s, slowest.name, slowest.tokens_per_s)]
 
 
 def _requests(
     served: "ServedEndpoint", prompts: Sequence[str], *, new_tokens: int, temperature: float, seeds: int
 ) -> list["Request"]:
-    """As the server would make them; every answer has exactly so many tokens, for measures to be comparable."""
+    """Return requests as the server makes them, all with the same answer length so that measures are comparable."""
     from deployments.requests.schema import CompletionRequest
 
     bodies = [
@@ -137,7 +137,7 @@ def _measure(
         replicas[name] = role, load_runner(config.models[name].spec(name), role=role)
 
     with Engine(replicas) as engine:
-        while not roles.keys() <= engine.coordinator.models():  # it learns of them in its own thread
+        while not roles.keys() <= engine.coordinator.models():  # it discovers them in its own thread
             engine.check()
             time.sleep(_READY_S)
         return asyncio.run(compare(engine.coordinator, served, requests, samples=samples, report=report))
@@ -150,13 +150,13 @@ def _show(
     from evaluation.table import metrics_table
 
     models = served.config.models
-    metrics = {one.name: average(one.metrics) for one in findings}
+    metrics = {finding.name: average(finding.metrics) for finding in findings}
     more = {
-        one.name: [
-            *(f"{fmean([found[at] for found in one.likelihoods]):.2f}" for at in range(1, len(models))),
-            f"{one.tokens_per_s:.1f}",
+        finding.name: [
+            *(f"{fmean([text[i] for text in finding.likelihoods]):.2f}" for i in range(1, len(models))),
+            f"{finding.tokens_per_s:.1f}",
         ]
-        for one in findings
+        for finding in findings
     }
     head = [*(f"by {model}" for model in models[1:]), "tokens/s"]
     count = len(findings[0].texts)
@@ -165,7 +165,7 @@ def _show(
         soft_wrap=True,
     )
     console.print(metrics_table(metrics, more, head), markup=False, soft_wrap=True)
-    console.print("\nBeside the best of what does without mixing (mean difference ± standard error):", soft_wrap=True)
+    console.print("\nAgainst the best contestant without mixing (mean difference ± standard error):", soft_wrap=True)
     for judgement in judgements:
         mark = {True: "[green]✓[/]", False: "[yellow]✗[/]", None: "[dim]–[/]"}[judgement.gains]
         console.print(f"{mark} {judgement.sentence}", soft_wrap=True)
@@ -185,6 +185,6 @@ def _document(
         "configuration": config.endpoints[endpoint].model_dump(exclude_defaults=True),
         "models": {name: config.models[name].path for name in config.endpoints[endpoint].models},
         "prompts": list(prompts),
-        "contestants": [asdict(one) | {"mean": asdict(average(one.metrics))} for one in findings],
-        "judgements": [asdict(one) for one in judgements],
+        "contestants": [asdict(finding) | {"mean": asdict(average(finding.metrics))} for finding in findings],
+        "judgements": [asdict(judgement) for judgement in judgements],
     }

@@ -1,6 +1,6 @@
-"""The same prompts through each member alone, through self-consistency and through the ensemble, and how good that is.
+"""Answer the same prompts with each member alone, with self-consistency and with the ensemble, and measure the texts.
 
-Runs everything in this process, one contestant after the other, without Ray. Knows nothing of how findings are shown.
+Runs in this process, one contestant after the other, without Ray. Must not know how findings are shown.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from decoding.blending.ensemble_options import EnsembleOptions
 from deployments.admission.admission import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.strategies.candidate import joined
+from deployments.strategies.candidate import join_deltas
 from deployments.strategies.deliberation import Deliberation
-from deployments.strategies.merging import merged
+from deployments.strategies.merging import merge_streams
 from deployments.strategies.options import StrategyOptions
 from deployments.strategies.progress import Outcome
-from deployments.strategies.proposals import Asking, Run
+from deployments.strategies.proposals import MemberClient, Run
 from evaluation.metrics import TextMetrics, measure
 
 _SCORING_TIMEOUT_S = 600.0
-_NO_LIMIT = 1_000_000  # requests; all wait for their turn
-_RUNNING = 32  # at once, of one model
+_NO_LIMIT = 1_000_000  # requests; all may wait
+_RUNNING = 32  # requests of one model at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +33,18 @@ class Contestant:
     """One way to answer."""
 
     name: str
-    answer: Callable[[Sequence[Request]], Awaitable[list[Delta]]]  # to each request, whole
+    answer: Callable[[Sequence[Request]], Awaitable[list[Delta]]]  # complete answers, one per request
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a contestant wrote, and how fast."""
+    """A contestant's texts, their measures, and its speed."""
 
     name: str
     texts: Sequence[str]  # one per request
-    metrics: Sequence[TextMetrics]  # of each; the likelihood is the first member's
-    likelihoods: Sequence[Sequence[float]]  # of each text: nats per token by each member
-    tokens_per_s: float  # of these texts; what was not chosen counts nothing
+    metrics: Sequence[TextMetrics]  # one per text; the likelihood is the first member's
+    likelihoods: Sequence[Sequence[float]]  # [text][member], nats per token
+    tokens_per_s: float  # of the chosen texts only
 
 
 async def compare(
@@ -55,11 +55,12 @@ async def compare(
     samples: int,
     report: Callable[[str], None],
 ) -> list[Finding]:
-    """Every member alone, self-consistency of the first over so many samples, and the endpoint itself.
+    """Measure every member alone, self-consistency of the first, and the endpoint itself.
 
     Args:
-        requests: the endpoint's; the same for all contestants, seeds included.
-        report: is told what begins.
+        requests: the endpoint's; the same for all contestants, with the same seeds.
+        samples: candidates of self-consistency.
+        report: called with each step that begins.
 
     Raises:
         ConsortError: a request was refused, or failed.
@@ -86,8 +87,8 @@ async def compare(
                 contestant.name,
                 [delta.text for delta in deltas],
                 [
-                    replace(measure(delta.tokens), log_likelihood=found[0])
-                    for delta, found in zip(deltas, likelihoods, strict=True)
+                    replace(measure(delta.tokens), log_likelihood=by_member[0])
+                    for delta, by_member in zip(deltas, likelihoods, strict=True)
                 ],
                 likelihoods,
                 sum(len(delta.tokens) for delta in deltas) / seconds,
@@ -98,7 +99,7 @@ async def compare(
 
 def _alone(service: Service, model: str) -> Callable[[Sequence[Request]], Awaitable[list[Delta]]]:
     async def answer(requests: Sequence[Request]) -> list[Delta]:
-        return await _written(service.run, [_on_one(request, model) for request in requests])
+        return await _written(service.run, [_plain_request(request, model) for request in requests])
 
     return answer
 
@@ -119,34 +120,34 @@ def _endpoint(service: Service, served: ServedEndpoint) -> Callable[[Sequence[Re
 def _consistent(
     service: Service, served: ServedEndpoint, model: str, samples: int
 ) -> Callable[[Sequence[Request]], Awaitable[list[Delta]]]:
-    """By the endpoint's own votes if it has any, else by minimum Bayes risk: free texts have no answers to count."""
+    """Return self-consistency by the endpoint's votes if it has any, else by minimum Bayes risk."""
     own = served.strategy
     strategy = own if own is not None and own.kind == "majority" else StrategyOptions(kind="mbr")
 
     async def answer(requests: Sequence[Request]) -> list[Delta]:
-        alone = [_on_one(request, model) for request in requests]
+        alone = [_plain_request(request, model) for request in requests]
         return await _chosen(service, [model], replace(strategy, candidates=samples), alone)
 
     return answer
 
 
 async def _written(run: Run, requests: Sequence[Request]) -> list[Delta]:
-    """The whole answer to each."""
+    """Return the complete answer to each request."""
     parts: list[list[Delta]] = [[] for _ in requests]
-    async with aclosing(run([_fresh(request) for request in requests])) as batches:
+    async with aclosing(run([_with_new_id(request) for request in requests])) as batches:
         async for batch in batches:
             for index, delta in batch:
                 parts[index].append(delta)
-    return [joined(part) for part in parts]
+    return [join_deltas(part) for part in parts]
 
 
 async def _chosen(
     service: Service, models: Sequence[str], strategy: StrategyOptions, requests: Sequence[Request]
 ) -> list[Delta]:
-    """What each deliberation ends with."""
-    deliberations = [Deliberation(one, models, strategy, service.run, service.ready_models) for one in requests]
+    """Return the result of each request's deliberation."""
+    deliberations = [Deliberation(request, models, strategy, service.run, service.ready_models) for request in requests]
     chosen: dict[int, Delta] = {}
-    async with aclosing(merged([one.events() for one in deliberations])) as events:
+    async with aclosing(merge_streams([deliberation.events() for deliberation in deliberations])) as events:
         async for index, event in events:
             if isinstance(event, Outcome):
                 chosen[index] = event.delta
@@ -156,23 +157,23 @@ async def _chosen(
 async def _judged(
     service: Service, models: Sequence[str], requests: Sequence[Request], deltas: Sequence[Delta]
 ) -> list[list[float]]:
-    """Of each text, nats per token by each member."""
-    asking = Asking(service.run, service.ready_models, _SCORING_TIMEOUT_S)
+    """Return the log-likelihood of each text by each member, in nats per token."""
+    client = MemberClient(service.run, service.ready_models, _SCORING_TIMEOUT_S)
 
     async def judge(request: Request, delta: Delta) -> list[float]:
-        return [(await asking.judge(model, request, [delta.tokens]))[0] for model in models]
+        return [(await client.judge(model, request, [delta.tokens]))[0] for model in models]
 
     return await asyncio.gather(*map(judge, requests, deltas))
 
 
-def _on_one(request: Request, model: str) -> Request:
-    """Plain decoding by one model, with the same parameters and seed."""
+def _plain_request(request: Request, model: str) -> Request:
+    """Return a request for plain decoding by one model, with the same parameters and seed."""
     endpoint = replace(request.endpoint, target=model, drafter=None, ngram=None, members=())
     return replace(request, endpoint=endpoint, ensemble=EnsembleOptions(member_timeout_s=_SCORING_TIMEOUT_S))
 
 
-def _fresh(request: Request) -> Request:
-    """Under a new id."""
+def _with_new_id(request: Request) -> Request:
+    """Return the same request with a new id."""
     return Request(
         request.endpoint,
         request.prompt,

@@ -1,4 +1,4 @@
-"""How a server's status looks: once, as JSON, or again and again in place."""
+"""Show a server's status: once, as JSON, or repeatedly in place."""
 
 import json
 import time
@@ -17,7 +17,7 @@ _RATE_HEADINGS = ("requests", "tokens/s", "accepted", "per step", "hits")
 
 
 def watch(reader: StatusReader, console: Console, *, interval_s: float, as_json: bool) -> None:
-    """Show the status until Ctrl-C, also while the server is away."""
+    """Show the status until Ctrl-C, also while the server does not answer."""
     if as_json or not console.is_terminal:
         while True:
             show(reader.read(), console, as_json=as_json)
@@ -29,7 +29,7 @@ def watch(reader: StatusReader, console: Console, *, interval_s: float, as_json:
 
 
 def show(status: Status, console: Console, *, as_json: bool) -> None:
-    """Print it, once."""
+    """Print the status once."""
     if as_json:
         console.file.write(json.dumps(asdict(status)) + "\n")
         console.file.flush()
@@ -38,7 +38,7 @@ def show(status: Status, console: Console, *, as_json: bool) -> None:
 
 
 def render(status: Status) -> RenderableType:
-    """For terminals from 80 columns on."""
+    """Render the status for terminals with at least 80 columns."""
     parts: list[RenderableType] = [_headline(status), Text(), _endpoints(status)]
     if status.replicas is None:
         down = [name for name, up in status.models.items() if not up]
@@ -66,9 +66,9 @@ def _headline(status: Status) -> Text:
 
 
 def _endpoints(status: Status) -> Table:
-    told = any(endpoint.rates is not None for endpoint in status.endpoints)
+    has_rates = any(endpoint.rates is not None for endpoint in status.endpoints)
     table = _table("", "model", "target", "drafter")
-    for heading in _RATE_HEADINGS if told else ():
+    for heading in _RATE_HEADINGS if has_rates else ():
         table.add_column(heading, justify="right", no_wrap=True)
     for endpoint in status.endpoints:
         names = (endpoint.name, endpoint.target, endpoint.drafter or "–")
@@ -98,10 +98,10 @@ def _replicas(replicas: Sequence[ReplicaStatus]) -> Table:
     for heading in ("running", "waiting", "slots"):
         table.add_column(heading, justify="right")
     table.add_column("drafts")
-    for one in replicas:
-        drafts = "–" if one.drafting is None else "wanted" if one.drafting else "not wanted"
-        counts = (str(one.running), str(one.waiting), str(one.slots))
-        table.add_row(_mark(ready=True), Text(one.name), one.role, _bar(one), *counts, drafts)
+    for replica in replicas:
+        drafts = "–" if replica.drafting is None else "wanted" if replica.drafting else "not wanted"
+        counts = (str(replica.running), str(replica.waiting), str(replica.slots))
+        table.add_row(_mark(ready=True), Text(replica.name), replica.role, _bar(replica), *counts, drafts)
     return table
 
 
@@ -113,11 +113,11 @@ def _table(*headings: str) -> Table:
 
 
 def _mark(ready: bool) -> Text:
-    """Told apart by shape, too, where there are no colours."""
+    """Return a mark that differs in shape, too, for terminals without colours."""
     return Text("●", style="green") if ready else Text("○", style="yellow")
 
 
 def _bar(replica: ReplicaStatus, width: int = 10) -> Text:
-    """The share of the slots that are in use."""
+    """Return a bar for the share of slots in use."""
     filled = min(width, -(-replica.running * width // replica.slots)) if replica.slots else 0
     return Text.assemble(("█" * filled, "green"), ("░" * (width - filled), "dim"))

@@ -15,7 +15,7 @@ _REQUEST = {"prompt": _PROMPT, "max_tokens": 110, "temperature": 0.5, "seed": 7}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class StreamedAnswer:
     """A streamed answer."""
 
     text: str
@@ -44,8 +44,8 @@ def run_demo(client: Client, console: Console, *, model: str) -> None:
     _show_statistics(console, ours, plain)
 
 
-def _collect(client: Client, body: Mapping[str, object], console: Console | None) -> Shown:
-    """Stream an answer; onto the console, if there is one."""
+def _collect(client: Client, body: Mapping[str, object], console: Console | None) -> StreamedAnswer:
+    """Stream an answer, and show it on the console if there is one."""
     began_s = time.perf_counter()
     first_s = 0.0
     pieces = []
@@ -58,7 +58,7 @@ def _collect(client: Client, body: Mapping[str, object], console: Console | None
             if console is not None:
                 console.print(escape(choice["text"]), end="", style="cyan", highlight=False, soft_wrap=True)
     speculation = last["speculation"]
-    return Shown(
+    return StreamedAnswer(
         text="".join(pieces),
         tokens=last["usage"]["completion_tokens"],
         steps=speculation["steps"],
@@ -69,7 +69,7 @@ def _collect(client: Client, body: Mapping[str, object], console: Console | None
     )
 
 
-def _show_statistics(console: Console, ours: Shown, plain: Shown) -> None:
+def _show_statistics(console: Console, ours: StreamedAnswer, plain: StreamedAnswer) -> None:
     share = ours.accepted / ours.drafted if ours.drafted else 0.0
     console.print(
         f"{ours.tokens} tokens in {ours.total_s:.2f} s ({ours.tokens / ours.total_s:.0f} per second, "
@@ -82,4 +82,4 @@ def _show_statistics(console: Console, ours: Shown, plain: Shown) -> None:
     if ours.text == plain.text:
         console.print("[green]✓[/] without the drafter, the same seed gives the same text", highlight=False)
     else:
-        console.print("[red]✗[/] without the drafter, the text is another: please report this", highlight=False)
+        console.print("[red]✗[/] without the drafter, the text differs: please report this", highlight=False)

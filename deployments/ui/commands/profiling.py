@@ -1,6 +1,6 @@
-"""What speculation is worth for a pair of models on this hardware: their step times, and how often they agree.
+"""Measure a pair of models on this hardware: their step times, and how often they agree.
 
-Runs both models in this process, one after the other, without Ray. Knows nothing of how the findings are shown.
+Runs both models in this process, one after the other, without Ray. Must not know how results are shown.
 """
 
 import time
@@ -29,15 +29,15 @@ from evaluation.limits import SpeculationLimits, tokens_per_step
 STREAMS = (1, 4, 16)  # batch sizes
 DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
 _CONTEXT = 128  # tokens in the cache while steps are timed
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 15
-_TIMING_S = 12.0  # no further round is begun after that
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 15
+_TIMING_S = 12.0  # no round starts after that
 
 Step = tuple[int, int]  # streams, tokens of each
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the target wrote after a prompt."""
+class TargetAnswer:
+    """The target's answer to a prompt."""
 
     request: Request
     tokens: Sequence[int]
@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Times of single steps in seconds, each model alone on the machine; and where the drafter agrees."""
+    """Step times in seconds, each model alone on the machine, and where the drafter agrees with the target."""
 
     target: str
     drafter: str
@@ -56,17 +56,17 @@ class Profile:
 
     @property
     def acceptance(self) -> float:
-        """α: how often the drafter, given the text before, has the target's token."""
-        return mean(float(place) for agreed in self.agreements for place in agreed)
+        """α: share of positions where the drafter, given the text before, has the target's token."""
+        return mean(float(agrees) for answer in self.agreements for agrees in answer)
 
     @property
     def draft_lengths(self) -> list[int]:
-        """Those for which at least one answer is long enough."""
+        """Draft lengths for which at least one answer is long enough."""
         longest = max(map(len, self.agreements))
         return [length for length in DRAFT_LENGTHS if length < longest]
 
     def limits(self, streams: int, draft_length: int) -> SpeculationLimits:
-        """What is possible at best for so many streams at once."""
+        """Return the best possible speed-up for a number of streams."""
         return SpeculationLimits(
             draft_length,
             plain_step_s=self.target_step_s[streams, 1],
@@ -87,10 +87,10 @@ def measure_profile(
 ) -> Profile:
     """Load and measure the endpoint's target, then its drafter.
 
-    report: is told what begins.
+    report: called with each step that begins.
 
     Raises:
-        ConfigError: a model can't be loaded, or the answers are too short to tell anything.
+        ConfigError: a model can't be loaded, or the answers are too short for a measurement.
         InvalidRequestError: a prompt does not fit, or the temperature is out of range.
     """
     names = config.endpoints[endpoint]
@@ -105,8 +105,8 @@ def measure_profile(
     report("target: answering the prompts")
     answers = [
         answer
-        for at in range(0, len(requests), STREAMS[-1])
-        for answer in _answer(target, requests[at:][: STREAMS[-1]])
+        for start in range(0, len(requests), STREAMS[-1])
+        for answer in _answer(target, requests[start:][: STREAMS[-1]])
     ]
     del target  # its memory is the drafter's now
     report("drafter: loading")
@@ -126,10 +126,10 @@ def time_steps(runner: Runner, steps: Sequence[Step], params: SamplingParams) ->
     """Seconds of each step, sampling included: the median of several rounds over all of them. Scribbles over slots."""
     times: dict[Step, list[float]] = {step: [] for step in steps}
     began_s = time.perf_counter()
-    for done in range(1 + _MOST_ROUNDS):
+    for done in range(1 + _MAX_ROUNDS):
         for step, seconds in times.items():
             seconds.append(_time_step(runner, *step, params))
-        if done >= _LEAST_ROUNDS and time.perf_counter() - began_s > _TIMING_S:
+        if done >= _MIN_ROUNDS and time.perf_counter() - began_s > _TIMING_S:
             break
     return {step: median(seconds[1:]) for step, seconds in times.items()}  # the first round warms up
 
@@ -147,7 +147,7 @@ def _time_step(runner: Runner, streams: int, width: int, params: SamplingParams)
 def _requests(
     config: ServerConfig, endpoint: str, prompts: Sequence[str], new_tokens: int, temperature: float
 ) -> list[Request]:
-    """Requests as the server would make them of the prompts."""
+    """Return requests as the server makes them."""
     served = load_endpoints(config)[endpoint]
     bodies = [
         CompletionRequest(model=endpoint, prompt=[prompt], max_tokens=new_tokens, temperature=temperature)
@@ -160,8 +160,8 @@ def _spec(config: ServerConfig, name: str) -> ModelSpec:
     return config.models[name].spec(name)
 
 
-def _answer(runner: Runner, requests: Sequence[Request]) -> list[Answer]:
-    """The target's answers to as many requests as there are slots, in one batch, each up to EOS or its length."""
+def _answer(runner: Runner, requests: Sequence[Request]) -> list[TargetAnswer]:
+    """Answer at most as many requests as there are slots, in one batch, each up to EOS or its length."""
     texts = [list(request.prompt) for request in requests]
     histories = [History(request.params, text, len(text)) for request, text in zip(requests, texts, strict=True)]
     for slot, text in enumerate(texts):
@@ -174,7 +174,7 @@ def _answer(runner: Runner, requests: Sequence[Request]) -> list[Answer]:
         for slot, token in zip(running, sample(logits, batch).tolist(), strict=True):
             texts[slot].append(token)
         running = [slot for slot in running if not _ended(requests[slot], texts[slot])]
-    return [Answer(request, text[len(request.prompt) :]) for request, text in zip(requests, texts, strict=True)]
+    return [TargetAnswer(request, text[len(request.prompt) :]) for request, text in zip(requests, texts, strict=True)]
 
 
 def _ended(request: Request, text: Sequence[int]) -> bool:
@@ -182,15 +182,15 @@ def _ended(request: Request, text: Sequence[int]) -> bool:
     return text[-1] in params.eos_token_ids or len(text) - len(request.prompt) >= params.max_tokens
 
 
-def _agreement(drafter: Runner, answer: Answer) -> Tensor:
-    """[N] bool, as `evaluation.limits.agreement` has it, in one pass over prompt and answer."""
+def _agreement(drafter: Runner, answer: TargetAnswer) -> Tensor:
+    """Return `evaluation.limits.agreement`, [N] bool, from one pass over prompt and answer."""
     prompt = answer.request.prompt
     logits = _read(drafter, 0, [*prompt, *answer.tokens[:-1]], len(prompt) - 1)
     return limits.agreement(logits, History(answer.request.params, list(prompt), len(prompt)), answer.tokens)
 
 
 def _read(runner: Runner, slot: int, tokens: Sequence[int], first: int) -> Tensor:
-    """Write the tokens into the slot, chunk by chunk; the logits, [N, V], after those from index `first` on."""
+    """Write the tokens into the slot by chunks; returns the logits, [N, V], from index `first` on."""
     parts = [torch.empty(0, runner.vocab_size, device=runner.device)]
     for start in range(0, len(tokens), runner.max_query):
         chunk = tokens[start : start + runner.max_query]

@@ -1,4 +1,4 @@
-"""Shows on the terminal how far each deployment is while models load. Knows nothing of Ray."""
+"""Show the progress of starting deployments on the terminal. Must not know Ray."""
 
 import time
 from types import TracebackType
@@ -8,18 +8,18 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from deployments.cluster import Progress
+from deployments.cluster import StartProgress
 
 
 class ProgressDisplay:
-    """A live table on a terminal; one line per deployment that became ready elsewhere. Use as `with` block."""
+    """A live table on a terminal; elsewhere a line per deployment when it is ready. A context manager."""
 
     def __init__(self, console: Console, *, done: str = "ready") -> None:
-        """done: what to call those that are."""
+        """done: the word for finished deployments."""
         self._console = console
         self._done = done
         self._began_s = time.monotonic()
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, StartProgress] = {}
         self._ready_after_s: dict[str, float] = {}
         self._spinner = Spinner("dots", style="cyan")
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=10, transient=False)
@@ -35,18 +35,18 @@ class ProgressDisplay:
         self.finish()
 
     def finish(self) -> None:
-        """Stop drawing; what was drawn last stays."""
+        """Stop drawing; the last table stays."""
         if self._console.is_terminal:
             self._live.stop()
 
-    def watch(self, progress: list[Progress]) -> None:
-        """Take note of how far the deployments are. Those that are no longer named are done."""
-        named = {one.deployment: one for one in progress}
-        done = [name for name in self._progress if name not in named]
-        for name in [*done, *(one.deployment for one in progress if one.state == "ready")]:
+    def watch(self, progress: list[StartProgress]) -> None:
+        """Update the deployments' states. Those that are no longer in the list are done."""
+        current = {state.deployment: state for state in progress}
+        done = [name for name in self._progress if name not in current]
+        for name in [*done, *(state.deployment for state in progress if state.state == "ready")]:
             if name not in self._ready_after_s:
                 self._note_ready(name)
-        self._progress |= named | {name: Progress(name, "ready") for name in done}
+        self._progress |= current | {name: StartProgress(name, "ready") for name in done}
 
     @property
     def elapsed_s(self) -> float:
@@ -59,12 +59,12 @@ class ProgressDisplay:
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
-        for name, one in self._progress.items():
-            table.add_row(*self._row(name, one))
+        for name, progress in self._progress.items():
+            table.add_row(*self._row(name, progress))
         return Group(table)
 
-    def _row(self, name: str, one: Progress) -> tuple[RenderableType, str, str, str]:
-        if one.state == "ready":
+    def _row(self, name: str, progress: StartProgress) -> tuple[RenderableType, str, str, str]:
+        if progress.state == "ready":
             return "[green]✓[/]", name, f"[green]{self._done}[/]", f"[dim]{self._ready_after_s[name]:.1f} s[/]"
-        style = "cyan" if one.state == "loading" else "dim"
-        return self._spinner, name, f"[{style}]{one.state}[/]", f"[dim]{self.elapsed_s:.1f} s[/]"
+        style = "cyan" if progress.state == "loading" else "dim"
+        return self._spinner, name, f"[{style}]{progress.state}[/]", f"[dim]{self.elapsed_s:.1f} s[/]"

@@ -1,4 +1,4 @@
-"""What a server is doing, as it tells over HTTP. Knows nothing of how that is shown."""
+"""Read a server's status over HTTP. Must not know how it is shown."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How an endpoint has fared: since the server's start, or since the look before. None: nothing happened."""
+    """Rates of an endpoint, since the server's start or the last reading. None: nothing happened."""
 
     tokens_per_s: float | None
     acceptance_rate: float | None
@@ -23,7 +23,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """A name that clients ask for."""
+    """An endpoint's models and rates."""
 
     name: str
     target: str
@@ -43,16 +43,16 @@ class ReplicaStatus:
     running: int  # requests that hold a slot
     waiting: int  # requests that wait for one
     slots: int
-    drafting: bool | None  # of a target: whether it wants drafts now
+    drafting: bool | None  # target: whether it wants drafts now
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A server at one moment. None: this server does not tell."""
+    """The status of a server. None: the server does not report it."""
 
     url: str
     ready: bool
-    models: Mapping[str, bool]  # whether any replica of it is up
+    models: Mapping[str, bool]  # whether a replica is up
     endpoints: Sequence[EndpointStatus]
     replicas: Sequence[ReplicaStatus] | None = None
     running: int | None = None
@@ -61,25 +61,25 @@ class Status:
 
 
 class StatusReader:
-    """Looks at a server again and again. Rates are since the last look; at the first, since the server's start."""
+    """Reads a server's status repeatedly. Rates are since the last reading, at first since the server's start."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._last: Document | None = None
 
     def read(self) -> Status:
-        """Raises UnavailableError if no server answers, InvalidRequestError if it wants another key."""
+        """Read the status; raises UnavailableError if no server answers, InvalidRequestError if the key is wrong."""
         reply = self._client.get("/v1/status")
         if reply.status == HTTPStatus.NOT_FOUND:
             return self._read_without_load()
         document = self._client.checked("/v1/status", reply)
         if self._last is not None and self._last["uptime_s"] >= document["uptime_s"]:
-            self._last = None  # the server has been started anew
+            self._last = None  # the server was restarted
         last, self._last = self._last, document
         return _status(self._client.url, document, last)
 
     def _read_without_load(self) -> Status:
-        """What a server tells that has no /v1/status."""
+        """Read the status of a server without /v1/status."""
         health = self._client.get("/health")
         if health.status not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE) or "models" not in health.document:
             raise UnavailableError(f"{self._client.url} answers, but serves no models: HTTP {health.status}")
@@ -88,17 +88,17 @@ class StatusReader:
             url=self._client.url,
             ready=health.status == HTTPStatus.OK,
             models=health.document["models"],
-            endpoints=[EndpointStatus(one["id"], one["target"], one["drafter"], one["ready"]) for one in cards],
+            endpoints=[EndpointStatus(card["id"], card["target"], card["drafter"], card["ready"]) for card in cards],
         )
 
 
 def _status(url: str, document: Document, last: Document | None) -> Status:
-    replicas = [_replica(one) for one in document["replicas"]]
+    replicas = [_replica(replica) for replica in document["replicas"]]
     return Status(
         url=url,
         ready=document["status"] == "ready",
         models=_models(document["endpoints"], {replica.model for replica in replicas}),
-        endpoints=[_endpoint(one, document["uptime_s"], last) for one in document["endpoints"]],
+        endpoints=[_endpoint(endpoint, document["uptime_s"], last) for endpoint in document["endpoints"]],
         replicas=replicas,
         running=document["requests"]["running"],
         waiting=document["requests"]["waiting"],
@@ -107,23 +107,23 @@ def _status(url: str, document: Document, last: Document | None) -> Status:
 
 
 def _models(endpoints: Sequence[Document], up: set[str]) -> dict[str, bool]:
-    named: Iterator[str | None] = (one[role] for one in endpoints for role in ("target", "drafter"))
+    named: Iterator[str | None] = (endpoint[role] for endpoint in endpoints for role in ("target", "drafter"))
     return {name: name in up for name in sorted({name for name in named if name is not None})}
 
 
-def _endpoint(one: Document, uptime_s: float, last: Document | None) -> EndpointStatus:
+def _endpoint(endpoint: Document, uptime_s: float, last: Document | None) -> EndpointStatus:
     before: Document = {}
     elapsed_s = uptime_s
     if last is not None:
-        before = next((other["totals"] for other in last["endpoints"] if other["name"] == one["name"]), {})
+        before = next((other["totals"] for other in last["endpoints"] if other["name"] == endpoint["name"]), {})
         elapsed_s -= last["uptime_s"]
     return EndpointStatus(
-        one["name"],
-        one["target"],
-        one["drafter"],
-        one["ready"],
-        one["totals"]["requests"],
-        _rates(one["totals"], before, elapsed_s),
+        endpoint["name"],
+        endpoint["target"],
+        endpoint["drafter"],
+        endpoint["ready"],
+        endpoint["totals"]["requests"],
+        _rates(endpoint["totals"], before, elapsed_s),
     )
 
 
@@ -141,7 +141,13 @@ def _ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
-def _replica(one: Document) -> ReplicaStatus:
+def _replica(replica: Document) -> ReplicaStatus:
     return ReplicaStatus(
-        one["name"], one["model"], one["role"], one["running"], one["waiting"], one["slots"], one["drafting"]
+        replica["name"],
+        replica["model"],
+        replica["role"],
+        replica["running"],
+        replica["waiting"],
+        replica["slots"],
+        replica["drafting"],
     )

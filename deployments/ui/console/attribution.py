@@ -1,4 +1,4 @@
-"""Where each piece of a streamed text came from, by the token details that the server sends with it."""
+"""Match streamed text with the sources of its tokens, which the server sends with it."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -7,35 +7,35 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Text that came in one way: accepted, recovered, bonus or plain. "": the server did not say."""
+class TextSpan:
+    """Text with one source: accepted, recovered, bonus, plain, or "" if unknown."""
 
     text: str
     source: str
 
 
 class Attribution:
-    """Matches the tokens of one answer with its text, which may come later: the server holds unfinished text back."""
+    """Matches the tokens of one answer with its text, which may come later than they do."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # tokens by source
-        self._pending: deque[Piece] = deque()
+        self._pending: deque[TextSpan] = deque()
 
-    def pieces(self, text: str, details: Sequence[Mapping[str, Any]]) -> list[Piece]:
-        """The next text, cut where its source changes. Where tokens and text don't match, the text has none."""
+    def split(self, text: str, details: Sequence[Mapping[str, Any]]) -> list[TextSpan]:
+        """Split the next text where its source changes. If tokens and text don't match, the source is ""."""
         for detail in details:
             self.counts[detail["source"]] += 1
-            self._pending.append(Piece(detail["text"], detail["source"]))
-        found: list[Piece] = []
+            self._pending.append(TextSpan(detail["text"], detail["source"]))
+        spans: list[TextSpan] = []
         while text and self._pending:
             token = self._pending.popleft()
             if token.text.startswith(text):
-                self._pending.appendleft(Piece(token.text[len(text) :], token.source))
-                found.append(Piece(text, token.source))
-                return found
+                self._pending.appendleft(TextSpan(token.text[len(text) :], token.source))
+                spans.append(TextSpan(text, token.source))
+                return spans
             if not text.startswith(token.text):
-                self._pending.clear()  # half a character, or text that a stop string cut
+                self._pending.clear()  # part of a character, or text cut by a stop string
                 break
             text = text[len(token.text) :]
-            found.append(token)
-        return [*found, Piece(text, "")] if text else found
+            spans.append(token)
+        return [*spans, TextSpan(text, "")] if text else spans

@@ -1,4 +1,4 @@
-"""`consort chat`: reads messages and commands, streams answers, until the user leaves."""
+"""`consort chat`: read messages and commands and stream answers until the user leaves."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,30 +14,30 @@ from deployments.client import Client
 from deployments.ui.console.comparison import compare
 from deployments.ui.console.conversation import Conversation, choose_model
 from deployments.ui.console.generation import CHAT, Generator
-from deployments.ui.console.ink import Ink
 from deployments.ui.console.keyboard import without_echo
 from deployments.ui.console.parameters import as_written
+from deployments.ui.console.printer import TextPrinter
 from deployments.ui.console.slash import COMMANDS, KEYS, Call, read, switch
 from deployments.ui.console.summary import summary
 
 
 class Editor(Protocol):
-    """Where messages come from."""
+    """A source of messages."""
 
     def read(self) -> str:
-        """The next message. Raises EOFError at the end and KeyboardInterrupt at Ctrl-C."""
+        """Return the next message. Raises EOFError at the end and KeyboardInterrupt at Ctrl-C."""
 
 
 class Chat:
-    """A conversation with a server, on a console. Commands that fail say so, and the chat goes on."""
+    """A conversation with a server on a console. After a failed command the chat goes on."""
 
     def __init__(self, client: Client, console: Console, conversation: Conversation, *, colours: bool = True) -> None:
         self._client, self._console = client, console
-        self._aside = console if console.is_terminal else Console(stderr=True, highlight=False)
+        self._notes = console if console.is_terminal else Console(stderr=True, highlight=False)
         self.conversation = conversation
-        self.failed = False  # whether any line could not be done
+        self.failed = False  # whether any line failed
         self._generator = Generator(client)
-        self._ink = Ink(console, colours=colours)
+        self._printer = TextPrinter(console, colours=colours)
         self._ended = False
         self._last_seed: int | None = None
         self._actions: Mapping[str, Callable[[str], None]] = {
@@ -45,9 +45,9 @@ class Chat:
             "set": self._set,
             "show": self._show,
             "model": self._model,
-            "speculate": lambda argument: self._set_one("speculate", argument),
-            "draft-length": lambda argument: self._set_one("draft_length", argument),
-            "temperature": lambda argument: self._set_one("temperature", argument),
+            "speculate": lambda argument: self._set_parameter("speculate", argument),
+            "draft-length": lambda argument: self._set_parameter("draft_length", argument),
+            "temperature": lambda argument: self._set_parameter("temperature", argument),
             "system": self._system,
             "clear": self._clear,
             "retry": self._retry,
@@ -57,7 +57,7 @@ class Chat:
         }
 
     def greet(self, card: Mapping[str, Any]) -> None:
-        """Say who is there, by its card, and how to get help."""
+        """Print the model, from its card, and how to get help."""
         by = f", drafted for by {card['drafter']}" if card.get("drafter") else ""
         self._console.print(Text.assemble((card["id"], "bold"), f" ({card.get('target')}{by}) at {self._client.url}"))
         self._note("/help lists commands. Ctrl-C stops a reply, Ctrl-D leaves.")
@@ -65,7 +65,7 @@ class Chat:
             self._note("The model is still being loaded; the first reply will wait for it.")
 
     def run(self, editor: Editor) -> None:
-        """Until /quit or the end of the input."""
+        """Read and handle lines until /quit or the end of the input."""
         while not self._ended:
             try:
                 line = editor.read()
@@ -76,27 +76,27 @@ class Chat:
                 continue
             try:
                 with without_echo():
-                    self.take(line.strip())
+                    self.handle(line.strip())
             except ConsortError as error:
                 self.failed = True
-                self._aside.print(Text(str(error), style="red"))
+                self._notes.print(Text(str(error), style="red"))
                 if "no chat template" in str(error):
                     self._note("`consort complete` continues texts without one.")
             except KeyboardInterrupt:
                 self._note("Stopped.")
 
-    def take(self, line: str) -> None:
-        """One line: a command, a message, or nothing. Raises ConsortError if it can't be done."""
+    def handle(self, line: str) -> None:
+        """Run a command or send a message; ignores an empty line. Raises ConsortError if it fails."""
         if not line:
             return
-        called = read(line)
-        if isinstance(called, Call):
-            self._actions[called.name](called.argument)
+        parsed = read(line)
+        if isinstance(parsed, Call):
+            self._actions[parsed.name](parsed.argument)
         else:
-            self._say(called)
+            self._send(parsed)
 
     def suggestions(self, text: str) -> Iterator[str]:
-        """Words that may stand at the end of a command."""
+        """Yield completions for the last word of a command."""
         name, *rest = text.removeprefix("/").split(" ")
         if not rest:
             yield from (f"/{name}" for name in COMMANDS)
@@ -108,24 +108,24 @@ class Chat:
             yield from ("on", "off")
 
     def toolbar(self) -> str:
-        """The settings in one line."""
+        """Return the settings in one line."""
         values = self.conversation.parameters.values
         shown = (f"{name} {as_written(value)}" for name, value in values.items())
         return " · ".join([self.conversation.model, *shown, "/help"])
 
-    def _say(self, message: str) -> None:
-        ink = self._ink
+    def _send(self, message: str) -> None:
+        printer = self._printer
         body = self.conversation.request(message)
-        ink.wait()
+        printer.wait()
         try:
-            generation = self._generator.run(CHAT, body, ink.write)
+            generation = self._generator.run(CHAT, body, printer.write)
         finally:
-            ink.end_line()
+            printer.end_line()
         self._last_seed = self._last_seed if generation.seed is None else generation.seed
         if generation.text or not generation.stopped:
             self.conversation.add(message, generation.text)
         if self._console.is_terminal:
-            self._console.print(summary(generation, colours=ink.colours))
+            self._console.print(summary(generation, colours=printer.colours))
             self._console.print()
 
     def _compare(self, argument: str) -> None:
@@ -133,13 +133,13 @@ class Chat:
         if message is None:
             raise InvalidRequestError("/compare: there is no last message; give one: /compare MESSAGE")
         turns = None if argument else self.conversation.before_last_message()
-        compare(self._generator, CHAT, self.conversation.request(message, turns), self._console, self._ink)
+        compare(self._generator, CHAT, self.conversation.request(message, turns), self._console, self._printer)
 
     def _retry(self, _: str) -> None:
         message = self.conversation.drop_last_message()
         if message is None:
             raise InvalidRequestError("/retry: there is no last message")
-        self._say(message)
+        self._send(message)
 
     def _help(self, _: str) -> None:
         table = Table.grid(padding=(0, 2))
@@ -153,15 +153,15 @@ class Chat:
     def _set(self, argument: str) -> None:
         if argument:
             name, *text = re.split(r"\s*=\s*|\s+", argument, maxsplit=1)
-            self._set_one(name, "".join(text))
+            self._set_parameter(name, "".join(text))
             return
         table = Table.grid(padding=(0, 2))
-        for known, meaning in self.conversation.parameters.described():
-            table.add_row(Text(known, style="bold"), Text(meaning))
+        for name, meaning in self.conversation.parameters.described():
+            table.add_row(Text(name, style="bold"), Text(meaning))
         self._console.print(table)
 
-    def _set_one(self, name: str, text: str) -> None:
-        """Set a parameter; without a value, show it."""
+    def _set_parameter(self, name: str, text: str) -> None:
+        """Set a parameter, or show it if there is no value."""
         parameters = self.conversation.parameters
         value = parameters.set(name, text) if text else parameters.values.get(name)
         self._note(f"{name}: {as_written(value)}")
@@ -173,7 +173,7 @@ class Chat:
         table.add_row("model", conversation.model)
         table.add_row("system", Text(conversation.system or "–"))
         table.add_row("turns", str(len(conversation.turns)))
-        table.add_row("colours", "on" if self._ink.colours else "off")
+        table.add_row("colours", "on" if self._printer.colours else "off")
         table.add_row("last seed", "–" if self._last_seed is None else str(self._last_seed))
         for name, value in conversation.parameters.values.items():
             table.add_row(name, Text(as_written(value)))
@@ -201,14 +201,14 @@ class Chat:
         self._note("The conversation is forgotten.")
 
     def _colours(self, argument: str) -> None:
-        self._ink.colours = switch("colours", argument)
+        self._printer.colours = switch("colours", argument)
         self._note(f"colours: {argument}")
 
     def _quit(self, _: str) -> None:
         self._ended = True
 
     def _note(self, text: str) -> None:
-        self._aside.print(Text(text, style="dim"))
+        self._notes.print(Text(text, style="dim"))
 
     def _cards(self) -> list[dict[str, Any]]:
         cards: list[dict[str, Any]] = self._client.document("/v1/models")["data"]

@@ -13,13 +13,13 @@ from rich.text import Text
 from deployments.client import DEFAULT_URL, Client
 from deployments.ui.console.conversation import Conversation, choose_model
 
-_INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
+_INTERRUPTED = 130  # the shells' exit status after Ctrl-C
 _console = Console(highlight=False)
 _errors = Console(highlight=False, stderr=True)
 
 
 def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--url and --api-key."""
+    """Add the options --url and --api-key."""
     url = click.option("--url", envvar="CONSORT_URL", default=DEFAULT_URL, show_default=True, help="The server.")
     key = click.option("--api-key", envvar="CONSORT_API_KEY", help="Its key; better in CONSORT_API_KEY.")
     return url(key(function))
@@ -121,14 +121,14 @@ def status(url: str, api_key: str | None, watching: bool, interval: float, as_js
         with suppress(KeyboardInterrupt):
             watch(reader, _console, interval_s=interval, as_json=as_json)
         return
-    seen = reader.read()
-    show(seen, _console, as_json=as_json)
-    if not seen.ready:
+    current = reader.read()
+    show(current, _console, as_json=as_json)
+    if not current.ready:
         raise SystemExit(1)
 
 
 def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) -> dict[str, object]:
-    """Request parameters from --set, and from the options that stand for one."""
+    """Return the request parameters from --set and from the options that set one."""
     from deployments.requests.schema import CompletionRequest
     from deployments.ui.console.parameters import Parameters
 
@@ -142,7 +142,7 @@ def _parameters(assignments: Sequence[str], shorthands: Mapping[str, object]) ->
 
 
 def _text(prompt: str | None) -> str:
-    """The prompt, or what standard input has."""
+    """Return the prompt, or the text on standard input."""
     if prompt is None:
         if sys.stdin.isatty():
             _errors.print(Text("The text to continue; Ctrl-D at the start of a line ends it.", style="dim"))

@@ -1,4 +1,4 @@
-"""One prompt answered twice, with the drafter and by the target alone: the same text, at which speed?"""
+"""Answer a prompt twice, with the drafter and by the target alone, and compare texts and speeds."""
 
 import secrets
 from collections.abc import Mapping
@@ -7,33 +7,35 @@ from rich.console import Console
 from rich.rule import Rule
 
 from deployments.ui.console.generation import Generation, Generator
-from deployments.ui.console.ink import Ink
+from deployments.ui.console.printer import TextPrinter
 from deployments.ui.console.summary import compared
 
 _SEEDS = 2**31
 
 
-def compare(generator: Generator, path: str, body: Mapping[str, object], console: Console, ink: Ink) -> Generation:
-    """Both answers, one after the other so that neither slows the other down, and what tells them apart.
+def compare(
+    generator: Generator, path: str, body: Mapping[str, object], console: Console, printer: TextPrinter
+) -> Generation:
+    """Print both answers, one after the other so that neither slows the other, and their comparison.
 
-    Returns the answer that came last; there is no second one if Ctrl-C stopped the first.
+    Returns the last answer, which is the first one if Ctrl-C stopped it.
     """
     seeded = {"seed": secrets.randbelow(_SEEDS), **body}
-    ours = _answer(generator, path, {**seeded, "speculate": True}, console, ink, "speculative")
+    ours = _answer(generator, path, {**seeded, "speculate": True}, console, printer, "speculative")
     if ours.stopped:
         return ours
-    plain = _answer(generator, path, {**seeded, "speculate": False}, console, ink, "target alone")
+    plain = _answer(generator, path, {**seeded, "speculate": False}, console, printer, "target alone")
     if not plain.stopped:
         console.print(Rule(style="dim"), compared(ours, plain))
     return plain
 
 
 def _answer(
-    generator: Generator, path: str, body: Mapping[str, object], console: Console, ink: Ink, title: str
+    generator: Generator, path: str, body: Mapping[str, object], console: Console, printer: TextPrinter, title: str
 ) -> Generation:
     console.print(Rule(title, align="left", style="dim"))
-    ink.wait()
+    printer.wait()
     try:
-        return generator.run(path, body, ink.write)
+        return generator.run(path, body, printer.write)
     finally:
-        ink.end_line()
+        printer.end_line()

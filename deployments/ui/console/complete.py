@@ -1,4 +1,4 @@
-"""`consort complete`: continues a text, streamed, for terminals and for pipes."""
+"""`consort complete`: continue a text on a terminal or in a pipe."""
 
 import json
 from collections.abc import Mapping
@@ -6,37 +6,37 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from deployments.client import Client
-from deployments.ui.console.attribution import Piece
+from deployments.ui.console.attribution import TextSpan
 from deployments.ui.console.comparison import compare
 from deployments.ui.console.generation import COMPLETIONS, Generation, Generator
-from deployments.ui.console.ink import Ink
+from deployments.ui.console.printer import TextPrinter
 from deployments.ui.console.summary import summary
 
 
 def complete(
     client: Client, body: Mapping[str, object], console: Console, statistics: Console, *, colours: bool
 ) -> Generation:
-    """Stream the continuation to the console. On a terminal the prompt stands before it, and statistics follow."""
-    ink = Ink(console, colours=colours)
+    """Stream the continuation to the console. A terminal also shows the prompt, and statistics at the end."""
+    printer = TextPrinter(console, colours=colours)
     if console.is_terminal:
-        ink.write(Piece(str(body["prompt"]), ""), dim=True)
+        printer.write(TextSpan(str(body["prompt"]), ""), dim=True)
     try:
-        generation = Generator(client).run(COMPLETIONS, body, ink.write)
+        generation = Generator(client).run(COMPLETIONS, body, printer.write)
     finally:
-        ink.end_line()
+        printer.end_line()
     if console.is_terminal:
         statistics.print(summary(generation, colours=colours))
     return generation
 
 
 def complete_twice(client: Client, body: Mapping[str, object], console: Console, *, colours: bool) -> Generation:
-    """With the drafter and without; returns the answer that came last."""
-    return compare(Generator(client), COMPLETIONS, body, console, Ink(console, colours=colours))
+    """Complete with the drafter and without; returns the last answer."""
+    return compare(Generator(client), COMPLETIONS, body, console, TextPrinter(console, colours=colours))
 
 
 def complete_as_json(client: Client, body: Mapping[str, object], console: Console) -> Generation:
-    """Print the whole continuation and its statistics as one JSON document."""
-    generation = Generator(client).run(COMPLETIONS, body, lambda piece: None)
+    """Print the continuation and its statistics as one JSON document."""
+    generation = Generator(client).run(COMPLETIONS, body, lambda span: None)
     document = {
         "model": body["model"],
         "prompt": body["prompt"],

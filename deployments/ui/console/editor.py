@@ -1,4 +1,4 @@
-"""Where messages come from: a line editor with history on a terminal, or the lines of a pipe."""
+"""Read messages: from a line editor with history on a terminal, or from a pipe."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -17,18 +17,18 @@ _QUOTES = '"""'
 _PROMPT = "» "
 _STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"})
 
-Suggest = Callable[[str], Iterable[str]]  # words that may stand after the last space of a text
+Suggest = Callable[[str], Iterable[str]]  # completions for the last word of a text
 
 
 def is_complete(text: str) -> bool:
-    """Whether Enter sends the text: not after a backslash, nor within three quotes."""
+    """Whether Enter sends the text: not after a backslash or within three quotes."""
     if text.startswith(_QUOTES):
         return len(text) >= 2 * len(_QUOTES) and text.endswith(_QUOTES)
     return not text.endswith("\\")
 
 
-def message_of(text: str) -> str:
-    """The text without the marks that made it several lines."""
+def strip_marks(text: str) -> str:
+    """Return the text without the marks for several lines."""
     if text.startswith(_QUOTES) and is_complete(text):
         return text.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
     return text.replace("\\\n", "\n")
@@ -38,7 +38,7 @@ class TerminalEditor:
     """Reads messages from a terminal, with editing, history, completion and several lines."""
 
     def __init__(self, suggest: Suggest, toolbar: Callable[[], str]) -> None:
-        """toolbar: what stands below the line."""
+        """toolbar: returns the text below the line."""
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
             key_bindings=_bindings(),
@@ -53,8 +53,8 @@ class TerminalEditor:
         )
 
     def read(self) -> str:
-        """The next message. Raises EOFError at the end and KeyboardInterrupt at Ctrl-C."""
-        return message_of(self._session.prompt(_PROMPT))
+        """Return the next message. Raises EOFError at the end and KeyboardInterrupt at Ctrl-C."""
+        return strip_marks(self._session.prompt(_PROMPT))
 
 
 class PipeReader:
@@ -64,25 +64,25 @@ class PipeReader:
         self._lines = lines
 
     def read(self) -> str:
-        """The next message. Raises EOFError at the end."""
+        """Return the next message. Raises EOFError at the end."""
         text = ""
         for line in self._lines:
             text += line
             if is_complete(text.removesuffix("\n")):
-                return message_of(text.removesuffix("\n"))
+                return strip_marks(text.removesuffix("\n"))
         if text:
-            return message_of(text.removesuffix("\n"))
+            return strip_marks(text.removesuffix("\n"))
         raise EOFError
 
 
 def history_file() -> Path:
-    """In the user's state directory."""
+    """Return the history's path in the user's state directory."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "consort" / "history"
 
 
 def _history() -> History:
-    """On disk, for its owner alone; in memory where that is not possible."""
+    """Open the history, readable for its owner only; in memory if the file can't be written."""
     file = history_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

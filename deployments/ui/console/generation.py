@@ -1,4 +1,4 @@
-"""One streamed answer as its client sees it: the text as it comes, then what it took. Knows nothing of terminals."""
+"""A streamed answer with its timing and statistics, measured by the client. Must not know terminals."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,14 +8,14 @@ from typing import Any
 
 from decoding.errors import InvalidRequestError
 from deployments.client import Client
-from deployments.ui.console.attribution import Attribution, Piece
+from deployments.ui.console.attribution import Attribution, TextSpan
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @dataclass(slots=True)
 class Generation:
-    """An answer, so far or in all. What the server did not tell is None."""
+    """An answer so far. Values that the server did not send are None."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -23,7 +23,7 @@ class Generation:
     prompt_tokens: int | None = None
     tokens: int | None = None  # of the answer
     speculation: Mapping[str, Any] = field(default_factory=dict)
-    sources: Mapping[str, int] = field(default_factory=dict)  # tokens by how they came to be
+    sources: Mapping[str, int] = field(default_factory=dict)  # tokens by source
     first_s: float = 0.0  # until the first text
     total_s: float = 0.0
     stopped: bool = False  # by Ctrl-C
@@ -34,42 +34,42 @@ class Generation:
 
 
 class Generator:
-    """Asks a server for streamed answers, with the source of each token where the server can tell it."""
+    """Requests streamed answers, with the source of each token if the server supports it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.can_tell_sources = True  # until the server says that it does not know the field
+        self.has_sources = True  # until the server refuses the field
 
-    def run(self, path: str, body: Mapping[str, object], show: Callable[[Piece], None]) -> Generation:
-        """Stream one answer, handing its pieces on as they come. Ctrl-C hangs up, which ends it on the server, too.
+    def run(self, path: str, body: Mapping[str, object], show: Callable[[TextSpan], None]) -> Generation:
+        """Stream an answer and pass on its text as it comes. Ctrl-C hangs up, which also stops the server.
 
         Raises:
             InvalidRequestError, UnavailableError: see `Client.stream`.
         """
         body = {**body, "stream_options": {"include_usage": True}}
-        if self.can_tell_sources:
+        if self.has_sources:
             try:
                 return self._run(path, {**body, "return_token_details": True}, show)
             except InvalidRequestError as error:
                 if error.field != "return_token_details":
                     raise
-                self.can_tell_sources = False
+                self.has_sources = False
         return self._run(path, body, show)
 
-    def _run(self, path: str, body: Mapping[str, object], show: Callable[[Piece], None]) -> Generation:
+    def _run(self, path: str, body: Mapping[str, object], show: Callable[[TextSpan], None]) -> Generation:
         generation, attribution = Generation(), Attribution()
         began_s = time.perf_counter()
         try:
             with closing(self._client.stream(path, body)) as documents:
                 for document in documents:
-                    _take_in(generation, document)
+                    _update(generation, document)
                     for choice in document["choices"]:
                         text = _text_of(choice)
                         if text and not generation.first_s:
                             generation.first_s = time.perf_counter() - began_s
                         generation.text += text
-                        for piece in attribution.pieces(text, choice.get("token_details") or ()):
-                            show(piece)
+                        for span in attribution.split(text, choice.get("token_details") or ()):
+                            show(span)
         except KeyboardInterrupt:
             generation.stopped = True
         generation.total_s = time.perf_counter() - began_s
@@ -79,8 +79,8 @@ class Generator:
         return generation
 
 
-def _take_in(generation: Generation, document: Mapping[str, Any]) -> None:
-    """What a chunk says about the whole answer."""
+def _update(generation: Generation, document: Mapping[str, Any]) -> None:
+    """Copy the values of a chunk that concern the whole answer."""
     usage = document.get("usage")
     if usage:
         generation.prompt_tokens, generation.tokens = usage["prompt_tokens"], usage["completion_tokens"]

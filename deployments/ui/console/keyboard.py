@@ -1,4 +1,4 @@
-"""The terminal's keyboard while nothing is asked: what is typed then must not stand in the midst of a reply."""
+"""Suppress the terminal's echo, so that typed text does not appear within a reply."""
 
 import sys
 import termios
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_echo() -> Iterator[None]:
-    """Keys are not shown; those typed meanwhile are read afterwards. Ctrl-C still interrupts."""
+    """Hide typed keys until the block ends; they are read afterwards. Ctrl-C still interrupts."""
     if not sys.stdin.isatty():
         yield
         return

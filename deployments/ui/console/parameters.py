@@ -1,4 +1,4 @@
-"""The request parameters that a user of the console has set. Checked here, so that a mistake costs no request."""
+"""Request parameters set on the console. They are checked before a request is sent."""
 
 import dataclasses
 import json
@@ -11,43 +11,40 @@ from pydantic import ValidationError
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from deployments.requests.schema import GenerationRequest
-from deployments.ui.console.suggestion import suggestion
-from deployments.validation.strict import problem_of
+from deployments.validation.strict import nearest, problem_of
 
 _SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 _MANY_TOKENS = 2**31 - 1
 _EXAMPLES: dict[str, object] = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
 _WORDS = {"on": True, "off": False}
-_OURS = ("model", "messages", "prompt", "stream", "stream_options", "n", "return_token_details")
+_RESERVED = ("model", "messages", "prompt", "stream", "stream_options", "n", "return_token_details")
 
 
 class Parameters:
-    """Fields of one kind of request, by name, without those that the console itself fills in."""
+    """Fields of one kind of request, except those that the console sets itself."""
 
     def __init__(self, request: type[GenerationRequest]) -> None:
         self._request = request
         self.values: dict[str, object] = {}
 
     def names(self) -> list[str]:
-        """Everything that can be set."""
-        return sorted(name for name in self._request.model_fields if name not in _OURS)
+        """Return the names of all parameters."""
+        return sorted(name for name in self._request.model_fields if name not in _RESERVED)
 
     def described(self) -> Iterator[tuple[str, str]]:
-        """Every name, with what it means."""
+        """Yield every name with its description."""
         return ((name, self._request.model_fields[name].description or "") for name in self.names())
 
     def set(self, name: str, text: str) -> object:
-        """Set a parameter to a value as users write it: JSON, or a text without quotes, or on or off.
-
-        A null, which has the server use its default, forgets the parameter. Returns the value.
+        """Set a parameter from text: JSON, on or off, or a string without quotes. null removes it. Returns the value.
 
         Raises:
-            InvalidRequestError: there is no such parameter, or it does not take such a value.
+            InvalidRequestError: there is no such parameter, or the value is wrong.
         """
-        if name in _OURS:
+        if name in _RESERVED:
             raise InvalidRequestError(f"{name}: the console sets it itself", field=name)
         if name not in self.names():
-            raise InvalidRequestError(f"{name}: is not known; {suggestion(name, self.names())}", field=name)
+            raise InvalidRequestError(f"{name}: is not known; {nearest(name, self.names())}", field=name)
         value = self._checked(name, text)
         if value is None:
             self.values.pop(name, None)
@@ -63,7 +60,7 @@ class Parameters:
         self.set(name.strip(), text.strip())
 
     def _checked(self, name: str, text: str) -> object:
-        """The first reading of the text that the parameter takes."""
+        """Return the first reading of the text that is valid for the parameter."""
         problems = []
         for value in _readings(text):
             try:
@@ -84,7 +81,7 @@ class Parameters:
 
 
 def as_written(value: object) -> str:
-    """A value as users may write it."""
+    """Return a value as users write it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return "the default" if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,17 +1,17 @@
-"""The commands of `consort chat`: their names, what they mean, and how a line is read as one."""
+"""The commands of `consort chat`: names, help texts and parsing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from decoding.errors import InvalidRequestError
-from deployments.ui.console.suggestion import suggestion
+from deployments.validation.strict import nearest
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a command is written, and what it does."""
+    """A command's arguments and help text."""
 
-    usage: str  # after its name
+    usage: str  # arguments after the name
     meaning: str
 
 
@@ -41,14 +41,14 @@ KEYS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A command with what was written behind it."""
+    """A command with its argument."""
 
     name: str
     argument: str
 
 
 def read(line: str) -> Call | str:
-    """A command, or the message that the line is. Two slashes begin a message that begins with one.
+    """Parse a line as a command or a message. A message that begins with a slash is written with two.
 
     Raises:
         InvalidRequestError: there is no such command.
@@ -60,18 +60,18 @@ def read(line: str) -> Call | str:
 
 
 def _full_name(written: str) -> str:
-    """The command that is called so, or the only one that begins so."""
+    """Return the command with this name, or the only one that starts with it."""
     if written in COMMANDS:
         return written
-    fitting = [name for name in COMMANDS if name.startswith(written)]
-    if len(fitting) == 1:
-        return fitting[0]
-    hint = suggestion(written, COMMANDS)
+    matches = [name for name in COMMANDS if name.startswith(written)]
+    if len(matches) == 1:
+        return matches[0]
+    hint = nearest(written, COMMANDS)
     raise InvalidRequestError(f"/{written}: is not known; {hint} For a message that begins with /, write //.")
 
 
 def switch(name: str, argument: str) -> bool:
-    """What on or off means; raises InvalidRequestError for anything else."""
+    """Parse on or off; raises InvalidRequestError for anything else."""
     if argument not in ("on", "off"):
         raise InvalidRequestError(f"/{name}: should be on or off, not {argument!r}")
     return argument == "on"

@@ -1,4 +1,4 @@
-"""The lines of statistics below an answer, and a comparison of two answers. Pure words and numbers."""
+"""Format the statistics below an answer, and the comparison of two answers."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.ui.console.generation import Generation
-from deployments.ui.console.ink import legend
+from deployments.ui.console.printer import legend
 
 _COMPARED = ("tokens", "tokens/s", "first token", "target steps")
-_CONTEXT = 20  # characters shown before a difference and from it on
+_CONTEXT = 20  # characters shown on each side of a difference
 
 
 def summary(generation: Generation, *, colours: bool) -> Group:
-    """At most three lines: how fast, how well drafted, and what the colours mean."""
+    """Return at most three lines: speed, drafts, and a legend of the colours."""
     lines = [Text(" · ".join(_speed(generation)), style="dim")]
     drafts = " · ".join(_drafts(generation))
     if drafts:
@@ -53,13 +53,13 @@ def _drafts(generation: Generation) -> Iterator[str]:
 
 
 def compared(ours: Generation, plain: Generation) -> Group:
-    """Two answers to one prompt and seed, with the drafter and without."""
+    """Return a table of two answers to one prompt and seed, with the drafter and without, and their difference."""
     table = Table("", "speculative", "target alone", box=SIMPLE, show_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in zip(_COMPARED, _row(ours), _row(plain), strict=True):
         table.add_row(*row)
-    return Group(table, _verdict(ours, plain))
+    return Group(table, _difference_text(ours, plain))
 
 
 def _row(generation: Generation) -> tuple[str, str, str, str]:
@@ -72,11 +72,11 @@ def _row(generation: Generation) -> tuple[str, str, str, str]:
     )
 
 
-def _verdict(ours: Generation, plain: Generation) -> Text:
+def _difference_text(ours: Generation, plain: Generation) -> Text:
     if ours.text != plain.text:
-        at = difference(ours.text, plain.text)
-        left, right = (repr(text[max(0, at - _CONTEXT) : at + _CONTEXT]) for text in (ours.text, plain.text))
-        return Text.assemble(("same text: no", "red"), f", from character {at} on: {left}, target alone {right}")
+        index = difference(ours.text, plain.text)
+        left, right = (repr(text[max(0, index - _CONTEXT) : index + _CONTEXT]) for text in (ours.text, plain.text))
+        return Text.assemble(("same text: no", "red"), f", from character {index} on: {left}, target alone {right}")
     if not ours.tokens_per_s or not plain.tokens_per_s:
         return Text("same text: yes", style="green")
     ratio = ours.tokens_per_s / plain.tokens_per_s
@@ -84,6 +84,6 @@ def _verdict(ours: Generation, plain: Generation) -> Text:
 
 
 def difference(left: str, right: str) -> int:
-    """Where two texts begin to differ."""
+    """Return the index of the first difference between two texts."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -1,16 +1,16 @@
-/** How often draft tokens were accepted, by their position in the draft. Pure. */
+/** Acceptance of draft tokens by position in the draft. Pure. */
 
 /**
  * @typedef {object} Position
  * @property {number} position 1 is the first draft token
  * @property {number} accepted steps that accepted the draft up to here
- * @property {number} reached steps that accepted everything before, so that this token was judged
+ * @property {number} reached steps that accepted everything before, so that this token was verified
  * @property {number} drafts steps that had a draft
  */
 
 /**
- * Reads acceptance off the tokens alone: a step accepted as many draft tokens as it begins with; if the target's own
- * token then replaced one (`recovered`), that one was judged, too.
+ * Counts from the tokens: a step accepted as many draft tokens as it starts with. A `recovered` token replaced one more
+ * that was verified.
  *
  * @param {import("./answer.js").Token[][]} steps
  * @returns {Position[]}

@@ -1,19 +1,19 @@
-/** One streamed answer as its client sees it: tokens, text, calls and times. Knows nothing of the page. */
+/** One streamed answer as its client sees it: tokens, text, calls and times. Must not know the page. */
 
 /**
  * @typedef {object} Token
  * @property {number?} id
  * @property {string} text what it adds to the answer
- * @property {string} source accepted, recovered, bonus or plain; "": the server did not say
- * @property {{model: string, logprob: number, agreed: boolean, share: number}[]} members what those of an ensemble thought
+ * @property {string} source accepted, recovered, bonus or plain; "": unknown
+ * @property {{model: string, logprob: number, agreed: boolean, share: number}[]} members of an ensemble
  * @property {number?} logprob
- * @property {{text: string, logprob: number}[]} top the most probable ones in its place, best first
+ * @property {{text: string, logprob: number}[]} top the most probable tokens at its position, best first
  */
 
-/** @typedef {{id: string, name: string, arguments: string}} Call what the model wants called, as far as it has come */
+/** @typedef {{id: string, name: string, arguments: string}} Call a call by the model, so far */
 
 export class Answer {
-  /** @param {{index?: number, alone?: boolean}} [place] which of the request's answers it is; whether it is the only one */
+  /** @param {{index?: number, alone?: boolean}} [choice] index among the request's answers; whether it is the only one */
   constructor(beganMs, { index = 0, alone = true } = {}) {
     this.text = "";
     /** @type {Token[]} */
@@ -24,7 +24,7 @@ export class Answer {
     this.calls = [];
     this.finish = this.seed = null;
     this.speculation = this.usage = null; // of all answers to the request together
-    this.progress = this.ensemble = null; // of several models that answer together
+    this.progress = this.ensemble = null; // of an ensemble
     this.stopped = this.cached = false;
     this.error = null;
     this.index = index;
@@ -33,7 +33,7 @@ export class Answer {
     this.firstMs = this.lastMs = NaN; // since it began
   }
 
-  /** Takes in a chunk, which may be another answer's; returns the tokens that it adds. */
+  /** Takes in a chunk, which may be for another answer; returns the added tokens. */
   take(document, nowMs) {
     this.speculation = document.speculation ?? this.speculation;
     this.usage = document.usage ?? this.usage;
@@ -56,7 +56,7 @@ export class Answer {
     return added;
   }
 
-  /** A call comes whole, or in pieces: its name first, then its arguments. */
+  /** Takes in a call, complete or in pieces: first its name, then its arguments. */
   _takeCall({ index = this.calls.length, id, function: called }) {
     const call = (this.calls[index] ??= { id: "", name: "", arguments: "" });
     call.id ||= id ?? "";
@@ -64,7 +64,7 @@ export class Answer {
     call.arguments += called?.arguments ?? "";
   }
 
-  /** What a stop string took back is not part of the answer: tokens lose it, too. Calls are not part of its text at all. */
+  /** Cuts the text that a stop string removed from the tokens, too. Calls are not part of the text. */
   settle() {
     if (this.finish === null || this.calls.length) return;
     let room = this.text.length;
@@ -74,7 +74,7 @@ export class Answer {
     }
   }
 
-  /** All that the model wrote, calls included. */
+  /** The model's output, calls included. */
   get written() {
     return this.calls.length ? this.tokens.map(({ text }) => text).join("") : this.text;
   }
@@ -83,26 +83,26 @@ export class Answer {
     return (this.alone && this.usage?.completion_tokens) || this.tokens.length;
   }
 
-  /** Of the whole time from sending on, as `consort chat` has it. */
+  /** Over the time since sending, as in `consort chat`. */
   get tokensPerS() {
     return this.lastMs > 0 && this.count ? (this.count / this.lastMs) * 1000 : NaN;
   }
 
-  /** Tokens per step of the target; the server's own figure, once it is there. */
+  /** Tokens per step of the target; the server's figure once it is known. */
   get acceptanceLength() {
     const soFar = this.steps.length ? this.tokens.length / this.steps.length : NaN;
     return (this.alone && this.speculation?.acceptance_length) || soFar;
   }
 
-  /** Accepted of drafted, in all answers to the request; the server tells at the end. */
+  /** Accepted of drafted, in all answers to the request; known at the end. */
   get acceptanceRate() {
     return this.speculation?.drafted ? this.speculation.acceptance_rate : NaN;
   }
 }
 
 /**
- * The tokens of one chunk, cut into the target's steps. A server sends a chunk for each step; should it join some, the
- * step still ends at the one token of the target's own, which follows the accepted ones.
+ * Splits the tokens of a chunk into the target's steps. A chunk may hold several steps. Each ends with the target's own
+ * token, after the accepted ones.
  */
 export function stepsOf(tokens) {
   const steps = [];
@@ -114,16 +114,16 @@ export function stepsOf(tokens) {
       open = [];
     }
   }
-  return open.length ? [...steps, open] : steps; // the last one, where the answer ended within its draft
+  return open.length ? [...steps, open] : steps; // the answer may end within a draft
 }
 
 /** @returns {Token[]} */
 function tokensOf(choice, text) {
   const details = choice.token_details ?? (text ? [{ id: null, text, source: "" }] : []);
-  const told = choice.logprobs?.content?.map(fromChat) ?? fromCompletion(choice.logprobs);
+  const logprobs = choice.logprobs?.content?.map(fromChat) ?? fromCompletion(choice.logprobs);
   return details.map(({ id, text, source, members = [] }, index) => ({
     ...{ id, text, source, members, logprob: null, top: [] },
-    ...told[index],
+    ...logprobs[index],
   }));
 }
 
@@ -136,6 +136,6 @@ function fromCompletion(logprobs) {
     logprob,
     top: Object.entries(logprobs.top_logprobs[index] ?? {})
       .map(([text, logprob]) => ({ text, logprob }))
-      .sort((one, other) => other.logprob - one.logprob),
+      .sort((left, right) => right.logprob - left.logprob),
   }));
 }

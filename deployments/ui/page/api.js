@@ -1,4 +1,4 @@
-/** The server's HTTP interface, seen from the page. Every failure is an ApiError. */
+/** The server's HTTP interface, for the page. Every failure is an ApiError. */
 
 import { events } from "./sse.js";
 
@@ -14,7 +14,7 @@ const STATUS_TITLES = {
   503: "Not ready yet",
 };
 
-/** status: of the response; 0: there was none, or it broke off. param: the field to change. */
+/** status: the response's; 0 without a complete response. param: the field to change. */
 export class ApiError extends Error {
   constructor(message, { status = 0, param = null, retryAfterS = null } = {}) {
     super(message);
@@ -27,7 +27,7 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  /** @param {() => string} key gives the API key; "": there is none */
+  /** @param {() => string} key returns the API key; "": none */
   constructor(key) {
     this._key = key;
   }
@@ -39,7 +39,7 @@ export class Api {
   }
 
   /**
-   * The documents of a streamed answer. Leaving early, or the signal, hangs up, and the server stops.
+   * Yields the documents of a streamed answer. Closing the iterator, or the signal, hangs up and stops the server.
    * opened: called with the response's headers.
    */
   async *stream(path, body, { signal, opened }) {

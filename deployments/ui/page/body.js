@@ -1,8 +1,8 @@
-/** What is sent: the body of a request out of what the page's controls hold. Pure. */
+/** Builds a request's body from the page's controls. Pure. */
 
 import { FIELDS } from "./fields.js";
 
-/** A control that does not hold what it should; name: the field's. */
+/** A wrong value in a control. name: of the field. */
 export class FieldError extends Error {
   constructor(name, message) {
     super(message);
@@ -12,7 +12,7 @@ export class FieldError extends Error {
 
 /**
  * @param {"chat"|"completion"} kind
- * @param {Record<string, string>} texts what each field's control holds; switches: "true" or "false"
+ * @param {Record<string, string>} texts the value of each field's control; switches: "true" or "false"
  * @returns {Record<string, unknown>} the request's parameters, without prompt and model
  * @throws {FieldError}
  */
@@ -26,12 +26,12 @@ export function parameters(kind, texts) {
   };
 }
 
-/** The fields that ask for log-probabilities, with so many alternatives in each place. */
+/** The fields that ask for log-probabilities, with this many alternatives per position. */
 export function alternatives(kind, count) {
   return kind === "chat" ? { logprobs: true, top_logprobs: count } : { logprobs: count };
 }
 
-/** The value of a field, or undefined where it is left out. */
+/** The value of a field, or undefined if it is not set. */
 export function read({ name, kind, value: standard }, text) {
   if (kind === "switch") return text === (standard ?? "false") ? undefined : text === "true";
   if (text.trim() === "") return undefined;
@@ -68,7 +68,7 @@ function structure(kind, definition) {
   return { structured_outputs: { [kind]: kind === "choice" ? lines(definition) : definition } };
 }
 
-/** The request as a command for a shell. The key stays out of it. */
+/** The request as a shell command, without the key. */
 export function curl(url, body, hasKey) {
   const quoted = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
   const key = hasKey ? ["  -H \"Authorization: Bearer $CONSORT_API_KEY\""] : [];

@@ -1,4 +1,4 @@
-/** What an answer wants called: a card for each call, with room for what it returns. Calls nothing itself. */
+/** The calls in an answer: a card for each, with a field for its result. Calls nothing itself. */
 
 import { make } from "./dom.js";
 
@@ -11,7 +11,7 @@ export class Calls {
     this.element.append(this._send);
   }
 
-  /** @param {import("./answer.js").Call[]} calls as far as they have come */
+  /** @param {import("./answer.js").Call[]} calls so far */
   show(calls) {
     this.element.hidden = false;
     this._calls = calls;
@@ -22,14 +22,14 @@ export class Calls {
     });
   }
 
-  /** Lets results be entered; act: called when they should be sent. */
+  /** Shows the fields for results. act: called to send them. */
   offer(act) {
     this._cards.forEach(({ field }) => (field.hidden = false));
     this._send.hidden = false;
     this._send.onclick = act;
   }
 
-  /** The results are on their way, and can't be changed any more. */
+  /** Makes the results read-only once they are sent. */
   close() {
     this._send.hidden = true;
     for (const { field, result } of this._cards) {
@@ -38,7 +38,7 @@ export class Calls {
     }
   }
 
-  /** A message for each call, as the API has them. */
+  /** The results as the API's messages, one per call. */
   get results() {
     return this._calls.map(({ id }, index) => ({ role: "tool", tool_call_id: id, content: this._cards[index].result.value }));
   }
@@ -53,7 +53,7 @@ function cardOf(index) {
   return { name, given, result, field, element: make("section", { className: "call" }, title, given, field) };
 }
 
-/** JSON in lines; what is not whole yet as it is. */
+/** Indents JSON; returns incomplete JSON unchanged. */
 function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);

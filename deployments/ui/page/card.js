@@ -1,28 +1,28 @@
-/** One answer on the page: its tokens as they come, its calls, its speed, its end. */
+/** One answer on the page: tokens, calls, speed and statistics. */
 
 import { Answer } from "./answer.js";
 import { Calls } from "./calls.js";
 import { make } from "./dom.js";
-import { Ink } from "./ink.js";
+import { TokenView } from "./tokens.js";
 import { summary } from "./statistics.js";
-import { orDash } from "./words.js";
+import { orDash } from "./format.js";
 
 export class Card {
   /**
    * @param {string} title
    * @param {object} options
-   * @param {string} [options.prompt] text that the answer goes on from, shown before it
+   * @param {string} [options.prompt] text that the answer continues, shown before it
    * @param {boolean} [options.monospace]
-   * @param {(card: Card) => void} options.changed called when there is something new to see
-   * @param {{index: number, alone: boolean}} [options.place] see Answer
+   * @param {(card: Card) => void} options.changed called after every change
+   * @param {{index: number, alone: boolean}} [options.choice] see Answer
    */
-  constructor(title, { prompt = "", monospace = false, changed, place }) {
-    this.answer = new Answer(performance.now(), place);
+  constructor(title, { prompt = "", monospace = false, changed, choice }) {
+    this.answer = new Answer(performance.now(), choice);
     this.calls = new Calls();
     this._changed = changed;
-    const keys = { role: "group", tabIndex: 0, "aria-label": "Tokens of the answer; arrow keys tell about each" };
+    const keys = { role: "group", tabIndex: 0, "aria-label": "Tokens of the answer; arrow keys describe each" };
     const tokens = make("span", { className: "tokens", ...keys });
-    this._ink = new Ink(tokens, () => this._drawn());
+    this._tokens = new TokenView(tokens, () => this._drawn());
     this._speed = make("span", { className: "speed", "aria-hidden": "true" });
     this._foot = make("p", { className: "facts summary" });
     this._actions = make("div", { className: "card-actions" });
@@ -41,16 +41,16 @@ export class Card {
   /** Takes in a document of the stream. */
   take(document) {
     const added = this.answer.take(document, performance.now());
-    if (added.length) this._ink.add(added);
+    if (added.length) this._tokens.add(added);
     if (this.answer.calls.length) this.calls.show(this.answer.calls);
     if (this.answer.progress) this.say(inProgress(this.answer.progress));
   }
 
-  /** Nothing more comes; what went wrong stays with the answer. */
+  /** Ends the answer, and shows its error if it has one. */
   end() {
     const { answer } = this;
     answer.settle();
-    this._ink.settle();
+    this._tokens.settle();
     if (answer.calls.length) this._putAside();
     this.element.classList.remove("running");
     this.element.removeAttribute("aria-busy");
@@ -65,19 +65,19 @@ export class Card {
     this._actions.append(button);
   }
 
-  /** Shows words below the answer, until it ends. */
+  /** Shows a text below the answer until it ends. */
   say(words) {
     this._foot.textContent = words;
   }
 
-  markFrom(at) {
-    this._ink.markFrom(at);
+  markFrom(index) {
+    this._tokens.markFrom(index);
   }
 
-  /** Tokens that were calls give way to what was read from them, but can still be looked at. */
+  /** Replaces tokens that were calls by the text beside them; they stay available as details. */
   _putAside() {
-    const said = this.answer.text.trim();
-    const words = said ? [make("p", { className: "card-text", textContent: said })] : [];
+    const text = this.answer.text.trim();
+    const words = text ? [make("p", { className: "card-text", textContent: text })] : [];
     const raw = make("details", { className: "raw" }, make("summary", { textContent: "As the model wrote it" }));
     this._text.replaceWith(...words, raw);
     raw.append(this._text);
@@ -95,7 +95,7 @@ function inProgress({ event, model, done, total, error }) {
   return `${model}: ${what}, ${done} of ${total}`;
 }
 
-/** An error as people read it. */
+/** An element that shows an error. */
 export function problem(error) {
   const retry = error.retryAfterS ? ` Try again in ${error.retryAfterS} s.` : "";
   return make("p", { className: "problem", role: "alert" }, make("b", { textContent: error.title }), `: ${error.message}${retry}`);

@@ -2,13 +2,13 @@
 
 import { byPosition } from "./acceptance.js";
 import { draw, make } from "./dom.js";
-import { percent } from "./words.js";
+import { percent } from "./format.js";
 
 const WIDTH = 280;
 const HEIGHT = 132;
-const BASE = HEIGHT - 18; // where the bars stand; below are the positions
-const TOP = 16; // above are the shares
-const MOST_LABELLED = 9; // with more bars, only the pointer tells their shares
+const BASE = HEIGHT - 18; // the foot of the bars; positions are below
+const TOP = 16; // shares are above
+const MOST_LABELLED = 9; // more bars show their shares on hover only
 
 /** Shows the chart of an answer's steps in an element. */
 export function showChart(element, steps) {
@@ -28,11 +28,11 @@ function bar({ position, accepted, reached, drafts }, room, labelled) {
   const share = accepted / drafts;
   const height = share * (BASE - TOP);
   const [left, width, middle] = [(position - 1) * room + room * 0.15, room * 0.7, (position - 0.5) * room];
-  const told = `Position ${position}: ${accepted} of ${drafts} drafts; ${accepted} of the ${reached} that got so far.`;
+  const text = `Position ${position}: ${accepted} of ${drafts} drafts; ${accepted} of the ${reached} that got so far.`;
   return draw(
     "g",
     {},
-    draw("title", {}, told),
+    draw("title", {}, text),
     draw("rect", { x: left, y: TOP, width, height: BASE - TOP, rx: 3, class: "room" }),
     draw("rect", { x: left, y: BASE - height, width, height, rx: 3, class: "bar" }),
     labelled ? draw("text", { x: middle, y: BASE - height - 4, class: "share" }, percent(share)) : "",

@@ -1,4 +1,4 @@
-/** The answers to one request, side by side. One of them is the chosen one: a conversation goes on with it. */
+/** The answers to one request, side by side. The conversation continues with the chosen one. */
 
 import { ApiError } from "./api.js";
 import { Card } from "./card.js";
@@ -12,12 +12,12 @@ export class Choices {
   constructor(title, count, options) {
     const alone = count === 1;
     const name = (index) => (alone ? title : `${title}, ${index + 1} of ${count}`);
-    this.cards = Array.from({ length: count }, (_, index) => new Card(name(index), { ...options, place: { index, alone } }));
+    this.cards = Array.from({ length: count }, (_, index) => new Card(name(index), { ...options, choice: { index, alone } }));
     this.chosen = this.cards[0];
     this.element = alone ? this.chosen.element : this._sideBySide(options.changed);
   }
 
-  /** Streams the answers; what goes wrong stays with them. */
+  /** Streams the answers. Errors are shown with them. */
   async run(api, path, body, signal) {
     this.cards.forEach((card) => card.begin());
     const answers = this.cards.map(({ answer }) => answer);
@@ -33,13 +33,13 @@ export class Choices {
   }
 
   _fail(error, answers) {
-    const told = error instanceof ApiError ? error : new ApiError(String(error));
+    const shown = error instanceof ApiError ? error : new ApiError(String(error));
     for (const answer of answers) {
-      if (!answer.alone && answer.finish !== null) continue; // it has come whole
+      if (!answer.alone && answer.finish !== null) continue; // it is complete
       if (error.name === "AbortError") answer.stopped = true;
-      else answer.error = told;
+      else answer.error = shown;
     }
-    if (told.status) for (const card of this.cards.slice(1)) card.element.remove(); // refused: once is enough
+    if (shown.status) for (const card of this.cards.slice(1)) card.element.remove(); // refused: show the error once
   }
 
   _sideBySide(changed) {

@@ -1,18 +1,18 @@
-/** A conversation as the API's messages. Its last answer may still be chosen among several, and what it calls return. */
+/** A conversation as the API's messages. The choice of the last answer and its calls' results may still change. */
 
 export class Conversation {
   constructor() {
-    this._exchanges = []; // asked: messages; answered: gives messages
+    this._exchanges = []; // asked: messages; answered: returns messages
   }
 
-  /** The messages of a request that goes on with others. */
+  /** The messages of a request that adds others. */
   messages(system, asked) {
     const first = system.trim() ? [{ role: "system", content: system }] : [];
     const before = this._exchanges.flatMap((exchange) => [...exchange.asked, ...exchange.answered()]);
     return [...first, ...before, ...asked];
   }
 
-  /** An exchange becomes part of the conversation. answered: gives the answer's messages, which may change until the next. */
+  /** Adds an exchange. answered: returns the answer's messages, which may change until the next exchange. */
   add(asked, answered) {
     const last = this._exchanges.at(-1);
     if (last) {
@@ -22,7 +22,7 @@ export class Conversation {
     this._exchanges.push({ asked, answered });
   }
 
-  /** Takes the last exchange back. */
+  /** Removes the last exchange. */
   undo() {
     this._exchanges.pop();
   }
@@ -32,12 +32,12 @@ export class Conversation {
   }
 }
 
-/** What a user says, after the results of what the model called. */
+/** The user's message, after the results of the model's calls. */
 export function askedOf(text, results) {
   return [...results, ...(text ? [{ role: "user", content: text }] : [])];
 }
 
-/** An answer as messages: none, where it is empty. @param {import("./answer.js").Answer} answer */
+/** An answer as messages; none if it is empty. @param {import("./answer.js").Answer} answer */
 export function answeredBy({ text, calls }) {
   if (!calls.length) return text ? [{ role: "assistant", content: text }] : [];
   const called = calls.map(({ id, name, arguments: given }) => ({

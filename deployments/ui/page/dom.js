@@ -1,8 +1,8 @@
-/** Makes elements. Text stays text: nothing here reads markup. */
+/** Creates elements. Text is never parsed as markup. */
 
 /**
  * @param {string} tag
- * @param {Record<string, unknown>} [properties] of the element; those with a dash, and role, are attributes
+ * @param {Record<string, unknown>} [properties] of the element; names with a dash, and role, are attributes
  * @param {(Node|string)[]} children
  */
 export function make(tag, properties = {}, ...children) {
@@ -20,7 +20,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** The same for SVG, where everything is an attribute. */
+/** Creates an SVG element, where everything is an attribute. */
 export function draw(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);

@@ -1,35 +1,35 @@
-/** The endpoint picker: what there is to ask, and whether it is up. */
+/** The endpoint picker: the server's endpoints, and whether they are ready. */
 
 import { ApiError } from "./api.js";
 import { problem } from "./card.js";
-import { number } from "./words.js";
+import { number } from "./format.js";
 
-const AGAIN_MS = 2000;
+const RETRY_MS = 2000;
 
 export class Endpoints {
   /**
-   * @param {HTMLSelectElement} picker  @param {HTMLElement} facts where the chosen one is described
-   * @param {() => void} unauthorized called where the server wants a key
+   * @param {HTMLSelectElement} picker  @param {HTMLElement} facts describes the chosen endpoint
+   * @param {() => void} unauthorized called if the server needs a key
    */
   constructor(api, picker, facts, unauthorized) {
     Object.assign(this, { _api: api, _picker: picker, _facts: facts, _unauthorized: unauthorized });
     this._models = [];
     this._timer = 0;
-    this.changed = () => {}; // called when another one is chosen
+    this.changed = () => {}; // called when another endpoint is chosen
     picker.addEventListener("change", () => this._describe());
   }
 
-  /** The chosen one's card, as GET /v1/models has it. */
+  /** The chosen endpoint's card from GET /v1/models. */
   get chosen() {
     return this._models.find(({ id }) => id === this._picker.value);
   }
 
-  /** Whether tokens of the chosen one's answers are blended from several models'. */
+  /** Whether the chosen endpoint blends several models token by token. */
   get blends() {
     return (this.chosen?.members?.length ?? 0) > 1 && !this.chosen.strategy;
   }
 
-  /** Asks the server, and again as long as something is not up. */
+  /** Loads the endpoints, repeatedly until all are ready. */
   async load() {
     clearTimeout(this._timer);
     try {
@@ -38,7 +38,7 @@ export class Endpoints {
       if (!(error instanceof ApiError)) throw error;
       this._facts.replaceChildren(problem(error));
       if (error.status === 401) return this._unauthorized();
-      this._later();
+      this._scheduleLoad();
     }
   }
 
@@ -47,7 +47,7 @@ export class Endpoints {
     this._models = models;
     this._picker.replaceChildren(...models.map(({ id }) => new Option(id, id, false, id === chosen)));
     this._describe();
-    if (!models.every(({ ready = true }) => ready)) this._later();
+    if (!models.every(({ ready = true }) => ready)) this._scheduleLoad();
   }
 
   _describe() {
@@ -57,8 +57,8 @@ export class Endpoints {
     this.changed();
   }
 
-  _later() {
-    this._timer = setTimeout(() => this.load(), AGAIN_MS);
+  _scheduleLoad() {
+    this._timer = setTimeout(() => this.load(), RETRY_MS);
   }
 }
 

@@ -1,13 +1,13 @@
-/** The request's parameters that can be set on the page, group by group, with their help. Data alone. */
+/** The request parameters on the page, in groups, with their help. Data only. */
 
 /**
  * @typedef {object} Field
- * @property {string} name as the API has it; those that begin with "_" are turned into other fields
+ * @property {string} name the API's; names that begin with "_" become other fields
  * @property {string} label
  * @property {"number"|"integer"|"lines"|"text"|"json"|"list"|"choice"|"switch"} kind
  * @property {string} help
- * @property {string} [value] what it begins with; otherwise it is left out of the request
- * @property {string} [blank] shown where nothing is set
+ * @property {string} [value] its default; without one it is left out of the request
+ * @property {string} [blank] placeholder
  * @property {number} [min]
  * @property {number} [max]
  * @property {number} [step]
@@ -75,7 +75,7 @@ export const GROUPS = [
     title: "Tools",
     only: "chat",
     fields: [
-      { name: "tools", label: "Functions", kind: "list", blank: TOOL, help: "What the model may call, as the API has it: a JSON array. The page calls nothing: it shows the calls, and you enter what they return. The model's chat template must have a place for tools." },
+      { name: "tools", label: "Functions", kind: "list", blank: TOOL, help: "What the model may call, as the API has it: a JSON array. The page calls nothing: it shows the calls, and you enter what they return. The model's chat template must support tools." },
       { name: "tool_choice", label: "Calls", kind: "choice", choices: [["", "if the model wants"], ["required", "required"], ["none", "none"]], help: "Required: the answer can be nothing but calls that fit the functions' parameters." },
     ],
   },
@@ -84,7 +84,7 @@ export const GROUPS = [
     fields: [
       { name: "_structure", label: "The answer must be", kind: "choice", choices: [["", "anything"], ["json_object", "a JSON object"], ["json", "JSON by a schema"], ["regex", "a match of a regular expression"], ["choice", "one of some texts"], ["grammar", "by a grammar (Lark)"]], help: "The model can only write what fits, unless it is cut off at the most tokens." },
       { name: "_definition", label: "Schema, expression, texts or grammar", kind: "text", help: "What the line above asks for. Texts: one to a line." },
-      { name: "_top", label: "Alternatives per token", kind: "integer", value: "5", min: 0, max: 20, help: "With Alternatives on, how many of the most probable tokens to tell in each place." },
+      { name: "_top", label: "Alternatives per token", kind: "integer", value: "5", min: 0, max: 20, help: "With Alternatives on, how many of the most probable tokens to show at each position." },
       { name: "_more", label: "More fields, as JSON", kind: "json", help: 'Any other field of the API, for example {"eta_cutoff": 0.001}.' },
     ],
   },

@@ -1,11 +1,11 @@
-/** The figures of one answer, all over the panel. */
+/** The figures of one answer in the panel. */
 
 import { showChart } from "./chart.js";
 import { byId } from "./dom.js";
 import { showLegend, showMembers, showStatistics } from "./statistics.js";
 import { showSteps } from "./steps.js";
 
-const BETWEEN_MS = 150; // drawings: an answer in progress asks for more, and each takes time that a model could use
+const BETWEEN_MS = 150; // between drawings of an answer in progress, which take time from models
 
 export class Figures {
   constructor() {
@@ -24,12 +24,12 @@ export class Figures {
     showSteps(byId("steps"), answer?.steps ?? []);
   }
 
-  /** Of an answer in progress. */
+  /** Redraws the figures of an answer in progress, if it is time. */
   follow(answer) {
     if (performance.now() - this._shownMs > BETWEEN_MS) this.show(answer);
   }
 
-  /** byMember: what the tokens' colours tell, whose doing they are or how they came to be. */
+  /** Colours tokens by member or by source. */
   colour(byMember) {
     this._byMember = byMember;
     this.show(this._answer);

@@ -1,4 +1,4 @@
-/** The form of parameters: a control for each field, its help, and what was wrong with it. */
+/** The form of parameters: a control for each field, with help and errors. */
 
 import { make } from "./dom.js";
 import { FIELDS, GROUPS } from "./fields.js";
@@ -7,7 +7,7 @@ const STORE = "consort.parameters";
 const PARTS = { response_format: "_structure", structured_outputs: "_definition", messages: "_system" };
 
 export class Form {
-  /** @param {HTMLFormElement} element  @param {Storage} storage what was set outlives a reload of the tab there */
+  /** @param {HTMLFormElement} element  @param {Storage} storage keeps the values across reloads of the tab */
   constructor(element, storage) {
     this._storage = storage;
     this._controls = new Map();
@@ -19,12 +19,12 @@ export class Form {
     this._restore();
   }
 
-  /** What each control holds. */
+  /** The value of each control. */
   get texts() {
     return Object.fromEntries([...this._controls].map(([name, control]) => [name, textOf(control)]));
   }
 
-  /** Shows the fields that this kind of request has. */
+  /** Shows the fields of one kind of request. */
   showFor(kind) {
     for (const { name, only } of FIELDS) this._rows.get(name).hidden = only !== undefined && only !== kind;
     for (const [group, { only }] of this._groups) group.hidden = only !== undefined && only !== kind;
@@ -36,7 +36,7 @@ export class Form {
     this._keep();
   }
 
-  /** Marks the field that the server or the page found wrong; false: it is not on this form. */
+  /** Marks a wrong field; returns false if it is not on this form. */
   mark(param, message) {
     const root = (param ?? "").split(/[.[]/)[0];
     const control = this._controls.get(param) ?? this._controls.get(PARTS[root] ?? root);

@@ -1,4 +1,4 @@
-/** The two kinds of request, and what their texts are called. Data alone. */
+/** The two kinds of request, with their labels. Data only. */
 
 export const KINDS = {
   chat: {

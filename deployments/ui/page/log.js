@@ -1,4 +1,4 @@
-/** A list of exchanges that scrolls along, unless its reader has scrolled away. */
+/** A list of exchanges that scrolls to the end, unless the reader has scrolled away. */
 
 import { make } from "./dom.js";
 
@@ -23,7 +23,7 @@ export class Log {
     this.element.scrollTop = this.element.scrollHeight;
   }
 
-  /** Goes along with text that has just grown. */
+  /** Scrolls to new text, if the reader is near the end. */
   follow() {
     const { scrollTop, scrollHeight, clientHeight } = this.element;
     if (scrollHeight - scrollTop - clientHeight < NEAR_PX + clientHeight / 4) this.element.scrollTop = scrollHeight;

@@ -1,4 +1,4 @@
-/** The playground: connects the page's controls with requests and what comes of them. */
+/** The playground: connects the page's controls with requests and answers. */
 
 import { Api, PATHS } from "./api.js";
 import { alternatives, curl, FieldError, parameters, read } from "./body.js";
@@ -24,8 +24,8 @@ class Playground {
     this._api = new Api(() => this._key.value);
     this._form = new Form(byId("parameters"), sessionStorage);
     this._conversation = new Conversation();
-    this._running = null; // what stops the request in progress
-    this._calls = null; // of the chat's last answer, whose results go along with what is said next
+    this._running = null; // AbortController of the request in progress
+    this._calls = null; // of the chat's last answer; their results are sent with the next message
     this._figures = new Figures();
     this._endpoints = new Endpoints(this._api, byId("endpoint"), byId("endpoint-facts"), () => this._askForKey());
     this._endpoints.changed = () => this._suitColours();
@@ -87,7 +87,7 @@ class Playground {
     this._text.classList.toggle("monospace", kind === "completion");
   }
 
-  /** Only a blend's tokens can be coloured by member; there it is what one wants to see. */
+  /** Colours by member where tokens are blended, else by source. */
   _suitColours() {
     const { blends } = this._endpoints;
     const colours = byId("colours");
@@ -102,7 +102,7 @@ class Playground {
     this._figures.colour(value === "member");
   }
 
-  /** The body of the request that a completion's text, or what is asked in a chat, makes. */
+  /** The request's body, from a completion's text or a chat's messages. */
   _body(kind, text, asked) {
     const texts = this._form.texts;
     const shown = byId("alternatives").checked ? alternatives(kind, read({ name: "_top", kind: "integer" }, texts._top) ?? 0) : {};
@@ -113,7 +113,7 @@ class Playground {
     return body;
   }
 
-  /** What is asked in a chat: a text, after the results of the last answer's calls. */
+  /** The new messages of a chat: the results of the last answer's calls, then the text. */
   _asked(text) {
     return askedOf(text, this._calls?.results ?? []);
   }
@@ -125,7 +125,7 @@ class Playground {
     await this._ask(this._kind, text, this._asked(text));
   }
 
-  /** Sends the results of the last answer's calls alone. */
+  /** Sends only the results of the last answer's calls. */
   async _sendResults() {
     if (!this._running) await this._ask("chat", "", this._asked(""));
   }
@@ -143,7 +143,7 @@ class Playground {
     await this._exchange(kind, text, asked, body);
   }
 
-  /** One request, or two where they are compared, from the first token to the last. */
+  /** Runs one request, or two to compare them, to the end. */
   async _exchange(kind, text, asked, body) {
     const log = this._logs[kind];
     const changed = ({ answer }) => {
@@ -152,7 +152,7 @@ class Playground {
     };
     const options = { prompt: kind === "chat" ? "" : text, monospace: kind === "completion", changed };
     const shown = byId("compare").checked
-      ? new Pair(this._way(body), options)
+      ? new Pair(this._comparison(body), options)
       : new Choices(body.model, body.n ?? 1, options);
     const question = kind === "chat" && text ? [make("div", { className: "asked", textContent: text })] : [];
     log.add(...question, shown.element);
@@ -162,8 +162,8 @@ class Playground {
     else for (const card of shown.cards) card.offer("Go on from here", () => this._propose(text + card.answer.text));
   }
 
-  /** How a request is compared with itself without drafts. */
-  _way(body) {
+  /** How to compare a request with and without drafts. */
+  _comparison(body) {
     const verification = body.verification ?? this._endpoints.chosen?.verification ?? "coupled";
     return { race: this._form.texts._race === "race", coupled: verification === "coupled" };
   }
@@ -188,9 +188,9 @@ class Playground {
     else announce(`The answer is complete: ${summary(answer)}`);
   }
 
-  /** An exchange of a chat becomes part of the conversation, and the last one can be done over. */
+  /** Adds an exchange to the conversation; the last one can be repeated. */
   _goOn(text, asked, shown, elements) {
-    const calls = this._calls; // those that were answered with this
+    const calls = this._calls; // those whose results this exchange sent
     const succeeded = shown.cards.some(({ answer }) => answeredBy(answer).length > 0);
     if (succeeded) {
       calls?.close();
@@ -209,7 +209,7 @@ class Playground {
     });
   }
 
-  /** The conversation goes on with the chosen answer, and with what its calls return. */
+  /** Continues the conversation with the chosen answer and the results of its calls. */
   _choose({ chosen }) {
     this._calls?.close();
     this._calls = chosen.answer.calls.length ? chosen.calls : null;
@@ -227,7 +227,7 @@ class Playground {
     this._openPanel(() => this._key.focus());
   }
 
-  /** Opens the panel, where it is not beside the text anyway, for what is done there. */
+  /** Opens the panel if it is closed, then acts in it. */
   _openPanel(act) {
     const toggle = byId("panel-toggle");
     if (toggle.offsetParent && toggle.getAttribute("aria-expanded") === "false") toggle.click();
@@ -267,17 +267,17 @@ class Playground {
       await navigator.clipboard.writeText(byId("curl").textContent);
       announce("Copied.");
     } catch {
-      getSelection().selectAllChildren(byId("curl")); // only pages with TLS, or of this machine, may copy
+      getSelection().selectAllChildren(byId("curl")); // the clipboard needs TLS or localhost
     }
   }
 }
 
-/** Tells a screen reader. */
+/** Announces a text to screen readers. */
 function announce(words) {
   byId("announcer").textContent = words;
 }
 
-/** Shows one button in place of another, and the keyboard's focus goes along. */
+/** Replaces a button by another, which also gets the keyboard's focus. */
 function swap(before, after) {
   const focused = document.activeElement === before;
   before.hidden = true;

@@ -1,13 +1,13 @@
-/** Whose doing tokens are, where several models answer as one. */
+/** The owners of tokens in an ensemble's answer. */
 
 const COLOURS = 6;
 export const AGREED = "agreed";
-const names = []; // of all members that were seen, so that each keeps its colour
+const names = []; // all members so far; the index sets the colour
 
 /**
  * @param {import("./answer.js").Token} token
- * @returns {string} "agreed" where it was every member's most probable token; else the member with the largest share;
- *   "": nothing is known
+ * @returns {string} "agreed" if it was every member's most probable token; else the member with the largest share;
+ *   "" if unknown
  */
 export function ownerOf({ members }) {
   if (members.length > 1 && members.every(({ agreed }) => agreed)) return AGREED;
@@ -24,10 +24,10 @@ export function markOf(owner) {
 
 export function meaningOfOwner(owner) {
   if (owner === AGREED) return "every member's most probable token";
-  return owner ? `the members were of different minds, and ${owner} had the largest share` : "the server did not say whose it is";
+  return owner ? `the members disagreed, and ${owner} had the largest share` : "the server did not name the members";
 }
 
-/** How much the largest share is, of 1. */
+/** The largest share, 0 to 1. */
 export function shareOf({ members }) {
   return Math.max(0, ...members.map(({ share }) => share));
 }

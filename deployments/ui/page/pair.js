@@ -2,12 +2,12 @@
 
 import { Choices } from "./choices.js";
 import { make } from "./dom.js";
-import { verdict } from "./verdict.js";
+import { compareTexts } from "./difference.js";
 
 const SEEDS = 2 ** 31;
 
 export class Pair {
-  /** @param {{race: boolean, coupled: boolean}} way at once or in turn; whether the texts should be the same
+  /** @param {{race: boolean, coupled: boolean}} way at once or in turn; whether the texts should be equal
    *  @param {object} options see Card */
   constructor({ race, coupled }, { changed, ...options }) {
     Object.assign(this, { _race: race, _coupled: coupled });
@@ -32,7 +32,7 @@ export class Pair {
     this.element = make("div", { className: "comparison" }, columns, this._verdict);
   }
 
-  /** Both answers; without a seed in the body, with the same new one. */
+  /** Runs both requests with the same seed, a new one if the body has none. */
   async run(api, path, body, signal) {
     const seeded = { seed: Math.floor(Math.random() * SEEDS), ...body };
     const [ours, plain] = this.cards;
@@ -45,16 +45,16 @@ export class Pair {
       if (ours.answer.error === null) await alone();
       else plain.element.remove();
     }
-    this._judge();
+    this._compare();
   }
 
-  _judge() {
+  _compare() {
     const answers = this.cards.map(({ answer }) => answer);
     if (answers.some(({ finish, error }) => finish === null || error !== null)) return;
-    const { same, at, words } = verdict(...answers, this._coupled);
+    const { same, index, words } = compareTexts(...answers, this._coupled);
     this._verdict.classList.add(same ? "same" : "different");
     this._verdict.textContent = words;
-    if (!same) for (const card of this.cards) card.markFrom(at);
+    if (!same) for (const card of this.cards) card.markFrom(index);
   }
 
   _showSpeeds() {

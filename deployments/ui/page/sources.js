@@ -1,4 +1,4 @@
-/** How tokens come to be, in words and as classes of the style sheet. */
+/** The sources of tokens: descriptions and style classes. */
 
 const KNOWN = {
   accepted: "a draft token that the target chose, too",
@@ -14,5 +14,5 @@ export function classOf(source) {
 }
 
 export function meaningOf(source) {
-  return KNOWN[source] ?? "the server did not say how it came to be";
+  return KNOWN[source] ?? "the server did not name its source";
 }

@@ -1,4 +1,4 @@
-/** Server-sent events out of a stream of bytes. Knows nothing of what they mean. */
+/** Parses server-sent events from a byte stream. Must not know their meaning. */
 
 /**
  * @param {ReadableStream<Uint8Array>} stream

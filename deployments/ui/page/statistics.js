@@ -1,19 +1,19 @@
-/** The figures of an answer: a list in the panel, a line below the answer, and what the colours mean. */
+/** An answer's statistics: a list in the panel, a line below the answer, and the legend. */
 
 import { make } from "./dom.js";
 import { AGREED, markOf, meaningOfOwner, ownerOf } from "./members.js";
 import { classOf, meaningOf, SOURCES } from "./sources.js";
-import { duration, number, orDash, percent, plural } from "./words.js";
+import { duration, number, orDash, percent, plural } from "./format.js";
 
 const HELP = {
-  "Tokens/s": "Of the whole time, from sending on.",
+  "Tokens/s": "Over the time since sending.",
   "First token": "Time from sending to the first token.",
   "Acceptance rate": "Draft tokens that the target accepted, of those that it verified. Known at the end.",
   "Acceptance length": "Tokens per step of the target.",
   Steps: "Steps of the target.",
 };
 
-const ENDS = ["stop", "tool_calls"]; // of an answer that came to its own end
+const ENDS = ["stop", "tool_calls"]; // finish reasons that need no mention
 
 /** @param {HTMLElement} list  @param {import("./answer.js").Answer | null} answer */
 export function showStatistics(list, answer) {
@@ -31,7 +31,7 @@ export function showStatistics(list, answer) {
   list.replaceChildren(...pairs);
 }
 
-/** What each colour in an answer means, and how many tokens have it; byMember: colours are by whose doing they are. */
+/** Shows the meaning of each colour, with its number of tokens. byMember: colours are by member, not by source. */
 export function showLegend(list, answer, byMember) {
   const tokens = answer?.tokens ?? [];
   const order = byMember ? [AGREED, ...(tokens[0]?.members ?? []).map(({ model }) => model)] : SOURCES;
@@ -47,7 +47,7 @@ export function showLegend(list, answer, byMember) {
   list.replaceChildren(...items);
 }
 
-/** How often each name is there, in the order given. */
+/** Counts each name, in the given order. */
 function countsOf(names, order) {
   const counts = new Map(order.map((name) => [name, 0]));
   for (const name of names) counts.set(name, (counts.get(name) ?? 0) + 1);
@@ -60,7 +60,7 @@ function memberSwatch(name) {
   return swatch;
 }
 
-/** What each of several models contributed; @returns whether there is anything to show. */
+/** Shows each member's contribution; returns whether there are members. */
 export function showMembers(table, answer) {
   const members = answer?.ensemble?.members ?? [];
   const row = (kind, ...cells) => make("tr", {}, ...cells.map((text) => make(kind, { textContent: text })));
@@ -73,7 +73,7 @@ export function showMembers(table, answer) {
   return members.length > 0;
 }
 
-/** How fast an answer was and why it ended, in one line. What is of all answers to a request is `together`. */
+/** An answer's speed and finish reason, in one line. For all answers to a request see `together`. */
 export function summary(answer) {
   const { finish, alone } = answer;
   const [speculation, seed] = alone ? [answer.speculation, answer.seed] : [null, null];
@@ -91,7 +91,7 @@ export function summary(answer) {
   return parts.filter(Boolean).join(" · ");
 }
 
-/** How fast several answers to one request were, in one line. */
+/** The speed of all answers to one request, in one line. */
 export function together(answers) {
   const [{ speculation, seed }] = answers;
   const tokens = answers.reduce((sum, { count }) => sum + count, 0);

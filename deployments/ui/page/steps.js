@@ -1,13 +1,13 @@
-/** What each of the target's last steps brought: a column of squares, one for each token. */
+/** The tokens of the target's last steps: a column per step, a square per token. */
 
 import { draw, make } from "./dom.js";
 import { classOf } from "./sources.js";
-import { plural } from "./words.js";
+import { plural } from "./format.js";
 
 const WIDTH = 280;
-const COLUMN = 7; // of which one is the gap
+const COLUMN = 7; // width in pixels, with a gap of 1
 const LAST = WIDTH / COLUMN;
-const MOST_TOKENS = 33; // of one step: the longest draft and the target's own
+const MOST_TOKENS = 33; // of a step: the longest draft and the target's own token
 
 /** Shows the last steps of an answer in an element. */
 export function showSteps(element, steps) {

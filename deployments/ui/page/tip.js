@@ -1,10 +1,10 @@
-/** What is known of one token, shown beside it: under the pointer, or wherever the arrow keys have gone. */
+/** A tooltip for the token under the pointer or with the keyboard's focus. */
 
 import { make } from "./dom.js";
-import { tokenOf } from "./ink.js";
+import { tokenOf } from "./tokens.js";
 import { markOf } from "./members.js";
 import { classOf, meaningOf } from "./sources.js";
-import { percent, visible } from "./words.js";
+import { percent, visible } from "./format.js";
 
 const GAP_PX = 8;
 
@@ -16,7 +16,7 @@ export class Tip {
     this._target = null;
   }
 
-  /** Serves all tokens below an element. */
+  /** Shows tips for all tokens in an element. */
   watch(root) {
     root.addEventListener("pointerover", ({ target }) => this._show(target));
     root.addEventListener("pointerleave", () => this.hide());
@@ -40,19 +40,19 @@ export class Tip {
     this._element.replaceChildren(...contentOf(token));
     this._element.hidden = false;
     this._target = target;
-    this._place();
+    this._setPosition();
     return true;
   }
 
-  /** Stays with its token, as long as that can be seen. */
+  /** Moves with the token while it is visible. */
   _follow(root) {
     if (!this._target) return;
     const [token, seen] = [this._target.getBoundingClientRect(), root.getBoundingClientRect()];
     if (token.bottom < seen.top || token.top > seen.bottom) this.hide();
-    else this._place();
+    else this._setPosition();
   }
 
-  _place() {
+  _setPosition() {
     const token = this._target.getClientRects()[0] ?? this._target.getBoundingClientRect();
     const { width, height } = this._element.getBoundingClientRect();
     const left = Math.min(Math.max(GAP_PX, token.left), document.documentElement.clientWidth - width - GAP_PX);
@@ -61,7 +61,7 @@ export class Tip {
     this._element.style.top = `${below ? token.bottom + GAP_PX : Math.max(GAP_PX, token.top - GAP_PX - height)}px`;
   }
 
-  /** Arrow keys go from token to token, Escape leaves them. */
+  /** Moves the focus from token to token with the arrow keys; Escape leaves them. */
   _move(event) {
     const group = event.target.closest?.(".tokens");
     if (!group) return;
@@ -98,27 +98,27 @@ function contentOf(token) {
   return [head, source, ...members(token), ...probabilities(token)];
 }
 
-/** What each member thought of the token. */
+/** Each member's share and probability of the token. */
 function members(token) {
   if (!token.members.length) return [];
   const rows = token.members.map(({ model, logprob, agreed, share }) => {
     const name = make("b", { className: "by-member", textContent: model });
     name.dataset.member = markOf(model);
-    const told = `${percent(share)}, p ${probability(Math.exp(logprob))}${agreed ? " ✓" : ""}`;
-    return row(name, share, told);
+    const text = `${percent(share)}, p ${probability(Math.exp(logprob))}${agreed ? " ✓" : ""}`;
+    return row(name, share, text);
   });
   return [make("p", { textContent: "Share of each member, probability to it alone, ✓ its first choice:" }), make("ol", {}, ...rows)];
 }
 
-function row(name, share, told, className = "") {
+function row(name, share, text, className = "") {
   const bar = make("meter", { min: 0, max: 1, value: share, "aria-hidden": "true" });
-  return make("li", { className }, name, bar, make("span", { textContent: told }));
+  return make("li", { className }, name, bar, make("span", { textContent: text }));
 }
 
 function probabilities(token) {
   if (token.logprob === null) return [];
   const own = Math.exp(token.logprob);
-  const words = `The model gave it ${probability(own)}${token.top.length ? ", and in its place:" : "."}`;
+  const words = `The model gave it ${probability(own)}${token.top.length ? ", and at its position:" : "."}`;
   const rows = token.top.map(({ text, logprob }) => {
     const share = Math.exp(logprob);
     return row(make("code", { textContent: visible(text) }), share, probability(share), logprob === token.logprob ? "chosen" : "");
@@ -134,6 +134,6 @@ function wordsOf(token) {
   const others = token.top.map(({ text, logprob }) => `${visible(text)} ${probability(Math.exp(logprob))}`);
   const own = token.logprob === null ? "" : `, ${probability(Math.exp(token.logprob))}`;
   const shares = token.members.map(({ model, share }) => `${model} ${percent(share)}`);
-  const whose = shares.length ? `; ${shares.join(", ")}` : "";
-  return `${visible(token.text)}: ${token.source}${own}${whose}${others.length ? `; in its place: ${others.join(", ")}` : ""}`;
+  const members = shares.length ? `; ${shares.join(", ")}` : "";
+  return `${visible(token.text)}: ${token.source}${own}${members}${others.length ? `; at its position: ${others.join(", ")}` : ""}`;
 }

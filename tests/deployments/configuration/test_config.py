@@ -51,7 +51,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("endpoints.both.draft_length", 33, "endpoints.both.draft_length: should be less than or equal to 32, not 33"),
         ("endpoints.both.target", "lrge", "endpoints.both.target: there is no model 'lrge'; did you mean 'large'?"),
         ("endpoints.both.drafter", "x", "endpoints.both.drafter: there is no model 'x'; known: large, small"),
-        ("endpoints.both.drafter", "large", "endpoints.both.drafter: 'large' is the model that it would draft for"),
+        ("endpoints.both.drafter", "large", "endpoints.both.drafter: 'large' is also the target"),
         ("endpoints.both.drafter", None, "models.small: no endpoint uses it"),
         ("http.port", 0, "http.port: should be greater than or equal to 1, not 0"),
     ],
@@ -79,23 +79,29 @@ def test_roles_follow_from_use() -> None:
     assert config.roles() == {"large": "target", "small": "drafter"}
 
 
-def test_a_drafter_inside_its_target_has_no_replicas() -> None:
-    config = parse_config(changed("models.small.inside", "large"), folder=Path.cwd())
+def test_a_colocated_drafter_has_no_replicas() -> None:
+    config = parse_config(changed("models.small.colocated_with", "large"), folder=Path.cwd())
     assert config.roles() == {"large": "target"}
-    (inside,) = config.inside("large").values()
-    assert (inside.path, inside.slots) == (config.models["small"].path, config.models["large"].slots)
+    (drafter,) = config.colocated_drafter_of("large").values()
+    assert (drafter.path, drafter.slots) == (config.models["small"].path, config.models["large"].slots)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"models.small.inside": "lagre"}, "models.small.inside: no endpoint has the target 'lagre'"),
-        ({"models.small.replicas": 2}, "models.small.replicas: it is inside 'large', and has what that has; remove it"),
-        ({"models.large.slots": "auto"}, "models.large.slots: say how many; 'small' inside it needs as many"),
+        ({"models.small.colocated_with": "lagre"}, "models.small.colocated_with: no endpoint has the target 'lagre'"),
+        (
+            {"models.small.replicas": 2},
+            "models.small.replicas: 'small' runs in the replicas of 'large'; remove the key",
+        ),
+        (
+            {"models.large.slots": "auto"},
+            "models.large.slots: give a number; the colocated drafter 'small' gets as many",
+        ),
     ],
 )
-def test_what_a_drafter_inside_can_not_have(changes: dict[str, object], message: str) -> None:
-    data = changed("models.small.inside", "large")
+def test_what_a_colocated_drafter_can_not_have(changes: dict[str, object], message: str) -> None:
+    data = changed("models.small.colocated_with", "large")
     for path, value in changes.items():
         part, name, key = path.split(".")
         data[part][name][key] = value
@@ -104,14 +110,29 @@ def test_what_a_drafter_inside_can_not_have(changes: dict[str, object], message:
     assert message in str(caught.value)
 
 
-def test_a_target_with_a_drafter_inside_has_no_other() -> None:
-    data = changed("models.small.inside", "large")
-    data["models"]["other"] = dict(data["models"]["small"], inside=None)
+def test_a_target_with_a_colocated_drafter_has_no_other() -> None:
+    data = changed("models.small.colocated_with", "large")
+    data["models"]["other"] = dict(data["models"]["small"], colocated_with=None)
     data["endpoints"]["second"] = {"target": "large", "drafter": "other"}
-    with pytest.raises(
-        ConfigError, match=r"endpoints\.second\.drafter: 'other' with the target 'large': 'small' drafts"
-    ):
+    with pytest.raises(ConfigError, match=r"endpoints\.second\.drafter: 'other' with the target 'large': 'small' is"):
         parse_config(data, folder=Path.cwd())
+
+
+def test_old_keys_give_the_same_configuration(caplog: pytest.LogCaptureFixture) -> None:
+    def config(drafter: str, scaling: dict[str, float]) -> ServerConfig:
+        data = changed(f"models.small.{drafter}", "large")
+        data["models"]["large"]["scaling"] = {"max": 2, **scaling}
+        return parse_config(data, folder=Path.cwd())
+
+    old = {"use": 0.8, "least_use": 0.5, "most_lag": 0.2, "least_lag": 0.1}
+    new = {"target_utilization": 0.8, "scale_down_below": 0.5, "max_draft_lag": 0.2, "min_draft_lag": 0.1}
+    expected = config("colocated_with", new)
+    assert caplog.messages == []
+    assert config("inside", old) == expected
+    assert "the key inside is now called colocated_with; the next version will refuse the old name" in caplog.messages
+    assert len(caplog.messages) == 5
+    with pytest.raises(ConfigError, match=r"scaling\.use: is the old name of target_utilization, which is also given"):
+        config("inside", {**new, "use": 0.8})
 
 
 def test_the_default_serves_the_bundled_models() -> None:

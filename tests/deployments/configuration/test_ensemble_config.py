@@ -53,12 +53,12 @@ def test_kinds_and_their_models(given: dict[str, Any], kind: str, models: list[s
         ({"kind": "speculative", "target": "a"}, "kind", "is speculative, but the endpoint has no drafts"),
         ({"kind": "ensemble", "members": ["a"]}, "members", "should name at least 2"),
         ({"members": ["a", "a"]}, "members", "should all differ"),
-        ({"target": "a", **PAIR}, "target", "has no place in an endpoint of the kind ensemble"),
-        ({"target": "a", "expert": "a", "amateur": "b"}, "target", "has no place in an endpoint of the kind contr"),
+        ({"target": "a", **PAIR}, "target", "is not for an endpoint of the kind ensemble"),
+        ({"target": "a", "expert": "a", "amateur": "b"}, "target", "is not for an endpoint of the kind contr"),
         ({"expert": "a"}, "amateur", "is required"),
         ({"expert": "a", "amateur": "a"}, "amateur", "should differ from the expert"),
         ({"expert": "a", "amateur": "b", "blend": {"kind": "vote"}}, "blend.kind", "should be contrastive here"),
-        ({"expert": "a", "amateur": "b", "strategy": VOTE}, "strategy", "has no place"),
+        ({"expert": "a", "amateur": "b", "strategy": VOTE}, "strategy", "is not for an endpoint"),
         ({**PAIR, "blend": {"weights": [1]}}, "blend.weights", "one number for each of 2 members"),
         ({**PAIR, "blend": {"threshold": 2}}, "blend.threshold", "from 0 to 1"),
         ({**PAIR, "blend": {"kind": "mix"}}, "blend.kind", "should be 'single', 'mixture'"),
@@ -72,7 +72,7 @@ def test_kinds_and_their_models(given: dict[str, Any], kind: str, models: list[s
         ({**PAIR, "strategy": {"kind": "rerank", "judge": "c"}}, "strategy.judge", "is not among the members"),
         ({**PAIR, "strategy": {"kind": "mbr", "judge": "a"}}, "strategy.judge", "is for rerank, not for mbr"),
         ({**PAIR, "strategy": {"kind": "mbr", "regex": "a"}}, "strategy.regex", "is for majority, not for mbr"),
-        ({**PAIR, "strategy": {**VOTE, "json_field": "a"}}, "strategy.json_field", "no place beside regex"),
+        ({**PAIR, "strategy": {**VOTE, "json_field": "a"}}, "strategy.json_field", "can't be combined with regex"),
         ({"members": [*"abc"], "strategy": {"kind": "mbr", "candidates": 64}}, "strategy.candidates", "192 in all"),
         ({**PAIR, "strateqy": {}}, "strateqy", "did you mean 'strategy'?"),
     ],
@@ -80,8 +80,8 @@ def test_kinds_and_their_models(given: dict[str, Any], kind: str, models: list[s
 def test_mistakes_are_named(given: dict[str, Any], field: str, problem: str) -> None:
     with pytest.raises(ValidationError) as caught:
         EndpointConfig.model_validate(given)
-    found, reason = problem_of(caught.value)
-    assert found == field
+    path, reason = problem_of(caught.value)
+    assert path == field
     assert problem in reason
 
 
@@ -152,7 +152,9 @@ def test_the_help_of_the_comparison_is_documented() -> None:
 
 def test_the_examples_are_valid_configurations() -> None:
     block = DOCS.split("```yaml\n")[1].split("```")[0]
-    kinds = {name: one.kind for name, one in parse_config(yaml.safe_load(block), folder=ROOT).endpoints.items()}
+    kinds = {
+        name: endpoint.kind for name, endpoint in parse_config(yaml.safe_load(block), folder=ROOT).endpoints.items()
+    }
     assert kinds == {"ensemble": "ensemble", "contrastive": "contrastive", "vote": "ensemble"}
     assert load_config(ROOT / "deployments" / "ensemble.yaml").roles() == {
         "target": "target",
@@ -166,5 +168,5 @@ def test_a_member_may_draft() -> None:
     data = {"models": models, "endpoints": {"e": {"members": ["a", "b"], "drafter": "b"}}}
     assert parse_config(data, folder=ROOT).roles() == {"a": "target", "b": "both"}
     models["b"] |= {"tensor_parallel": 2, "num_cpus": 1}
-    with pytest.raises(ConfigError, match=r"models\.b\.tensor_parallel: a model over several devices"):
+    with pytest.raises(ConfigError, match=r"models\.b\.tensor_parallel: a tensor-parallel model"):
         parse_config(data, folder=ROOT)

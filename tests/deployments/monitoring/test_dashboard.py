@@ -16,7 +16,10 @@ BODY = {"model": "consort", "prompt": "import os", "max_tokens": 12, "seed": 1}
 
 def queries() -> list[str]:
     panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
-    return [*panels, *(one["query"]["query"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query")]
+    return [
+        *panels,
+        *(variable["query"]["query"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"),
+    ]
 
 
 def test_the_metrics_of_all_queries_exist(fake: TestClient) -> None:

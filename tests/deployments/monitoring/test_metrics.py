@@ -40,7 +40,7 @@ def test_an_answer_is_counted(fake: TestClient) -> None:
     assert seen["vllm:spec_decode_num_drafts_total"] == total["steps"]
     assert seen["vllm:spec_decode_num_draft_tokens_total"] == total["drafted"]
     assert seen["vllm:spec_decode_num_accepted_tokens_total"] == total["accepted"]
-    by_place = [seen.get(f"vllm:spec_decode_num_accepted_tokens_per_pos_total:{place}", 0) for place in range(4)]
+    by_place = [seen.get(f"vllm:spec_decode_num_accepted_tokens_per_pos_total:{position}", 0) for position in range(4)]
     assert sum(by_place) == total["accepted"]
     assert by_place == sorted(by_place, reverse=True)
     assert seen["vllm:generation_tokens_total"] == 36
@@ -89,7 +89,7 @@ class Slow(FakeCoordinator):
 
 
 class Clients:
-    """Of a server with one slot, each in a thread."""
+    """Clients of a server with one slot, each in a thread."""
 
     def __init__(self, endpoints: dict[str, ServedEndpoint], **limits: Any) -> None:
         self.coordinator = Slow()

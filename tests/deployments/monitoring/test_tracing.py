@@ -86,9 +86,9 @@ def test_a_request_is_told_from_its_receipt_to_its_end(
     (root,) = named(spans, "POST /v1/completions")
     assert parent_of(root) == "b7ad6b7169203331"
     assert reply.headers["traceparent"] == f"00-{TRACE}-{id_of(root)}-01"
-    told = root.attributes or {}
-    assert (told["http.response.status_code"], told["consort.api_key"]) == (200, "website")
-    assert told["consort.request_id"] == reply.headers["X-Request-Id"]
+    attributes = root.attributes or {}
+    assert (attributes["http.response.status_code"], attributes["consort.api_key"]) == (200, "website")
+    assert attributes["consort.request_id"] == reply.headers["X-Request-Id"]
     requests = named(spans, "request")
     assert [parent_of(span) for span in requests] == [id_of(root)] * 2
     for request in requests:
@@ -96,17 +96,17 @@ def test_a_request_is_told_from_its_receipt_to_its_end(
 
 
 def check_children(request: ReadableSpan, children: list[ReadableSpan]) -> None:
-    told = request.attributes or {}
-    assert (told["gen_ai.usage.output_tokens"], told["gen_ai.response.finish_reasons"]) == (40, ("length",))
+    attributes = request.attributes or {}
+    assert (attributes["gen_ai.usage.output_tokens"], attributes["gen_ai.response.finish_reasons"]) == (40, ("length",))
     (queue,), (prefill,), (decode,), drafts = (
         named(children, name) for name in ("queue", "prefill", "decode", "draft")
     )
     times = [request.start_time, queue.start_time, queue.end_time, prefill.start_time, prefill.end_time]
     times += [decode.start_time, decode.end_time, request.end_time]
-    assert times == sorted(times, key=lambda at: at or 0)
+    assert times == sorted(times, key=lambda start: start or 0)
     assert prefill.end_time == decode.start_time
     of_target = decode.attributes or {}
-    assert (of_target["consort.tokens"], of_target["consort.steps"]) == (40, told["consort.steps"])
+    assert (of_target["consort.tokens"], of_target["consort.steps"]) == (40, attributes["consort.steps"])
     assert of_target["consort.replica"] == "target"
     assert {(draft.attributes or {})["consort.replica"] for draft in drafts} == {"drafter"}
     assert len(drafts) == 1

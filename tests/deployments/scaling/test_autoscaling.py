@@ -17,7 +17,9 @@ from deployments.scaling.load_meter import LoadMeter
 from deployments.scaling.policy import DrafterMemory, ReplicaLoad, ScalingRules, count_drafters, count_targets, scale
 from tests.deployments.admission.test_admission import Backend, request
 
-TARGET = ScalingRules("target", use=0.75, least_use=0.6, most_lag=0.15, least_lag=0.03, probe_period_s=600)
+TARGET = ScalingRules(
+    "target", target_utilization=0.75, scale_down_below=0.6, max_draft_lag=0.15, min_draft_lag=0.03, probe_period_s=600
+)
 DRAFTER = replace(TARGET, role="drafter", targets=["Target-t"])
 
 
@@ -25,9 +27,9 @@ def loads(count: int, **given: float) -> list[ReplicaLoad]:
     return [ReplicaLoad(**{"rows": 0, "waiting": 0, "slots": 16, **given}) for _ in range(count)]
 
 
-def targets(current: int, told: list[ReplicaLoad]) -> int:
+def targets(current: int, replicas: list[ReplicaLoad]) -> int:
     """What is wanted where all are up."""
-    return count_targets(TARGET, current, told, running=current)
+    return count_targets(TARGET, current, replicas, running=current)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +197,9 @@ def test_replicas_that_are_coming_up_are_waited_for() -> None:
 
 def deployment(name: str, rules: ScalingRules | None, replicas: list[ReplicaLoad], state: dict[str, Any]) -> Any:
     metrics: dict[str, dict[str, float]] = {"running_requests": {"r0": 3.0}}
-    for at, load in enumerate(replicas):
+    for time_s, load in enumerate(replicas):
         for key, value in load.stats().items():
-            metrics.setdefault(key, {})[f"r{at}"] = value
+            metrics.setdefault(key, {})[f"r{time_s}"] = value
     options = {} if rules is None else {name: getattr(rules, name) for name in ScalingRules.__dataclass_fields__}
     return SimpleNamespace(
         deployment_name=name,
@@ -238,12 +240,12 @@ def test_the_queues_of_two_coordinators_reach_the_policy_and_count_once() -> Non
             for number in range(100):
                 admission.submit(request(number), lambda delta: None)
             for meter in meters:
-                meter.hear(name, admission.count_unserved("target"))
+                meter.set_queued(name, admission.count_unserved("target"))
         return [meter.measure(Report(32, 2, 32, []), LoopTimes()) for meter in meters]
 
-    told = asyncio.run(run())
-    assert [load.queued for load in told] == [132, 132]
-    assert scale({"t": deployment("Target-t", TARGET, told, {})})[0] == {"t": 9}  # 200 on 24 of 32 slots
+    replicas = asyncio.run(run())
+    assert [load.queued for load in replicas] == [132, 132]
+    assert scale({"t": deployment("Target-t", TARGET, replicas, {})})[0] == {"t": 9}  # 200 on 24 of 32 slots
 
 
 def test_drafters_stay_where_nothing_is_known_of_their_targets() -> None:
@@ -261,11 +263,11 @@ def test_a_replica_sums_what_live_coordinators_hold_back() -> None:
         return meter.measure(Report(3, 2, 16, []), LoopTimes()).queued
 
     assert queued() == 0
-    meter.hear("one", 40)
-    meter.hear("two", 60)
+    meter.set_queued("one", 40)
+    meter.set_queued("two", 60)
     assert queued() == 100
     now_s[0] = 3.0
-    meter.hear("one", 10)
+    meter.set_queued("one", 10)
     assert queued() == 70
     now_s[0] = 6.0  # "two" is gone
     assert queued() == 10

@@ -54,7 +54,10 @@ def test_targets_of_drafters_that_scale_tell_their_load() -> None:
     ("scaling", "message"),
     [
         ({"min": 3, "max": 2}, r"models\.small\.scaling\.min: .*at most max"),
-        ({"max": 2, "use": 0.5}, r"models\.small\.scaling\.least_use: .*at most use"),
+        (
+            {"max": 2, "target_utilization": 0.5},
+            r"models\.small\.scaling\.scale_down_below: .*at most target_utilization",
+        ),
         ({"max": 2, "look_back_s": 5}, r"look_back_s"),
         ({"min": 1}, r"max"),
     ],
@@ -151,6 +154,6 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(monkeypatch: pytest
     """As while Ray's head is dead: Ray keeps the call for the controller's next life."""
     silent = SimpleNamespace(get_app_configs=SimpleNamespace(remote=asyncio.Event().wait))
     monkeypatch.setattr("ray.serve.context._get_global_client", lambda: SimpleNamespace(_controller=silent))
-    monkeypatch.setattr(scaler, "_ANSWER_S", 0.01)
+    monkeypatch.setattr(scaler, "_ANSWER_TIMEOUT_S", 0.01)
     with pytest.raises(UnavailableError, match="has not answered"):
         asyncio.run(set_replicas("consort", "Target-large", 2))

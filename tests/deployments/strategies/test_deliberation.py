@@ -86,15 +86,15 @@ def test_all_propose_and_one_wins(kind: Any) -> None:
     assert [(event.done, event.total) for event in proposals] == [(i, 6) for i in range(1, 7)]
     assert {event.model for event in proposals} == set(MODELS)
     result = outcome(events)
-    asked = [one for one in coordinator.requests if len(one.prompt) == 3]
-    assert len({one.params.seed for one in asked}) == 6
-    assert next(one.params.seed for one in asked if one.endpoint.target == "target") == 3
+    asked = [request for request in coordinator.requests if len(request.prompt) == 3]
+    assert len({request.params.seed for request in asked}) == 6
+    assert next(request.params.seed for request in asked if request.endpoint.target == "target") == 3
     assert result.strategy == kind
     assert len(result.candidates) == 6
     assert (result.candidates[0].model, result.candidates[0].tokens) == (result.winner, len(result.delta.tokens))
-    assert result.delta.statistics.committed == sum(one.tokens for one in result.candidates)
-    assert [(one.model, one.candidates) for one in result.members] == [(model, 2) for model in MODELS]
-    assert sum(one.weight for one in result.members) == pytest.approx(1)
+    assert result.delta.statistics.committed == sum(candidate.tokens for candidate in result.candidates)
+    assert [(member.model, member.candidates) for member in result.members] == [(model, 2) for model in MODELS]
+    assert sum(member.weight for member in result.members) == pytest.approx(1)
     assert (result.votes is None) == (kind != "majority")
     assert coordinator.cancelled == []
 
@@ -106,9 +106,9 @@ def test_votes_are_reported() -> None:
     result = outcome(deliberate(Members(), StrategyOptions(kind="majority", extract=last_digit), request()))
     assert result.votes is not None
     assert next(iter(result.votes)) == result.candidates[0].extracted
-    won = sum(one.votes or 0 for one in result.members)
+    won = sum(member.votes or 0 for member in result.members)
     assert result.agreement == pytest.approx(won / 12)
-    assert all(one.agreement == (one.votes or 0) / 4 for one in result.members)
+    assert all(member.agreement == (member.votes or 0) / 4 for member in result.members)
     nobody = StrategyOptions(kind="majority", extract=by_regex("no such", key="k"))
     assert outcome(deliberate(Members(), nobody, request())).agreement == 0
 
@@ -117,10 +117,10 @@ def test_a_judge_scores_alone() -> None:
     coordinator = Members()
     options = StrategyOptions(kind="rerank", candidates=2, judge="third")
     events = deliberate(coordinator, options, request(blend=BlendParams(weights=(1, 1, 0))))
-    scoring = [one for one in coordinator.requests if len(one.prompt) > 3]
-    assert [one.endpoint.target for one in scoring] == ["third"] * 4
+    scoring = [request for request in coordinator.requests if len(request.prompt) > 3]
+    assert [request.endpoint.target for request in scoring] == ["third"] * 4
     assert [event.model for event in events if isinstance(event, Progress) and event.kind == "scored"] == ["third"]
-    scores = [one.score for one in outcome(events).candidates]
+    scores = [candidate.score for candidate in outcome(events).candidates]
     assert scores == sorted(scores, reverse=True)
 
 
@@ -131,9 +131,9 @@ def test_a_member_that_fails_is_dropped(error: ConsortError | None) -> None:
     events = deliberate(coordinator, StrategyOptions(kind="rerank"), request(**policy))
     assert [event.model for event in events if isinstance(event, Progress) and event.error] == ["second"]
     result = outcome(events)
-    assert [one.weight for one in result.members] == [0.5, 0, 0.5]
-    assert [one.error is None for one in result.members] == [True, False, True]
-    assert {one.model for one in result.candidates} == {"target", "third"}
+    assert [member.weight for member in result.members] == [0.5, 0, 0.5]
+    assert [member.error is None for member in result.members] == [True, False, True]
+    assert {candidate.model for candidate in result.candidates} == {"target", "third"}
     assert (coordinator.cancelled != []) == (error is None)
 
 
@@ -141,7 +141,7 @@ def test_a_member_without_replica_is_not_asked() -> None:
     coordinator = Members()
     coordinator.ready = {"target", "third"}
     events = deliberate(coordinator, StrategyOptions(kind="best_of"), request(on_member_failure="drop"))
-    assert {one.endpoint.target for one in coordinator.requests} == {"target", "third"}
+    assert {request.endpoint.target for request in coordinator.requests} == {"target", "third"}
     assert outcome(events).members[1].error == "member 'second' has no replica"
 
 
@@ -204,5 +204,5 @@ def test_scores_are_those_of_plain_forwards() -> None:
         ]
     assert text.max() < VOCAB
     assert result.candidates[0].score == pytest.approx(sum(likelihoods) / 2, abs=1e-4)
-    assert result.candidates[0].log_likelihood in [pytest.approx(one, abs=1e-4) for one in likelihoods]
+    assert result.candidates[0].log_likelihood in [pytest.approx(likelihood, abs=1e-4) for likelihood in likelihoods]
     assert len(result.delta.tokens) == MOST_TOKENS

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from decoding.errors import ConfigError
 from deployments.client import Client, Reply
-from deployments.cluster import Progress
+from deployments.cluster import StartProgress
 from deployments.configuration.catalogue import catalogue, parameter_count
 from deployments.configuration.config import load_config
 from deployments.configuration.model import ROOT
@@ -78,7 +78,7 @@ def test_parameters_are_counted_from_headers(tmp_path: Path) -> None:
     assert entry.target.startswith("target (")
     assert f"{parameter_count(ROOT / 'models' / 'target') / 1e6:.1f} M" in entry.target
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
-    with pytest.raises(ConfigError, match="no safetensors file"):
+    with pytest.raises(ConfigError, match="not a safetensors file"):
         parameter_count(tmp_path)
 
 
@@ -86,9 +86,9 @@ def test_parameters_are_counted_from_headers(tmp_path: Path) -> None:
 def test_progress_is_shown(terminal: bool) -> None:
     console = Console(force_terminal=terminal, record=True, width=80)
     with ProgressDisplay(console) as display:
-        display.watch([Progress("Ray", "loading")])
-        display.watch([Progress("Target-t", "loading"), Progress("Drafter-d", "waiting")])
-        display.watch([Progress("Target-t", "ready"), Progress("Drafter-d", "ready")])
+        display.watch([StartProgress("Ray", "loading")])
+        display.watch([StartProgress("Target-t", "loading"), StartProgress("Drafter-d", "waiting")])
+        display.watch([StartProgress("Target-t", "ready"), StartProgress("Drafter-d", "ready")])
     text = console.export_text()
     for name in ("Ray", "Target-t", "Drafter-d"):
         assert name in text

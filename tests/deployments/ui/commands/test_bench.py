@@ -78,23 +78,23 @@ def test_the_bundled_pair_is_measured() -> None:
 @pytest.mark.usefixtures("_quick")
 def test_json_is_all_there_is_on_standard_output() -> None:
     result = invoke(*SHORT, "--json", "--temperature", "0.7")
-    found = json.loads(result.stdout)
-    assert found["temperature"] == 0.7
-    assert 0.3 < found["acceptance"] <= 1
-    assert {one["streams"] for one in found["advice"]} == set(STREAMS)
-    assert all(step["seconds"] > 0 for step in (*found["target_steps"], *found["draft_steps"]))
+    measured = json.loads(result.stdout)
+    assert measured["temperature"] == 0.7
+    assert 0.3 < measured["acceptance"] <= 1
+    assert {row["streams"] for row in measured["advice"]} == set(STREAMS)
+    assert all(step["seconds"] > 0 for step in (*measured["target_steps"], *measured["draft_steps"]))
 
 
 @pytest.mark.usefixtures("_quick")
 def test_a_target_that_drafts_for_itself_is_always_right() -> None:
     """Coupled sampling: the same model under the same noise has the same token (float32, so nearly everywhere)."""
     model = str(ROOT / "models" / "drafter")
-    found = json.loads(
+    measured = json.loads(
         invoke(
             "--target", model, "--drafter", model, "--dtype", "float32", *SHORT, "--json", "--temperature", "1"
         ).stdout
     )
-    assert found["acceptance"] > 0.97
+    assert measured["acceptance"] > 0.97
 
 
 @pytest.mark.parametrize(

@@ -35,22 +35,22 @@ def compare(*options: str) -> str:
 
 def document(endpoint: str, *options: str) -> dict[str, Any]:
     shown = compare("--endpoint", endpoint, "--json", "--new-tokens", "8", "--seeds", "1", "--samples", "2", *options)
-    found: dict[str, Any] = json.loads(shown)
-    return found
+    findings: dict[str, Any] = json.loads(shown)
+    return findings
 
 
 @pytest.mark.parametrize(("endpoint", "other"), [("contrastive", "drafter"), ("mbr", "member")])
 def test_all_write_the_same_prompts(endpoint: str, other: str) -> None:
-    found = document(endpoint)
-    names = [one["name"] for one in found["contestants"]]
+    findings = document(endpoint)
+    names = [finding["name"] for finding in findings["contestants"]]
     assert names == ["target alone", f"{other} alone", "target, 2 samples", endpoint]
-    assert len(found["prompts"]) == 5
-    for one in found["contestants"]:
-        assert len(one["texts"]) == len(one["metrics"]) == 5
-        assert all(len(by) == 2 and -20 < min(by) <= max(by) < 0 for by in one["likelihoods"])
-        assert one["mean"]["tokens"] == 8
-        assert one["tokens_per_s"] > 0
-    assert [one["sentence"].split(":")[0] for one in found["judgements"]] == [
+    assert len(findings["prompts"]) == 5
+    for finding in findings["contestants"]:
+        assert len(finding["texts"]) == len(finding["metrics"]) == 5
+        assert all(len(by) == 2 and -20 < min(by) <= max(by) < 0 for by in finding["likelihoods"])
+        assert finding["mean"]["tokens"] == 8
+        assert finding["tokens_per_s"] > 0
+    assert [finding["sentence"].split(":")[0] for finding in findings["judgements"]] == [
         "likelihood, nats per token",
         "bigram entropy, bits",
         "distinct-2",

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.ui.console.attribution import Attribution, Piece
+from deployments.ui.console.attribution import Attribution, TextSpan
 
 SOURCES = ("accepted", "recovered", "bonus", "plain")
 TOKENS = st.lists(st.tuples(st.text("aé\n", max_size=3), st.sampled_from(SOURCES)), max_size=8)
@@ -18,7 +18,7 @@ def test_every_character_gets_its_tokens_source(tokens: list[tuple[str, str]], d
     text = "".join(text for text, _ in tokens)
     held_back = data.draw(st.integers(0, len(text)))
     attribution = Attribution()
-    pieces = attribution.pieces(text[:held_back], details(tokens)) + attribution.pieces(text[held_back:], [])
+    pieces = attribution.split(text[:held_back], details(tokens)) + attribution.split(text[held_back:], [])
     expected = [(character, source) for text, source in tokens for character in text]
     assert [(character, piece.source) for piece in pieces for character in piece.text] == expected
     assert attribution.counts.total() == len(tokens)
@@ -26,11 +26,11 @@ def test_every_character_gets_its_tokens_source(tokens: list[tuple[str, str]], d
 
 def test_text_that_does_not_match_has_no_source_and_is_all_there() -> None:
     attribution = Attribution()
-    pieces = attribution.pieces("né!", details([("n", "plain"), ("\ufffd", "bonus"), ("!", "accepted")]))
-    assert pieces == [Piece("n", "plain"), Piece("é!", "")]
-    assert attribution.pieces(" so", details([(" so", "bonus")])) == [Piece(" so", "bonus")]
+    pieces = attribution.split("né!", details([("n", "plain"), ("\ufffd", "bonus"), ("!", "accepted")]))
+    assert pieces == [TextSpan("n", "plain"), TextSpan("é!", "")]
+    assert attribution.split(" so", details([(" so", "bonus")])) == [TextSpan(" so", "bonus")]
 
 
 def test_without_details_there_are_no_sources() -> None:
-    assert Attribution().pieces("text", ()) == [Piece("text", "")]
-    assert Attribution().pieces("", ()) == []
+    assert Attribution().split("text", ()) == [TextSpan("text", "")]
+    assert Attribution().split("", ()) == []

@@ -97,8 +97,8 @@ def test_keys(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chat_in_a_pipe(server: FakeServer) -> None:
     result = invoke("chat", "--system", "S", "--model", "solo", url=server.url, text='one\\\ntwo\n"""a\n\nb"""\nc')
     assert result.stdout == "Once upon a time\n" * 3
-    said = [message["content"] for message in server.bodies[-1]["messages"] if message["role"] != "assistant"]
-    assert said == ["S", "one\ntwo", "a\n\nb", "c"]
+    output = [message["content"] for message in server.bodies[-1]["messages"] if message["role"] != "assistant"]
+    assert output == ["S", "one\ntwo", "a\n\nb", "c"]
     assert invoke("chat", url=server.url, text="/frob\n").exit_code == 1
 
 

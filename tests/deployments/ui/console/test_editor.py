@@ -17,7 +17,7 @@ from deployments.ui.console.editor import (
     TerminalEditor,
     history_file,
     is_complete,
-    message_of,
+    strip_marks,
 )
 
 ENTER, ALT_ENTER, UP, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x1b[A", "\x03", "\x04"
@@ -73,9 +73,9 @@ def test_without_a_place_for_it_the_history_is_forgotten(
 )
 def test_completion(text: str, completed: list[str]) -> None:
     completer = SlashCompleter(lambda text: ["on", "off"] if " " in text else ["/temperature", "/clear"])
-    found = list(completer.get_completions(Document(text), CompleteEvent()))
-    assert [one.text for one in found] == completed
-    assert all(text.endswith(one.text[: -one.start_position]) for one in found)
+    completions = list(completer.get_completions(Document(text), CompleteEvent()))
+    assert [completion.text for completion in completions] == completed
+    assert all(text.endswith(completion.text[: -completion.start_position]) for completion in completions)
 
 
 @pytest.mark.parametrize(("key", "error"), [(CTRL_C, KeyboardInterrupt), (CTRL_D, EOFError)])
@@ -101,4 +101,4 @@ def test_when_enter_sends(text: str, complete: bool) -> None:
 
 
 def test_the_message_has_no_marks() -> None:
-    assert message_of('"""\na\\b\n"""') == "a\\b"
+    assert strip_marks('"""\na\\b\n"""') == "a\\b"

@@ -23,8 +23,8 @@ def test_a_stopped_answer_of_another_server(terminal: Console) -> None:
 
 
 @pytest.mark.parametrize(("left", "right", "at"), [("abc", "abd", 2), ("ab", "abc", 2), ("", "a", 0), ("a", "a", 1)])
-def test_where_texts_differ(left: str, right: str, at: int) -> None:
-    assert difference(left, right) == at
+def test_where_texts_differ(left: str, right: str, index: int) -> None:
+    assert difference(left, right) == index
 
 
 def test_verdicts(terminal: Console) -> None:

@@ -115,7 +115,7 @@ def chat_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for step in steps_of(body, prompt):
         logprobs = None
         if body.get("logprobs"):
-            tops = [{"token": name, "logprob": at} for name, at in ((" x", -0.1), (" y", -2.5))]
+            tops = [{"token": name, "logprob": logprob} for name, logprob in ((" x", -0.1), (" y", -2.5))]
             logprobs = {"content": [{"token": text, "logprob": -0.1, "top_logprobs": tops} for text, _ in step]}
         text = "".join(text for text, _ in step)
         yield {"delta": {"content": text}, "logprobs": logprobs, "token_details": details(body, step)}
@@ -125,8 +125,8 @@ def call_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Each call's name first, then its arguments in pieces, while tokens tell what the model wrote."""
     for index, (call_id, name, pieces) in enumerate(CALLS):
         begin = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
-        told = [begin, *({"index": index, "function": {"arguments": piece}} for piece in pieces)]
-        for call, text in zip(told, ["<tool_call>", *pieces], strict=True):
+        calls = [begin, *({"index": index, "function": {"arguments": piece}} for piece in pieces)]
+        for call, text in zip(calls, ["<tool_call>", *pieces], strict=True):
             yield {"delta": {"tool_calls": [call]}, "token_details": details(body, [(text, "accepted")])}
 
 

@@ -1,4 +1,4 @@
-"""Several answers to one request, whose doing tokens are, and calls of tools, in a real Chromium."""
+"""Several answers to one request, member colours, and tool calls, in a real Chromium."""
 
 import json
 import re

@@ -45,8 +45,8 @@ def test_statistics_and_the_chart_by_position(page: "Page") -> None:
     assert re.search(r"Acceptance rate\s+58 %", figures)
     assert re.search(r"Acceptance length\s+2\.17", figures)
     assert re.search(r"Tokens/s\s+[\d.]+", figures)
-    told = page.locator("#chart svg").get_attribute("aria-label")
-    assert told == "Drafts accepted up to position 1: 80 %, position 2: 40 %, position 3: 20 %."
+    announced = page.locator("#chart svg").get_attribute("aria-label")
+    assert announced == "Drafts accepted up to position 1: 80 %, position 2: 40 %, position 3: 20 %."
     assert page.locator("#legend").inner_text().split() == [
         "accepted",
         "7",
@@ -182,7 +182,7 @@ def test_arrow_keys_tell_about_each_token(page: "Page") -> None:
     tip = page.get_by_role("tooltip")
     assert "·add" in tip.inner_text()
     assert "a draft token that the target chose" in tip.inner_text()
-    assert page.locator("#announcer").inner_text() == "·add: accepted, 90 %; in its place: ·x 90 %, ·y 8 %"
+    assert page.locator("#announcer").inner_text() == "·add: accepted, 90 %; at its position: ·x 90 %, ·y 8 %"
     page.keyboard.press("Escape")
     assert tip.is_hidden()
 

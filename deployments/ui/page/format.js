@@ -1,4 +1,4 @@
-/** Numbers and sentences as people read them. Pure. */
+/** Formats numbers and texts. Pure. */
 
 const LOCALE = "en";
 
@@ -6,7 +6,7 @@ export function number(value, digits = 0) {
   return value.toLocaleString(LOCALE, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
-/** A number, or a dash where there is none. */
+/** A number, or a dash if there is none. */
 export function orDash(value, digits = 0) {
   return Number.isFinite(value) ? number(value, digits) : "–";
 }
@@ -15,7 +15,7 @@ export function percent(share) {
   return Number.isFinite(share) ? `${number(share * 100)} %` : "–";
 }
 
-/** A duration, in the unit that suits it. */
+/** A duration in ms or s. */
 export function duration(ms) {
   if (!Number.isFinite(ms)) return "–";
   return ms < 1000 ? `${number(ms)} ms` : `${number(ms / 1000, 2)} s`;

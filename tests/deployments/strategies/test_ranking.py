@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.strategies.ranking import by_score, majority, minimum_risk
 from deployments.strategies.utility import chrf
-from deployments.strategies.verdict import by_score, majority, minimum_risk
 
 ANY = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c", None]), st.floats(0.1, 10), st.floats(-20, 0)), min_size=1, max_size=12
@@ -15,17 +15,17 @@ ANY = st.lists(
 
 
 def test_the_highest_score_wins_and_ties_go_to_the_likelier() -> None:
-    verdict = by_score([-2.0, -1.0, -1.0], [-1.0, -3.0, -2.0])
-    assert verdict.ranking == [2, 1, 0]
-    assert verdict.agreement is None
+    ranking = by_score([-2.0, -1.0, -1.0], [-1.0, -3.0, -2.0])
+    assert ranking.order == [2, 1, 0]
+    assert ranking.agreement is None
 
 
 def test_most_votes_win_and_the_likeliest_of_them_speaks() -> None:
-    verdict = majority(["4", "5", "4", None], [1, 1, 1, 1], [-3, -0.1, -2, -0.01])
-    assert verdict.winner == 2
-    assert verdict.votes == pytest.approx({"4": 2 / 3, "5": 1 / 3})
-    assert verdict.agreement == pytest.approx(2 / 3)
-    assert verdict.ranking == [2, 0, 1, 3]
+    ranking = majority(["4", "5", "4", None], [1, 1, 1, 1], [-3, -0.1, -2, -0.01])
+    assert ranking.winner == 2
+    assert ranking.votes == pytest.approx({"4": 2 / 3, "5": 1 / 3})
+    assert ranking.agreement == pytest.approx(2 / 3)
+    assert ranking.order == [2, 0, 1, 3]
 
 
 def test_votes_are_weighed_and_ties_go_to_the_likelier_answer() -> None:
@@ -35,34 +35,34 @@ def test_votes_are_weighed_and_ties_go_to_the_likelier_answer() -> None:
 
 
 def test_without_any_answer_the_likeliest_candidate_wins() -> None:
-    verdict = majority([None, None], [0.5, 0.5], [-2, -1])
-    assert verdict.winner == 1
-    assert verdict.agreement == 0
-    assert verdict.votes == {}
+    ranking = majority([None, None], [0.5, 0.5], [-2, -1])
+    assert ranking.winner == 1
+    assert ranking.agreement == 0
+    assert ranking.votes == {}
 
 
 @given(ANY)
 def test_the_winning_answer_has_the_greatest_weight(candidates: list[tuple[str | None, float, float]]) -> None:
     answers, weights, likelihoods = (list(column) for column in zip(*candidates, strict=True))
-    verdict = majority(answers, weights, likelihoods)
-    totals = {one: sum(w for a, w, _ in candidates if a == one) for one in set(answers) - {None}}
-    won = answers[verdict.winner]
-    assert sorted(verdict.ranking) == list(range(len(candidates)))
+    ranking = majority(answers, weights, likelihoods)
+    totals = {answer: sum(w for a, w, _ in candidates if a == answer) for answer in set(answers) - {None}}
+    won = answers[ranking.winner]
+    assert sorted(ranking.order) == list(range(len(candidates)))
     assert (won is None) == (not totals)
     if won is not None:
         assert totals[won] >= max(totals.values()) - 1e-9
-        assert likelihoods[verdict.winner] == max(likelihood for answer, _, likelihood in candidates if answer == won)
-    assert all(verdict.scores[a] >= verdict.scores[b] for a, b in pairwise(verdict.ranking))
+        assert likelihoods[ranking.winner] == max(likelihood for answer, _, likelihood in candidates if answer == won)
+    assert all(ranking.scores[a] >= ranking.scores[b] for a, b in pairwise(ranking.order))
 
 
 def test_minimum_risk_is_the_brute_force_expectation() -> None:
     texts, weights = ["the cat sat", "the cat sat down", "a dog ran", "the cat sat"], [0.4, 0.3, 0.2, 0.1]
-    verdict = minimum_risk(texts, weights, [-1, -1, -1, -2], chrf)
+    ranking = minimum_risk(texts, weights, [-1, -1, -1, -2], chrf)
     for i, text in enumerate(texts):
         others = [(w, chrf(text, other)) for j, (other, w) in enumerate(zip(texts, weights, strict=True)) if j != i]
         expected = sum(w * value for w, value in others) / sum(w for w, _ in others)
-        assert abs(verdict.scores[i] - expected) < 1e-12
-    assert verdict.ranking[-1] == 2
+        assert abs(ranking.scores[i] - expected) < 1e-12
+    assert ranking.order[-1] == 2
     assert minimum_risk(["alone"], [1.0], [-1], chrf).winner == 0
 
 

@@ -1,10 +1,10 @@
-/** Writes an answer's tokens onto the page, each in an element of its own, several at once if they come fast. */
+/** Shows an answer's tokens, one element per token. Fast tokens are drawn in batches. */
 
 import { make } from "./dom.js";
 import { markOf, ownerOf, shareOf } from "./members.js";
 import { classOf } from "./sources.js";
 
-const BETWEEN_MS = 40; // drawings: more would only take time that a model on the same machine could use
+const BETWEEN_MS = 40; // between drawings, which take time from models on the same machine
 const tokens = new WeakMap();
 
 /** @returns {import("./answer.js").Token | undefined} the token that an element shows */
@@ -12,7 +12,7 @@ export function tokenOf(element) {
   return tokens.get(element);
 }
 
-export class Ink {
+export class TokenView {
   /** @param {HTMLElement} element  @param {() => void} drawn called after each drawing */
   constructor(element, drawn) {
     this.element = element;
@@ -37,7 +37,7 @@ export class Ink {
     this._drawn();
   }
 
-  /** Once the answer is complete: tokens may have lost text. */
+  /** Redraws tokens whose text was cut when the answer ended. */
   settle() {
     this.flush();
     for (const span of this._spans) {
@@ -47,11 +47,11 @@ export class Ink {
   }
 
   /** Marks everything from a character on. */
-  markFrom(at) {
+  markFrom(index) {
     let end = 0;
     for (const span of this._spans) {
       end += span.textContent.length;
-      if (end > at) span.classList.add("differs");
+      if (end > index) span.classList.add("differs");
     }
   }
 }

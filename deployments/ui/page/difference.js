@@ -1,28 +1,28 @@
-/** What tells two answers to the same request apart. Pure. */
+/** Compares two answers to the same request. Pure. */
 
-import { number } from "./words.js";
+import { number } from "./format.js";
 
-/** Where two texts begin to differ; -1: nowhere. */
+/** The index of the first difference between two texts; -1 if there is none. */
 export function difference(left, right) {
   if (left === right) return -1;
   const length = Math.min(left.length, right.length);
-  for (let at = 0; at < length; at++) if (left[at] !== right[at]) return at;
+  for (let index = 0; index < length; index++) if (left[index] !== right[index]) return index;
   return length;
 }
 
 /**
  * @param {import("./answer.js").Answer} ours with drafts
  * @param {import("./answer.js").Answer} plain by the target alone
- * @param {boolean} coupled whether the verification promises the same text
- * @returns {{same: boolean, at: number, words: string}}
+ * @param {boolean} coupled whether the verification guarantees the same text
+ * @returns {{same: boolean, index: number, words: string}}
  */
-export function verdict(ours, plain, coupled) {
-  const at = difference(ours.written, plain.written);
-  if (at === -1) return { same: true, at, words: `Same text${speedUp(ours, plain)}.` };
+export function compareTexts(ours, plain, coupled) {
+  const index = difference(ours.written, plain.written);
+  if (index === -1) return { same: true, index, words: `Same text${speedUp(ours, plain)}.` };
   const reason = coupled
     ? "rounding differs between batch shapes, which can tip a close choice"
     : "rejection sampling keeps the distribution, not the text";
-  return { same: false, at, words: `The texts differ from character ${at + 1} on: ${reason}.` };
+  return { same: false, index, words: `The texts differ from character ${index + 1} on: ${reason}.` };
 }
 
 function speedUp(ours, plain) {
