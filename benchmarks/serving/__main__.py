@@ -51,9 +51,7 @@ class LoadedServer:
 @option("--drafter-dtype", default="float32")
 @option("--target-threads", default=3)
 @option("--drafter-threads", default=1)
-@option(
-    "--inside", "colocated", is_flag=True, help="Run the drafter in the target's process, with the threads of both."
-)
+@option("--colocated", is_flag=True, help="Run the drafter in the target's process, with the threads of both.")
 @option("--draft-length", default=6, help="Maximum number of draft tokens per step.")
 @option("--streams", type=int, multiple=True, default=(1, 2, 4, 8, 16, 32), help="Requests at once; may be repeated.")
 @option("--temperature", "temperatures", type=float, multiple=True, default=(0.0,), help="May be repeated.")
