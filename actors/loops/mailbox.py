@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic
 
 from actors.loops.row_table import R, RowKey, RowTable
@@ -32,12 +32,17 @@ class Mailbox(Generic[R]):
         self._received_at_s: dict[str, float] = {}  # by coordinator
         self._reported_at_s = 0.0
 
-    def receive(self, timeout_s: float) -> list[Envelope]:
-        """Return messages that the loop itself must handle. Wait up to `timeout_s` for the first message."""
+    def receive(self, timeout_s: float) -> Iterator[Envelope]:
+        """Yield messages that the loop itself must handle. Wait up to `timeout_s` for the first message.
+
+        Handle each before the next is fetched: a cancellation must not overtake the admission before it.
+        """
         began_s = time.perf_counter()
         envelopes = self._link.receive(timeout_s)
         self._times.note_wait(time.perf_counter() - began_s, with_requests=len(self._rows) > 0)
-        return [envelope for envelope in envelopes if not self._handle(*envelope)]
+        for envelope in envelopes:
+            if not self._handle(*envelope):
+                yield envelope
 
     def put(self, peer: str, message: Message) -> None:
         """Queue a message until `flush` or the end of the turn."""

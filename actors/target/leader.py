@@ -138,6 +138,8 @@ class EnsembleLeader:
                 ensemble.mark_joined(replica)
                 self._mark_answered(member_key, step=0)
             case LogitsReply(_, step, packed, best):
+                if packed.vocab_size > self._runner.vocab_size + _PADDING:
+                    raise ValueError(f"logits of a vocabulary of {packed.vocab_size}")
                 logits = unpack(packed, self._runner.device, self._memory.get(member_key))
                 ensemble.add_reply(replica, step, logits, best, now_s)
                 self._mark_answered(member_key, step)

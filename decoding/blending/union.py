@@ -22,11 +22,13 @@ def top_k_union(own: Tensor, count: int, others: Sequence[Sequence[Sequence[int]
 
     Args:
         own: [N, V] the leader's logits.
-        others: [M − 1][N] the most probable tokens of each other member.
+        others: [M − 1][N] the most probable tokens of each other member; those beyond V, its padding, don't count.
     """
     union = torch.zeros_like(own, dtype=torch.bool)
     union.scatter_(-1, own.topk(min(count, own.shape[-1]), dim=-1).indices, True)
-    pairs = [(row, token) for best in others for row, tokens in enumerate(best) for token in tokens]
+    pairs = [
+        (row, token) for best in others for row, tokens in enumerate(best) for token in tokens if token < own.shape[-1]
+    ]
     if pairs:
         rows, tokens = torch.tensor(pairs, device=own.device).T
         union[rows, tokens] = True

@@ -134,8 +134,7 @@ class Admission:
 
     @contextmanager
     def hold(self, key: ApiKey) -> Iterator[None]:
-        """Count a request that needs no model as in progress; raise as `check_bounds` does."""
-        self.check_bounds(key)
+        """Count a request that needs no model as in progress; check the bounds before."""
         self._held[key] += 1
         try:
             yield
@@ -291,7 +290,8 @@ class Admission:
         was_running, ticket.state = ticket.state == "running", "ended"
         if was_running:
             self._running[ticket.target] -= 1
-            self._loads[ticket.target].add_answer(ticket.committed)
+            if ticket.committed:  # a request that was cancelled at once says nothing of answers
+                self._loads[ticket.target].add_answer(ticket.committed)
             self._begin_next(ticket.target)
 
 

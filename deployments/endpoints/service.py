@@ -90,6 +90,14 @@ class Service:
             self.metrics.record_refusal(names[0] if len(names) == 1 else "", error)
             raise
 
+    def check_bounds(self, key: ApiKey) -> None:
+        """Raise OverloadedError if the server, or the key, has as many requests as it may have."""
+        try:
+            self.admission.check_bounds(key)
+        except OverloadedError as error:
+            self.metrics.record_refusal("", error)
+            raise
+
     def check_wait(self, served: ServedEndpoint, requests: Sequence[Request], key: ApiKey, priority: int) -> None:
         """Raise OverloadedError if a model that must make a whole answer has too long a queue."""
         endpoints = [replace(served.endpoint, target=model, members=()) for model in served.config.models]
@@ -128,13 +136,17 @@ class Service:
 
     async def tokenize(self, body: TokenizeRequest, *, key: ApiKey = ANYBODY) -> Tokenization:
         """Answer /tokenize. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
-        with self.admission.hold(key):
-            return await self._in_thread(partial(self.endpoint(body.model).tokenize, body))
+        return await self._hold(key, partial(self.endpoint(body.model).tokenize, body))
 
     async def detokenize(self, body: DetokenizeRequest, *, key: ApiKey = ANYBODY) -> Detokenization:
         """Answer /detokenize. Raises InvalidRequestError for an unknown id, OverloadedError if there is no room."""
+        return await self._hold(key, partial(self.endpoint(body.model).detokenize, body))
+
+    async def _hold(self, key: ApiKey, work: Callable[[], _Result]) -> _Result:
+        """Work in the thread, as a request in progress."""
+        self.check_bounds(key)
         with self.admission.hold(key):
-            return await self._in_thread(partial(self.endpoint(body.model).detokenize, body))
+            return await self._in_thread(work)
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
@@ -202,7 +214,7 @@ class Service:
             failure = error
             raise
         finally:
-            for request in running.values():
+            for request in reversed(running.values()):  # those that wait first, or they would begin
                 self.admission.cancel(request.request_id)
                 self.metrics.record_failure(request, failure)
                 if self.tracer is not None:

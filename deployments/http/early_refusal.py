@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import OverloadedError
 from deployments.configuration.key_ring import ApiKey
@@ -50,8 +50,21 @@ class EarlyRefusal:
             await error_response(error)(scope, receive, send)
             return
         self._held_bytes += size
+        received = 0
+
+        async def count_received() -> Message:
+            """Receive; once the whole body is here, hold what it really takes."""
+            nonlocal size, received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if message["type"] == "http.request" and not message.get("more_body"):
+                actual = min(size, received if received > SMALL_BYTES else 0)
+                self._held_bytes -= size - actual
+                size = actual
+            return message
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, count_received, send)
         finally:
             self._held_bytes -= size
 

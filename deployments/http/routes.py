@@ -76,8 +76,9 @@ def make_api(
     rendering = ThreadPoolExecutor(1, thread_name_prefix="rendering")
     kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
     # Middleware that is added last runs first.
-    bounds = service.admission.check_bounds
-    api.add_middleware(EarlyRefusal, check=service.check_room, check_bounds=bounds, max_body_bytes=max_body_bytes)
+    api.add_middleware(
+        EarlyRefusal, check=service.check_room, check_bounds=service.check_bounds, max_body_bytes=max_body_bytes
+    )
     if service.tracer is not None:
         from deployments.http.tracing_middleware import TracingMiddleware
 

@@ -36,7 +36,8 @@ def read_json(body: bytes, model: type[Model], *, max_values: int) -> Model:
     if have_more_values([body], max_values):
         raise InvalidRequestError(f"The body: has more than {max_values} values (numbers, texts, lists, objects).")
     try:
-        data = json.loads(body, parse_int=_integer) if body else None
+        # UTF-8 only (RFC 8259): the values of other encodings could not be counted.
+        data = json.loads(body.decode("utf-8-sig"), parse_int=_integer) if body else None
     except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors
         raise InvalidRequestError(f"The body: is not valid JSON: {error}") from error
     for name, value in data.items() if isinstance(data, dict) else ():

@@ -31,7 +31,16 @@ class Desk:
 def test_cancel_and_heartbeat_are_not_passed_to_the_loop() -> None:
     desk = Desk()
     desk.coordinator.send("target", [Heartbeat(), Offer(7, 1, [2]), Cancel(7)])
-    assert desk.mailbox.receive(0.0) == [("coordinator", Offer(7, 1, [2]))]
+    assert list(desk.mailbox.receive(0.0)) == [("coordinator", Offer(7, 1, [2]))]
+
+
+def test_a_cancellation_does_not_overtake_the_admission_before_it() -> None:
+    desk = Desk()
+    desk.coordinator.send("target", [Admit(7, [1], 1, SamplingParams(max_tokens=4), 0, drafter=False), Cancel(7)])
+    for peer, message in desk.mailbox.receive(0.0):
+        assert isinstance(message, Admit)
+        desk.rows.add(Row(peer, message))
+    assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[])
 
 
 def test_cancel_frees_the_slot() -> None:
@@ -39,17 +48,17 @@ def test_cancel_frees_the_slot() -> None:
     desk.admit()
     assert desk.rows.report() == Report(active=1, waiting=0, slots=1, request_ids=[])
     desk.coordinator.send("target", [Cancel(7)])
-    desk.mailbox.receive(0.0)
+    list(desk.mailbox.receive(0.0))
     assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[])
 
 
 def test_a_wait_without_requests_counts_as_idle() -> None:
     desk = Desk()
-    desk.mailbox.receive(0.01)
+    list(desk.mailbox.receive(0.01))
     assert desk.times.idle_s >= 0.01
     assert desk.times.waited_s == 0
     desk.admit()
-    desk.mailbox.receive(0.01)
+    list(desk.mailbox.receive(0.01))
     assert desk.times.waited_s >= 0.01
 
 
@@ -80,6 +89,6 @@ def test_heartbeats_keep_rows() -> None:
     for _ in range(8):
         desk.now_s += mailbox._MAX_SILENCE_S / 4 + 1
         desk.coordinator.send("target", [Heartbeat()])
-        desk.mailbox.receive(0.0)
+        list(desk.mailbox.receive(0.0))
         desk.mailbox.close_turn()
     assert len(desk.rows) == 1

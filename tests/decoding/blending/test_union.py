@@ -32,3 +32,8 @@ def test_all_else_is_far_below_in_the_leaders_order() -> None:
 def test_the_leader_replaces_a_member_without_logits() -> None:
     logits = torch.tensor([[-INF] * 5, [1.0, -INF, -INF, -INF, -INF]])
     assert replace_empty(logits, OWN).tolist() == [OWN[0].tolist(), logits[1].tolist()]
+
+
+def test_a_members_padding_is_no_candidate() -> None:
+    own = torch.tensor([[3.0, 2.0, 1.0]])
+    assert top_k_union(own, 1, [[[1, 3]]]).tolist() == [[True, True, False]]

@@ -79,3 +79,35 @@ def test_the_bodies_of_requests_in_progress_are_bounded() -> None:
     gate = asyncio.Event()
     middleware = EarlyRefusal(app, check=lambda key, endpoint: None, check_bounds=lambda key: None, max_body_bytes=most)
     asyncio.run(run())
+
+
+def test_a_body_of_unknown_length_is_charged_only_until_it_is_read() -> None:
+    """Clients that send chunked bodies have no `Content-Length`."""
+    reading, statuses = asyncio.Event(), list[int]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        statuses.append(200)
+        await reading.wait()
+
+    async def refused(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async def body() -> Message:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def run() -> None:
+        state = {"key": ANYBODY}
+        scope = {"type": "http", "method": "POST", "path": "/tokenize", "headers": [], "state": state}
+        for _ in range(20):
+            tasks.append(asyncio.ensure_future(middleware(scope, body, refused)))
+            await asyncio.sleep(0)
+        reading.set()
+        await asyncio.gather(*tasks)
+
+    tasks: list[asyncio.Future[None]] = []
+    check = {"check": lambda key, endpoint: None, "check_bounds": lambda key: None}
+    middleware = EarlyRefusal(app, **check, max_body_bytes=2**16)  # type: ignore[arg-type]
+    asyncio.run(run())
+    assert statuses == [200] * 20

@@ -63,3 +63,9 @@ def test_what_is_usual_is_taken() -> None:
     assert read('{"x":' + "9" * 300 + "}") == int("9" * 300)
     assert read('{"x":' + "[" * 100 + "]" * 100 + "}", 300) is not None
     assert read(json.dumps({"x": "a, [b], {c}" * 1000})) == "a, [b], {c}" * 1000
+
+
+def test_other_encodings_are_refused() -> None:
+    """In UTF-16 a byte of a character may look like a quote, which would hide values from the count."""
+    with pytest.raises(InvalidRequestError, match="not valid JSON"):
+        read_json('{"x":"∀"}'.encode("utf-16-le"), Anything, max_values=100)
