@@ -31,7 +31,7 @@ from deployments.tensor_parallel import start_group
 from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
-    from actors.replica.replica import Role
+    from actors.replica.roles import Role
     from actors.wire.addresses import ReplicaAddress
     from actors.wire.messages import Report
     from deployments.discovery import ReplicaAddresses

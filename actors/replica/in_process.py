@@ -14,7 +14,7 @@ from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread
 from actors.model.cuda_streams import use_own_stream
 from actors.model.runner import Runner
-from actors.replica.replica import Loop, Role, make_loop
+from actors.replica.roles import Loop, Role, make_loop
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange, LocalLink
 

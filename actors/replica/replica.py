@@ -4,9 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
-from actors.drafter.loop import Drafter
 from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
 from actors.loading.grammar_tokenizer import structure_tokenizer
 from actors.loading.memory_budget import column_bytes, fit_slots, room_for_slots, weights_on_devices
@@ -18,15 +16,10 @@ from actors.loops.thread import LoopThread, LoopTimes
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.replica.shared_weights import SharedWeightsLoop
-from actors.target.loop import Target
-from actors.wire.link import ConnectingLink
+from actors.replica.roles import Loop, Role, make_loop
 from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
-
-Role = Literal["target", "drafter", "both"]
-Loop = Target | Drafter | SharedWeightsLoop
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is stopping; they ask every second
 _POLL_S = 0.05
@@ -62,17 +55,6 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "targ
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
     runner.use_trace()
     return runner
-
-
-def make_loop(role: Role, runner: Runner, link: ConnectingLink, options: LoopOptions = LoopOptions()) -> Loop:
-    """Return the loop of that role. With the role "both", a shared-weight copy of the runner drafts."""
-    match role:
-        case "target":
-            return Target(runner, link, options)
-        case "drafter":
-            return Drafter(runner, link, options)
-        case "both":
-            return SharedWeightsLoop(runner, link, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ from actors.coordinator.loop import Coordinator
 from actors.loading.checkpoint import ModelSpec
 from actors.loops.thread import LoopThread
 from actors.model.thread_environment import compute_environment
-from actors.replica.replica import Replica, ReplicaSpec, Role
+from actors.replica.replica import Replica, ReplicaSpec
+from actors.replica.roles import Role
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.chaos.proxy import Relay, Relays

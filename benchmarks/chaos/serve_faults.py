@@ -16,7 +16,7 @@ import click
 import psutil  # type: ignore[import-untyped]
 
 from actors.model.thread_environment import compute_environment
-from actors.replica.replica import Role
+from actors.replica.roles import Role
 from deployments.configuration.config import ServerConfig
 
 if TYPE_CHECKING:

@@ -31,7 +31,8 @@ from actors.loading.grammar_tokenizer import structure_tokenizer
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role, load_runner
+from actors.replica.replica import load_runner
+from actors.replica.roles import Role
 from benchmarks.chaos.fleet import Fleet, running_fleet
 from benchmarks.chaos.load import Case, collect, make_cases
 from benchmarks.micro.process_memory import rss_bytes

@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread, LoopTimes
 from actors.model.cuda_streams import use_own_stream
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.replica.replica import Role as ReplicaRole
-from actors.replica.replica import make_loop
+from actors.replica.roles import Role as ReplicaRole
+from actors.replica.roles import make_loop
 from actors.wire.link import LocalLink
-from actors.wire.zmq_link import ReplicaZmqLink
+
+if TYPE_CHECKING:
+    from actors.wire.zmq_link import ReplicaZmqLink  # needs ZeroMQ, which a GPU machine may lack
 
 Role = Literal["target", "adaptive-target", "drafter", "both"]
 Sweep = dict[int, float]  # seconds of a step, by tokens per row
@@ -44,7 +46,7 @@ class MeasuredReplica:
     def __init__(
         self,
         role: Role,
-        link: LocalLink | ReplicaZmqLink,
+        link: "LocalLink | ReplicaZmqLink",
         make_runner: Callable[[], Runner],
         make_colocated: Callable[[], Runner] | None = None,
     ) -> None:

@@ -16,7 +16,7 @@ from deployments.configuration.roles import check_roles, roles_in
 from deployments.validation.strict import StrictModel, problem_of
 
 if TYPE_CHECKING:
-    from actors.replica.replica import Role
+    from actors.replica.roles import Role
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "default.yaml"
 

@@ -9,7 +9,7 @@ from deployments.configuration.model import ModelConfig
 from deployments.validation.strict import nearest
 
 if TYPE_CHECKING:
-    from actors.replica.replica import Role
+    from actors.replica.roles import Role
 
 Models = Mapping[str, ModelConfig]  # by name
 Endpoints = Mapping[str, EndpointConfig]  # by name

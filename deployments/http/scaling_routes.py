@@ -12,7 +12,7 @@ from deployments.validation.errors import ErrorBody
 from deployments.validation.strict import StrictModel, nearest
 
 if TYPE_CHECKING:
-    from actors.replica.replica import Role
+    from actors.replica.roles import Role
 
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 503)}
 SetReplicas = Callable[[str, int], Awaitable[None]]  # model, replicas

@@ -20,7 +20,7 @@ from tests.deployments.scripted import TEMPLATE, Scripted
 if TYPE_CHECKING:
     from actors.model.runner import Runner
     from actors.replica.in_process import Engine
-    from actors.replica.replica import Role
+    from actors.replica.roles import Role
 
 MAX_REQUESTS = 8
 TARGET = str(ROOT / "models" / "target")

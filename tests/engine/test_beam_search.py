@@ -8,7 +8,7 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Loop
+from actors.replica.roles import Loop
 from actors.target.loop import Target
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import Admit, Beams, Cancel

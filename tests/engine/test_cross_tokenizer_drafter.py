@@ -15,7 +15,7 @@ from actors.loops.grammar_jobs import LoadTokenizer
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role
+from actors.replica.roles import Role
 from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.link import LocalLink
 from decoding.sampling.params import SamplingParams, Structure

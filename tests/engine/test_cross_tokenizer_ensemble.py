@@ -17,7 +17,7 @@ from actors.loading.tokenizer_pairs import speller_of
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role
+from actors.replica.roles import Role
 from actors.tokenizers.logits_mapping import LogitsMapping
 from decoding.blending.blend import BlendBatch, blend
 from decoding.blending.ensemble_options import EnsembleOptions

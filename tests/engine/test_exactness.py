@@ -21,7 +21,7 @@ from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Loop, Role
+from actors.replica.roles import Loop, Role
 from actors.wire.link import ConnectingLink, LocalLink
 from decoding.sampling.params import SamplingParams
 from tests.support import reference
@@ -113,7 +113,7 @@ def running(
         "target": ("target", runner(bundle.target)),
         "drafter": ("drafter", runner(bundle.drafter)),
     }
-    with mock.patch("actors.replica.replica.Drafter", make_drafter):
+    with mock.patch("actors.replica.roles.Drafter", make_drafter):
         engine = Engine(replicas, LoopOptions(prefill_chunk=prefill_chunk, adaptive=adaptive), **options)
     with engine:
         yield engine

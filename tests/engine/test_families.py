@@ -39,7 +39,8 @@ from actors.loops.options import LoopOptions
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role, load_runner
+from actors.replica.replica import load_runner
+from actors.replica.roles import Role
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_parameters import noisy

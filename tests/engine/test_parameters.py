@@ -19,7 +19,7 @@ from actors.loops.options import LoopOptions
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role
+from actors.replica.roles import Role
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams

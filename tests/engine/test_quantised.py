@@ -14,7 +14,8 @@ from actors.loading.memory_budget import weights_on_devices
 from actors.loading.quantization import Quantization, weight_bytes
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role, load_runner
+from actors.replica.replica import load_runner
+from actors.replica.roles import Role
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from deployments.configuration.model import ROOT

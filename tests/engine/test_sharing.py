@@ -12,7 +12,7 @@ from actors.loops.options import LoopOptions
 from actors.loops.row_table import Row
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role
+from actors.replica.roles import Role
 from decoding.sampling.params import SamplingParams
 from tests.support.models import VOCAB, tiny_model
 

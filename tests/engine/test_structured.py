@@ -19,7 +19,7 @@ from actors.loading.grammar_tokenizer import structure_tokenizer
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role
+from actors.replica.roles import Role
 from actors.wire.link import Link
 from decoding.errors import ConsortError, InvalidRequestError
 from decoding.grammars.grammar import Grammar
@@ -212,7 +212,7 @@ def test_wrong_drafts_change_nothing(engine: Engine, target: PreTrainedModel) ->
     def adversary(runner: Runner, link: Link, options: LoopOptions) -> AdversarialDrafter:
         return AdversarialDrafter(link, texts, vocab_size=runner.vocab_size, seed=1)
 
-    with mock.patch("actors.replica.replica.Drafter", adversary), running(target, target) as adversarial:
+    with mock.patch("actors.replica.roles.Drafter", adversary), running(target, target) as adversarial:
         drafted = adversarial.generate(asked)
     assert [tokens(answer) for answer in drafted] == [tokens(answer) for answer in plain]
     assert sum(answer[-1].statistics.drafted for answer in drafted) > len(drafted)
@@ -263,7 +263,7 @@ def test_a_structure_that_asks_for_too_much_fails_alone(engine: Engine) -> None:
 def test_a_fault_of_the_engine_fails_the_requests_that_it_meets_and_no_others(engine: Engine, method: str) -> None:
     endpoint = Endpoint("e", "target", "drafter", 4, decode=str)
     plain = Request(endpoint, TOKENIZER("def ").input_ids, SamplingParams(max_tokens=30, temperature=0))
-    name = {"masks": "_computed", "prune": "_pruned"}[method]
+    name = {"masks": "_compute", "prune": "_prune"}[method]
     with mock.patch.object(StructureState, name, side_effect=RuntimeError("out of order")):
         other = engine.stream(plain)
         first = next(other)

@@ -127,7 +127,8 @@ def _measure(
 ) -> list["Finding"]:
     from actors.model.runner import Runner
     from actors.replica.in_process import Engine
-    from actors.replica.replica import Role, load_runner
+    from actors.replica.replica import load_runner
+    from actors.replica.roles import Role
     from deployments.ui.commands.compare_texts import compare
 
     roles = roles_in([served.config])

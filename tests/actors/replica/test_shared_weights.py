@@ -9,7 +9,7 @@ from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica import shared_weights
 from actors.replica.in_process import Engine
-from actors.replica.replica import make_loop
+from actors.replica.roles import make_loop
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Cancel, Commit, Heartbeat, Message, Offer, Report

@@ -6,7 +6,7 @@ from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.replica import Role
+from actors.replica.roles import Role
 from benchmarks.chaos.load import Case
 from benchmarks.chaos.soak import Round, Soak, growth, served_in_process, with_beams, with_shared_prefixes
 from decoding.blending.ensemble_options import EnsembleOptions

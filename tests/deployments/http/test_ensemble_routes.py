@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from actors.model.runner import Runner
     from actors.replica.in_process import Engine
-    from actors.replica.replica import Role
+    from actors.replica.roles import Role
 
 MODELS = ["target", "member", "drafter"]
 STRATEGIES = ["rerank", "majority", "mbr", "best-of"]
@@ -295,7 +295,7 @@ def test_a_member_stops_answering_in_mid_stream(served: dict[str, ServedEndpoint
     body |= {"on_member_failure": policy, "member_timeout_ms": 300}
     with Engine(replicas) as engine:
         wait_until(lambda: len(engine.coordinator.models()) == 3, "replicas")
-        stuck = mock.patch.object(engine.loops["member"], "_answer")
+        stuck = mock.patch.object(engine.loops["member"], "_reply")
         death = threading.Timer(0.5, stuck.start)
         with TestClient(make_api(Service(served, engine.coordinator))) as api:
             death.start()

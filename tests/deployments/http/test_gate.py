@@ -138,7 +138,7 @@ def test_a_key_in_the_environment_counts_or_is_refused(
 
 def test_the_environments_key_replaces_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONSORT_API_KEY", "secret")
-    with pytest.raises(ConfigError, match=r"http\.api_keys\.environment: the name is taken"):
+    with pytest.raises(ConfigError, match=r"http\.api_keys\.environment: another key has this name"):
         configured({"environment": {"key": "other"}}, tmp_path)
 
 

@@ -16,7 +16,7 @@ from tests.deployments.conftest import tiny_runner
 if TYPE_CHECKING:
     from actors.loading.checkpoint import ModelSpec
     from actors.model.runner import Runner
-    from actors.replica.replica import Role
+    from actors.replica.roles import Role
 
 CONFIG = str(ROOT / "deployments" / "ensemble.yaml")
 SEEDS = {"target": 0, "member": 1, "drafter": 2}

@@ -22,7 +22,7 @@ def test_a_stopped_answer_of_another_server(terminal: Console) -> None:
     assert "stopped" in shown(terminal)
 
 
-@pytest.mark.parametrize(("left", "right", "at"), [("abc", "abd", 2), ("ab", "abc", 2), ("", "a", 0), ("a", "a", 1)])
+@pytest.mark.parametrize(("left", "right", "index"), [("abc", "abd", 2), ("ab", "abc", 2), ("", "a", 0), ("a", "a", 1)])
 def test_where_texts_differ(left: str, right: str, index: int) -> None:
     assert difference(left, right) == index
 
