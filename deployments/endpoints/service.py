@@ -176,7 +176,7 @@ class Service:
         running = {index: request for index, request in enumerate(requests) if not repeated[index]}
         cached = {index: answer for index, request in running.items() if (answer := self._cache.get(request))}
         new = {index: request for index, request in running.items() if index not in cached}
-        collected: dict[int, list[Delta]] = {}  # answers that the cache may hold
+        collected = {index: list[Delta]() for index, request in new.items() if self._cache.can_hold(request)}
         failure: ConsortError | None = None
         for request in new.values():
             self.metrics.record_arrival(request, arrived_s)
@@ -188,8 +188,6 @@ class Service:
                 for delta in answer:
                     deltas.put_nowait((index, delta))
             for index, request in new.items():
-                if self._cache.can_hold(request):
-                    collected[index] = []
                 traced = request if self.tracer is None else self.tracer.start(request)
                 self.admission.submit(traced, self._sink(index, request, deltas), key=key, priority=priority)
             while running:
@@ -199,8 +197,7 @@ class Service:
                 for index, delta in batch:
                     if delta.error is not None:
                         raise delta.error
-                    if index in collected:
-                        collected[index].append(delta)
+                    collected.get(index, []).append(delta)
                     if delta.finish is not None:
                         del running[index]
                         if index in collected:
