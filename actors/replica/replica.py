@@ -143,5 +143,5 @@ class Replica:
 def _measure_prefill(runner: Runner, tokens: int) -> float:
     """Return the seconds that one prefill chunk takes, the longest work of a turn. Overwrites slot 0."""
     began_s = time.perf_counter()
-    runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)], last_only=True).argmax(dim=-1).tolist()
+    runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens, wanted=1)]).argmax(dim=-1).tolist()
     return time.perf_counter() - began_s
