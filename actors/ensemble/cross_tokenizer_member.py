@@ -61,6 +61,10 @@ class CrossTokenizerMember(MemberRow):
     def prefilling(self) -> bool:
         return self.pending > (_RUN_WITH_DRAFT if self.joined else 1)
 
+    def resume(self, count: int) -> None:
+        super().resume(count)
+        self._tree = TokenTree()
+
     def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
         if not self._logits_mapping.can_map([*new_tokens, *draft.tokens]):
             return False
@@ -95,7 +99,7 @@ class CrossTokenizerMember(MemberRow):
         self.cached = min(computed, len(tokens) - 1)
         self.tokens = tokens
 
-    def step_input(self) -> RowInput:
+    def _step_input(self) -> RowInput:
         """Return the text and as many readings as there is room for; in later steps, the next readings."""
         readings = self._readings[self._computed_readings :]
         sequences = [self.tokens, *(reading.tokens for reading in readings if not reading.unreadable)]
@@ -111,7 +115,7 @@ class CrossTokenizerMember(MemberRow):
             self._last_nodes.append(0 if reading.unreadable else self._tree.add(path))
         return tree_input(self.slot, self._tree_start, self._tree.draft)
 
-    def reply(self, logits: Tensor) -> LogitsReply | None:
+    def _reply(self, logits: Tensor) -> LogitsReply | None:
         first = self._computed_readings
         self.cached = min(self.cached, self._tree_start) if first else len(self.tokens)
         readings = self._readings[first : first + len(self._last_nodes)]

@@ -1,85 +1,14 @@
-"""Rows: the requests of a model replica, each in a KV slot or waiting for one. Knows nothing of forwards."""
+"""The rows of a model replica, each in a KV slot or waiting for one. Knows nothing of forwards."""
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Generic
 
-from actors.model.forward_input import RowInput
+from actors.loops.row import R, Row, RowKey
 from actors.model.kv_slots import LEAST_SHARED, SlotCache, common_prefix
-from actors.wire.messages import Admit, Report
-from decoding.grammars.structure import StructureState
+from actors.wire.messages import Report
 
 PREPARING_S = 0.002  # polling period while no row is ready
-RowKey = tuple[str, int]  # (peer that admitted the request, request_id)
-
-
-class Row:
-    """State that rows of all loops share: tokens, KV slot, and how many tokens the slot holds."""
-
-    def __init__(self, peer: str, admit: Admit) -> None:
-        self.key: RowKey = (peer, admit.request_id)
-        self.admission = admit.admission
-        self.params = admit.params
-        self.prompt_length = admit.prompt_length
-        self.draft_length = admit.draft_length
-        self.tokens = list(admit.tokens)
-        self.cached = 0
-        self.slot = -1
-        self.slots_needed = 1
-        self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
-        self.donor: Row | None = None  # row from whose slot the first `shared` tokens will be copied
-        self.shared = 0
-        self.preparing: Future[StructureState] | None = None
-        self.structure: StructureState | None = None  # the grammar's state after the answer so far
-        self.attached_drafter: str | None = None  # the drafter that gets Advance, unless colocated
-        self.last_step = 0  # number of the last step it took part in, as OomBackoff counts
-
-    def undo(self) -> None:
-        """Discard what was prepared for a forward that failed."""
-
-    @property
-    def pending(self) -> int:
-        """Number of tokens that are not yet in the cache."""
-        return len(self.tokens) - self.cached
-
-    @property
-    def ready(self) -> bool:
-        """Whether the row can run: nothing is left to copy or compile."""
-        return self.donor is None and self.preparing is None
-
-    @property
-    def cached_prefix(self) -> int:
-        """Number of leading tokens that the slot's first columns hold, in order."""
-        return self.cached
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        return self.params.prompt_logprobs is not None
-
-    @property
-    def may_share(self) -> bool:
-        """Whether keys and values computed for another request may be used."""
-        return True
-
-    @property
-    def resting(self) -> bool:
-        """Whether the row is paused, so its pending tokens are not being computed."""
-        return False
-
-    def texts(self) -> list[tuple[int, list[int]]]:
-        """Return each of its slots with the tokens in the slot's first columns."""
-        return [(self.slot, self.tokens[: self.cached_prefix])]
-
-    def resume(self, count: int) -> None:
-        """Continue after the first `count` tokens, which the slot already holds."""
-        self.cached = count
-
-    def next_input(self, limit: int) -> RowInput:
-        """Return the input for the next pending tokens, at most `limit`."""
-        return RowInput(self.slot, self.cached, self.tokens[self.cached : self.cached + limit], wanted=1)
-
-
-R = TypeVar("R", bound=Row)
 
 
 class RowTable(Generic[R]):
@@ -91,6 +20,8 @@ class RowTable(Generic[R]):
         self._removed = removed
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
+        self._arrivals = count(1)
+        self._full = False  # whether a row was preempted, and no other has given back its memory since
         self.drafting = True  # whether drafts are wanted
         self.in_trial = False  # whether `drafting` was set for a trial only
         self.speculation_gain = 1.0  # as in Report
@@ -108,6 +39,7 @@ class RowTable(Generic[R]):
     def add(self, row: R) -> None:
         """Give the row a slot, now or as soon as one is free. Replace a row of the same key."""
         self.remove(row.key)
+        row.arrival = next(self._arrivals)
         self._waiting[row.key] = row
         self._fill_slots()
 
@@ -119,9 +51,22 @@ class RowTable(Generic[R]):
         row = self._active.pop(key, None)
         if row is not None:
             self._removed(row)
-            for slot, text in row.texts():
-                self._cache.give_back(slot, text)
+            self._give_back(row)
+            self._full = False
             self._fill_slots()
+
+    def preempt(self, row: R) -> None:
+        """Take the row's slots away. It waits before all that came later, until another row is removed."""
+        del self._active[row.key]
+        self._give_back(row)
+        row.preempt()
+        row.donor = None
+        self._full = True
+        self._waiting = dict(sorted({**self._waiting, row.key: row}.items(), key=lambda item: item[1].arrival))
+
+    def _give_back(self, row: R) -> None:
+        for slot, text in row.texts():
+            self._cache.give_back(slot, text)
 
     def remove_peer(self, peer: str) -> None:
         """Remove all rows of a peer."""
@@ -169,7 +114,7 @@ class RowTable(Generic[R]):
         row.donor = None
 
     def _fill_slots(self) -> None:
-        while self._waiting and self._cache.free >= next(iter(self._waiting.values())).slots_needed:
+        while self._waiting and not self._full and self._cache.free >= next(iter(self._waiting.values())).slots_needed:
             row = self._waiting.pop(next(iter(self._waiting)))
             reusable = row.tokens[:-1] if row.may_share else []  # the last token is always run
             row.slot, held = self._cache.take(reusable)
@@ -185,20 +130,3 @@ class RowTable(Generic[R]):
             count, donor = max(shared, key=lambda pair: pair[0])
             if count >= least:
                 row.donor, row.shared = donor, count
-
-
-def choose_prefill(rows: Iterable[R], budget: int) -> list[R]:
-    """Choose the first rows whose next chunks together fit `budget` tokens; at least one."""
-    chosen: list[R] = []
-    tokens = 0
-    for row in rows:
-        tokens += min(row.pending, budget)
-        if chosen and tokens > budget:
-            break
-        chosen.append(row)
-    return chosen
-
-
-def in_slot_order(rows: Iterable[R]) -> list[R]:
-    """Sort rows by slot, so that neighbouring slots are read as one slice of the cache, without a copy."""
-    return sorted(rows, key=lambda row: row.slot)

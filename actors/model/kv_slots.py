@@ -14,6 +14,10 @@ from decoding.sampling.transfer import tensor_on
 LEAST_SHARED = 16  # tokens; a shorter common prefix is not reused
 
 
+class OutOfPagesError(Exception):
+    """No page is free. The scheduler makes room; no client sees this."""
+
+
 class SlotCache:
     """Keys and values of all layers, [slots + 1, kv_heads, capacity, head_dim] each, and the free slots.
 
@@ -55,6 +59,9 @@ class SlotCache:
             for stores in self.layers.values():
                 for store in stores:
                     store[target, :, start:end] = store[source, :, start:end]
+
+    def reserve(self, slot: int, end: int) -> None:
+        """Make room for the slot's columns before `end`; slots of a fixed size have it."""
 
     def take(self, text: Sequence[int] = ()) -> tuple[int, int]:
         """Take a free slot; return it and how many of the text's first tokens it has. The caller checks `free` first.

@@ -1,9 +1,10 @@
-"""Rows get slots in order of admission, and chosen prefills fit their budget."""
+"""Rows get slots in order of admission, and give them back."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.loops.row_table import Row, RowTable, choose_prefill, in_slot_order
+from actors.loops.row import Row
+from actors.loops.row_table import RowTable
 from actors.model.kv_slots import SlotCache
 from actors.wire.messages import Admit
 from decoding.sampling.params import SamplingParams
@@ -83,21 +84,18 @@ def test_no_slot_is_lost_or_used_twice(calls: list[tuple[bool, int]], slots: int
         assert set(table) == set(list(known.values())[: len(held)]) or len(known) > slots
 
 
-@repeatable
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 32))
-def test_chosen_prefills_fit_the_budget(lengths: list[int], budget: int) -> None:
-    rows = [make_row(i, length) for i, length in enumerate(lengths)]
-    chosen = choose_prefill(rows, budget)
-    assert chosen == rows[: len(chosen)]
-    assert chosen
-    assert sum(len(row.next_input(budget).tokens) for row in chosen) <= budget
-
-
-def test_running_rows_are_in_slot_order_after_others_were_removed() -> None:
-    """Then they read the cache as one slice. A reused slot breaks the order of admission."""
+def test_a_preempted_row_waits_until_another_has_ended_and_goes_before_newer_ones() -> None:
     table = make_table(3)
-    for request_id in (1, 2, 3):
-        table.add(make_row(request_id))
-    table.remove(make_row(1).key)
-    table.add(make_row(4))
-    assert [row.slot for row in in_slot_order(table)] == [0, 1, 2]
+    rows = [make_row(i) for i in range(3)]
+    for row in rows:
+        row.cached = 2
+        table.add(row)
+    table.preempt(rows[2])
+    table.preempt(rows[1])
+    assert list(table) == rows[:1]
+    assert (rows[1].cached, table.get(rows[1].key)) == (0, rows[1])
+    newer = make_row(9)
+    table.add(newer)
+    assert list(table) == rows[:1]
+    table.remove(rows[0].key)
+    assert list(table) == [rows[1], rows[2], newer]

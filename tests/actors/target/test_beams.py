@@ -17,7 +17,7 @@ from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions, EarlyStopping
 from decoding.beams.search import BeamSearch, beam_noise
 from decoding.sampling.params import SamplingParams
-from tests.support.beam_loop import Asked, PlainRow, beam_row, begin, end, search_all
+from tests.support.beam_loop import Asked, PlainRow, beam_row, begin, end, search_all, step
 from tests.support.models import VOCAB, tiny_model
 
 TARGET = Path("models/target")
@@ -210,7 +210,7 @@ def test_a_search_that_is_cut_short_reports_what_its_slots_hold() -> None:
     row = beam_row(runner, 2, asked)
     begin(runner, row)
     for _ in range(6):
-        row.take(runner.logits(row.inputs()))
+        step(runner, row)
     texts = row.texts()
     end(runner, row)
     assert runner.cache.free == 5
