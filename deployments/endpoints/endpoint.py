@@ -10,6 +10,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
+from actors.loading.gguf import settings_folder
 from actors.loading.tokenizer_pairs import vocabulary_of
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
@@ -273,7 +274,7 @@ def _text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], s
 
 
 def _vocab_size(model: ModelConfig) -> int:
-    path, trusted = locate(model.path), model.trust_remote_code
+    path, trusted = settings_folder(locate(model.path)), model.trust_remote_code
     config = AutoConfig.from_pretrained(path, revision=model.revision, trust_remote_code=trusted)
     return int(config.get_text_config().vocab_size)
 
@@ -282,7 +283,9 @@ def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tu
     """EOS ids of the generation configuration and of the tokenizer."""
     try:
         revision = model.revision or "main"
-        configured = GenerationConfig.from_pretrained(locate(model.path), revision=revision).eos_token_id
+        configured = GenerationConfig.from_pretrained(
+            settings_folder(locate(model.path)), revision=revision
+        ).eos_token_id
     except OSError:  # many checkpoints have none
         configured = None
     ids = configured if isinstance(configured, list) else [configured]
