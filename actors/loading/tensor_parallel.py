@@ -151,7 +151,6 @@ class ShardedRunner(Runner):
         self, model: PreTrainedModel, group: TensorParallelGroup, *, slots: int, max_length: int, max_query: int
     ) -> None:
         super().__init__(model, slots=slots, max_length=max_length, max_query=max_query)
-        self.single_device = False
         self._group = group
         self.cache = _ShardedCache(group, slots=slots, capacity=self.cache.capacity)
 

@@ -53,8 +53,9 @@ class Runner:
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._graphs: CudaGraphs | None = None
         self._traced: Callable[..., Tensor] | None = None
-        self.single_device = len({parameter.device for parameter in model.parameters()}) == 1
-        if self.device.type == "cuda" and self.single_device:
+        sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
+        self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
+        if self.device.type == "cuda":
             self.use_graphs()
 
     def shared_copy(self) -> "Runner":
@@ -67,7 +68,13 @@ class Runner:
         return copy
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
-        """Run small batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
+        """Run small batches as CUDA graphs, unless the model is in parts.
+
+        A graph covers one device. One process of a tensor-parallel group can't record alone: its kernels wait for the
+        others'. capture: another way to record a call, for tests without a GPU.
+        """
+        if not self.single_device:
+            return
         self.recorder = GraphRecorder(capture)
         self._graphs = CudaGraphs(
             self.forward,
