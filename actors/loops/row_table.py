@@ -146,8 +146,15 @@ class RowTable(Generic[R]):
             self.speculation_gain,
         )
 
+    def preempt_youngest(self) -> bool:
+        """Preempt the row that entered last, unless it is the only one with pages. Returns whether it did."""
+        with_pages = [row for row in self._active.values() if any(map(self._cache.held_pages, row.slots))]
+        if len(with_pages) > 1:
+            self.preempt(with_pages[-1])
+        return len(with_pages) > 1
+
     def preempt(self, row: R) -> None:
-        """Free the row's pages. It waits before all others, then takes over what is left of its text, computes the rest."""
+        """Free the row's pages. It waits, before all others, and computes anew what it can't take over then."""
         del self._active[row.key]
         self._free_slots(row)
         row.undo()
@@ -156,7 +163,7 @@ class RowTable(Generic[R]):
         self.preemptions += 1
 
     def make_ready(self) -> list[tuple[R, BaseException]]:
-        """Let rows enter, share pages, take over compiled grammars. Return rows whose grammar failed, with the error."""
+        """Let rows enter, share pages and get their grammars. Return rows whose grammar failed, with the error."""
         for row in self._active.values():
             self._note_text(row)
         self._fill_slots()
@@ -219,8 +226,9 @@ class RowTable(Generic[R]):
         keys = row.page_keys[: self._reusable_pages(row)]
         needed = self._cache.missing_pages(keys, len(row.tokens) + 1) + row.slots_needed - 1
         for other in self._active.values():
-            text_pages = len(other.tokens) // self._cache.page_size + 1
-            needed += max(0, text_pages - self._cache.held_pages(other.slot)) + other.slots_needed
+            pages = len(other.tokens) // self._cache.page_size + 1 + other.slots_needed
+            most = other.slots_needed * self._cache.pages_per_slot
+            needed += max(0, min(pages, most) - self._cache.held_pages(other.slot))
         return needed <= self._cache.allocator.available
 
     def _free_slots(self, row: R) -> None:

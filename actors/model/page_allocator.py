@@ -91,3 +91,10 @@ class PageAllocator:
         key = self._keys.pop(page, None)
         if key is not None:
             del self._known[key]
+
+    def forget_unheld(self) -> None:
+        """Forget the content of all pages that nobody holds."""
+        for page in self._evictable:
+            self.forget(page)
+        self._free += self._evictable
+        self._evictable = {}

@@ -41,13 +41,13 @@ class PageTables:
     def __init__(self, *, slots: int, capacity: int, pages: int | None = None, page_size: int = PAGE_SIZE) -> None:
         """capacity: the most columns of a slot. pages: for all slots together; None: as many as they can ever need."""
         self.slots, self.capacity, self.page_size = slots, capacity, page_size
-        per_slot = -(-capacity // page_size)
-        self.allocator = PageAllocator(slots * per_slot if pages is None else pages)
-        self.tables = torch.zeros(slots + 1, per_slot, dtype=torch.int32)
+        self.pages_per_slot = -(-capacity // page_size)  # at most, P
+        self.allocator = PageAllocator(slots * self.pages_per_slot if pages is None else pages)
+        self.tables = torch.zeros(slots + 1, self.pages_per_slot, dtype=torch.int32)
         self._entries = self.tables.numpy()  # the same memory, with a faster assignment
         self._slots = [_Slot() for _ in range(slots + 1)]
         self._free_slots = list(range(slots))  # a heap
-        self._written: list[tuple[int, int]] = []  # entries that other copies of the tables lack: slot, index
+        self._written: dict[tuple[int, int], None] = {}  # entries that other copies of the tables lack: slot, index
         self._copies: dict[int, int] = {}  # pages whose content is still to be copied: target to source
 
     @property
@@ -75,6 +75,11 @@ class PageTables:
             self.allocator.release(pages[index])
             self._write(slot, index, 0)
         self._slots[slot] = _Slot()
+
+    def clear_all(self) -> None:
+        """Release the pages of all slots, after calls that took none."""
+        for slot in range(self.slots):
+            self.clear(slot)
 
     def extend(self, slot: int, keys: Sequence[bytes], held: int) -> int:
         """Take over known pages of a text whose first `held` tokens the slot has. Return how many it has then."""
@@ -146,6 +151,16 @@ class PageTables:
             missing -= self.allocator.is_held(page)
         return missing
 
+    def page(self, slot: int, column: int) -> int:
+        """Return the page of a slot's column; 0: none."""
+        return int(self._entries[slot, column // self.page_size])
+
+    def pop_entries(self) -> list[tuple[int, int, int]]:
+        """Return the entries written since the last call: slot, index, page."""
+        entries = [(slot, index, int(self._entries[slot, index])) for slot, index in self._written]
+        self._written.clear()
+        return entries
+
     def pop_copies(self) -> list[tuple[int, int]]:
         """Return which pages to copy before the next forward, as pairs of target and source."""
         copies, self._copies = list(self._copies.items()), {}
@@ -177,4 +192,4 @@ class PageTables:
 
     def _write(self, slot: int, index: int, page: int) -> None:
         self._entries[slot, index] = page
-        self._written.append((slot, index))
+        self._written[slot, index] = None
