@@ -157,6 +157,7 @@ class RowTable(Generic[R]):
         """Free the row's pages. It waits, before all others, and computes anew what it can't take over then."""
         del self._active[row.key]
         self._free_slots(row)
+        row.slot, row.more_slots = -1, []
         row.undo()
         row.resume(0)
         self._waiting = {row.key: row, **self._waiting}
