@@ -7,6 +7,7 @@ ConsortError
 ├── ConfigError             the configuration can't work; names the key and the fix
 ├── OverloadedError         the bounded queue is full; try again later (HTTP 429)
 ├── DeadlineError           the request took longer than it was given (HTTP 408)
+├── OutOfPagesError         the KV cache is full; internal: loops preempt a row
 └── UnavailableError        no replica could serve the request in time (HTTP 503)
 """
 
@@ -60,6 +61,10 @@ class OverloadedError(ConsortError):
 
 class DeadlineError(ConsortError):
     """The request took longer than it was given."""
+
+
+class OutOfPagesError(ConsortError):
+    """More KV pages are needed than are free or can be evicted. Internal: loops catch it and preempt a row."""
 
 
 class UnavailableError(ConsortError):
