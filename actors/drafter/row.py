@@ -10,6 +10,7 @@ from typing import NamedTuple
 from actors.drafter.tree import DraftChoice, DraftNode, DraftTree
 from actors.loops.row_table import Row
 from actors.model.forward_input import RowInput
+from actors.model.ragged_batch import MAX_BRANCHES
 from actors.model.runner import Runner
 from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.messages import Admit, Advance, Offer
@@ -20,7 +21,6 @@ from decoding.sampling.history import History
 
 WIDTH = 8  # the most tokens of a row in one step
 _MAX_CACHED_NODES = 48  # per row; beyond, no more alternatives are run
-_SPARE = 16  # columns that committed and dropped nodes may occupy before the others are compacted
 
 _SAME = Distribution([], [])  # the same as in an earlier offer
 
@@ -120,7 +120,7 @@ class DrafterRow(Row):
             return self.text_step(WIDTH)
         nodes = self._choose(0 if self.params.rejects else alternatives)
         limit = self._runner.cache.capacity - WIDTH - following
-        if self._used + len(nodes) > min(self._trunk + self._lookahead + _MAX_CACHED_NODES + _SPARE, limit):
+        if self._used + len(nodes) > min(self._trunk + MAX_BRANCHES - following, limit):
             self._compact()
         if self._used + len(nodes) > limit:  # the slot is almost full, but has room without alternatives
             self.cached -= 1

@@ -9,7 +9,8 @@ from torch import Tensor, cat
 
 from actors.ensemble.member import MemberRow
 from actors.model.forward_input import RowInput, tree_input
-from actors.model.kv_slots import common_prefix
+from actors.model.kv_pages import common_prefix
+from actors.model.ragged_batch import MAX_BRANCHES
 from actors.model.runner import Runner
 from actors.tokenizers.logits_mapping import LogitsMapping, MemberContext
 from actors.wire.messages import Join, LogitsReply
@@ -32,6 +33,7 @@ class CrossTokenizerMember(MemberRow):
     ) -> None:
         """text: the text of `join`, read by both tokenizers."""
         self._logits_mapping = logits_mapping
+        self._limit = min(runner.max_query, MAX_BRANCHES)  # nodes of a step
         self._text = text
         super().__init__(peer, replace(join, tokens=logits_mapping.context(text).tokens), runner)
         self._length = len(join.tokens)
@@ -106,7 +108,7 @@ class CrossTokenizerMember(MemberRow):
             self._tree.add(self.tokens[self._tree_start :])
         for reading in readings:
             path = reading.tokens[self._tree_start :]
-            if not reading.unreadable and self._tree and self._tree.size_with(path) > self._runner.max_query:
+            if not reading.unreadable and self._tree and self._tree.size_with(path) > self._limit:
                 break
             self._last_nodes.append(0 if reading.unreadable else self._tree.add(path))
         return tree_input(self.slot, self._tree_start, self._tree.draft)

@@ -18,7 +18,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from actors.loading.checkpoint import ModelSpec
 from actors.model.forward_input import RowInput
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from actors.model.runner import Runner
 from decoding.errors import ConfigError, UnavailableError
 
@@ -163,7 +163,7 @@ class ShardedRunner(Runner):
             raise UnavailableError(f"rank 0 ran out of memory: {error}") from error
 
 
-class _ShardedCache(SlotCache):
+class _ShardedCache(KVPages):
     def __init__(self, group: TensorParallelGroup, *, slots: int, capacity: int) -> None:
         super().__init__(slots=slots, capacity=capacity)
         self._group = group

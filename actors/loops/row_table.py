@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from actors.model.forward_input import RowInput
-from actors.model.kv_slots import LEAST_SHARED, SlotCache, common_prefix
+from actors.model.kv_pages import LEAST_SHARED, KVPages, common_prefix
 from actors.wire.messages import Admit, Report
 from decoding.grammars.structure import StructureState
 
@@ -85,7 +85,7 @@ R = TypeVar("R", bound=Row)
 class RowTable(Generic[R]):
     """Rows by key, in order of admission. Rows without a free slot wait."""
 
-    def __init__(self, cache: SlotCache, removed: Callable[[R], None] = lambda row: None) -> None:
+    def __init__(self, cache: KVPages, removed: Callable[[R], None] = lambda row: None) -> None:
         """removed: called with each row that is removed."""
         self._cache = cache
         self._removed = removed

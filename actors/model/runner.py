@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from actors.model.attention.interface import NAME
 from actors.model.cuda_graphs import CudaGraphs
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
-from actors.model.slot_attention import NAME
-from actors.model.slot_batch import SlotBatch, pack_inputs
+from actors.model.ragged_batch import RaggedBatch, pack_inputs
 from decoding.errors import ConfigError
 from decoding.sampling.transfer import tensor_on
 
@@ -49,8 +49,9 @@ class Runner:
         self.vocab_size = int(text_config.vocab_size)
         self.max_length = max_length
         self.max_query = max_query
-        self.cache = SlotCache(slots=slots, capacity=max_length + max_query)
+        self.cache = KVPages(slots=slots, capacity=max_length + max_query)
         self.window: int | None = getattr(text_config, "sliding_window", None)
+        self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
         self._graphs: CudaGraphs | None = None
         self._traced: Callable[..., Tensor] | None = None
         self.single_device = len({parameter.device for parameter in model.parameters()}) == 1
@@ -72,9 +73,7 @@ class Runner:
         self._graphs = CudaGraphs(
             self.forward,
             device=self.device,
-            dtype=self.model.dtype,
             spare_slot=self.cache.slots,
-            capacity=self.cache.capacity,
             window=self.window,
             recorder=self.recorder,
         )
@@ -104,8 +103,8 @@ class Runner:
         results = []
         for call in (None, traced):
             for keys, values in self.cache.layers.values():  # the results then depend on what is written
-                for store in (keys, values):
-                    store[: len(counts), :, : _COMPARED_START + max(counts)] = 0.5
+                keys.fill_(0.5)
+                values.fill_(0.5)
             sizes, inputs = self._example(counts, sum(counts), start=_COMPARED_START)
             results.append(self._call(*inputs) if call is None else call(*sizes, *inputs))
         if not torch.equal(*results):
@@ -116,8 +115,8 @@ class Runner:
         total = sum(counts)
         tokens = iter([(7 * start + 131 * index) % self.vocab_size for index in range(total)])
         rows = [RowInput(slot, start, list(islice(tokens, count))) for slot, count in enumerate(counts)]
-        inputs, positions, batch = self._inputs(rows, start + max(counts))
-        return Example((total, logits), (inputs, positions, torch.arange(logits), batch, *batch))
+        inputs, positions, batch = self._inputs(rows)
+        return Example((total, logits), (inputs, positions, torch.arange(logits), batch))
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
@@ -138,36 +137,33 @@ class Runner:
         if self._graphs and bucket:
             logits = self._graphs.logits(bucket, rows)
             return logits[self._ends(rows)] if last_only else logits
-        return self.forward(*self._inputs(rows, end), self._ends(rows) if last_only else None)
+        return self.forward(*self._inputs(rows), self._ends(rows) if last_only else None)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, batch: SlotBatch, logits_to_keep: Tensor | None = None
+        self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
     ) -> Tensor:
         """Return [·, V] logits. tokens, positions: [1, N]. logits_to_keep: indices of tokens; None: all."""
         count = tokens.shape[1]
         if self._traced is None or count > _MAX_TRACED_TOKENS:
             return self._call(tokens, positions, logits_to_keep, batch)
         kept = torch.arange(count) if logits_to_keep is None else logits_to_keep
-        return self._traced(count, len(kept), tokens, positions, kept, batch, *batch)
+        return self._traced(count, len(kept), tokens, positions, kept, batch)
 
-    def _call(
-        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: SlotBatch, *_: Tensor
-    ) -> Tensor:
+    def _call(self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch) -> Tensor:
         logits: Tensor = self.model(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=batch.mask[:, None],
+            attention_mask=self._no_mask,
             use_cache=False,
             logits_to_keep=0 if logits_to_keep is None else logits_to_keep,
-            slot_batch=batch,
-            slot_cache=self.cache,
+            ragged_batch=batch,
+            kv_pages=self.cache,
         ).logits
         return logits[0]
 
-    def _inputs(self, rows: Sequence[RowInput], columns: int) -> tuple[Tensor, Tensor, SlotBatch]:
+    def _inputs(self, rows: Sequence[RowInput]) -> tuple[Tensor, Tensor, RaggedBatch]:
         """Return tokens, positions and layout on the device."""
-        inputs = pack_inputs(rows, columns, dtype=self.model.dtype, window=self.window)
-        return inputs.copy_to(self.device).unpack()
+        return pack_inputs(rows, window=self.window).copy_to(self.device).unpack()
 
     def _ends(self, rows: Sequence[RowInput]) -> Tensor:
         """Return the index of each row's last token, [B] int64: on the device of the logits, or on the CPU."""

@@ -5,13 +5,13 @@ Knows nothing of scores or of which beams go on.
 
 from collections.abc import Sequence
 
-from actors.model.kv_slots import SlotCache, common_prefix
+from actors.model.kv_pages import KVPages, common_prefix
 
 
 class BeamSlots:
     """One slot per beam that the request may have. At the start the first holds the prompt, the others nothing."""
 
-    def __init__(self, cache: SlotCache, slots: Sequence[int], prompt: Sequence[int], *, beams: int = 1) -> None:
+    def __init__(self, cache: KVPages, slots: Sequence[int], prompt: Sequence[int], *, beams: int = 1) -> None:
         """beams: their number at the start, all with an empty answer."""
         self._cache, self._prompt = cache, prompt
         self._held: dict[int, Sequence[int] | None] = dict.fromkeys(slots)  # answers; None: without even the prompt

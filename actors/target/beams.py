@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actors.loops.row_table import Row
 from actors.model.forward_input import RowInput
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from actors.target.beam_slots import BeamSlots
 from actors.wire.messages import Admit, Beams
 from decoding.beams.options import BeamOptions
@@ -26,7 +26,7 @@ from decoding.sampling.sampler import SamplingBatch, process
 class BeamRow(Row):
     """`tokens` are the prompt. Beams are never committed, so on another replica the search begins anew."""
 
-    def __init__(self, peer: str, admit: Admit, options: BeamOptions, cache: SlotCache) -> None:
+    def __init__(self, peer: str, admit: Admit, options: BeamOptions, cache: KVPages) -> None:
         """cache: where the row gets its slots."""
         super().__init__(peer, admit)
         del self.tokens[self.prompt_length :]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.loops.row_table import Row, RowTable, choose_prefill, in_slot_order
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from actors.wire.messages import Admit
 from decoding.sampling.params import SamplingParams
 from tests.support.properties import repeatable
@@ -15,7 +15,7 @@ def make_row(request_id: int, length: int = 3, peer: str = "c") -> Row:
 
 
 def make_table(slots: int) -> RowTable[Row]:
-    return RowTable(SlotCache(slots=slots, capacity=8))
+    return RowTable(KVPages(slots=slots, capacity=8))
 
 
 def test_rows_wait_for_slots_in_order() -> None:

@@ -4,13 +4,13 @@ import random
 
 import torch
 
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from actors.target.beam_slots import BeamSlots
 
 PROMPT = [90, 91, 92]
 
 
-class CountingCache(SlotCache):
+class CountingCache(KVPages):
     """A cache of one layer whose keys are the tokens themselves."""
 
     def __init__(self, slots: int) -> None:
@@ -25,11 +25,12 @@ class CountingCache(SlotCache):
         super().copy(source, target, start, end)
 
     def write(self, slot: int, column: int, token: int) -> None:
+        page, offset = self.tables[slot, column // self.page_size], column % self.page_size
         for store in self.layers[self.layer]:
-            store[slot, 0, column, 0] = token
+            store.view(self.pages, -1)[page, offset] = token
 
     def read(self, slot: int, count: int) -> list[int]:
-        return [int(token) for token in self.layers[self.layer][0][slot, 0, :count, 0]]
+        return [int(token) for token in self.layers[self.layer][0][self.tables[slot].long()].flatten()[:count]]
 
 
 def step(cache: CountingCache, slots: BeamSlots, answers: list[list[int]]) -> None:

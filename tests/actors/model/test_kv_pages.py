@@ -1,10 +1,10 @@
 """Which slot a text gets, and how much of it is cached there."""
 
-from actors.model.kv_slots import LEAST_SHARED, SlotCache, common_prefix
+from actors.model.kv_pages import LEAST_SHARED, KVPages, common_prefix
 
 
 def test_the_lowest_empty_slot_is_taken() -> None:
-    cache = SlotCache(slots=3, capacity=4)
+    cache = KVPages(slots=3, capacity=4)
     assert [cache.take(), cache.take(), cache.take()] == [(0, 0), (1, 0), (2, 0)]
     assert cache.free == 0
     cache.give_back(2)
@@ -13,7 +13,7 @@ def test_the_lowest_empty_slot_is_taken() -> None:
 
 
 def test_a_text_gets_the_slot_with_the_longest_common_prefix() -> None:
-    cache = SlotCache(slots=3, capacity=4 * LEAST_SHARED)
+    cache = KVPages(slots=3, capacity=4 * LEAST_SHARED)
     text = list(range(3 * LEAST_SHARED))
     for _ in range(3):
         cache.take()
@@ -26,7 +26,7 @@ def test_a_text_gets_the_slot_with_the_longest_common_prefix() -> None:
 
 
 def test_among_slots_with_other_texts_the_longest_free_is_taken() -> None:
-    cache = SlotCache(slots=2, capacity=4)
+    cache = KVPages(slots=2, capacity=4)
     cache.take()
     cache.take()
     cache.give_back(1, [1, 2])
