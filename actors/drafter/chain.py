@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from actors.drafter.tree import DraftChoice
-from actors.model.cuda_graphs import MAX_ROWS, columns_bucket, rows_bucket
+from actors.model.cuda_graphs import MAX_ROWS, rows_bucket
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import Replay
+from actors.model.ragged_batch import RaggedBatch, pack_inputs, padding_row
 from actors.model.runner import Runner
-from actors.model.slot_batch import SlotBatch, pack_inputs, padding_row
 from decoding.drafts.calibration import RANKS
-from decoding.sampling.chain_sampler import ChainSampler
+from decoding.sampling.batch import SamplingBatch, chain_settings
 from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import rank
 from decoding.sampling.transfer import copy_into, copy_to
 
 # Tokens of one chain: a target may be waiting for the first, and a verdict may end the chain at any time. On a CPU, the
@@ -35,21 +36,17 @@ class ChainStart(NamedTuple):
 
 
 class _Bucket(NamedTuple):
-    """The shape of one graph: B rows, C steps, the first L columns."""
+    """The shape of one graph: B rows, C steps."""
 
     rows: int
     length: int
-    columns: int
-    sampler: ChainSampler
 
 
 class _Inputs(NamedTuple):
     """The inputs of one chain."""
 
-    integers: Tensor  # [2 + 3 C, B] int64: first tokens; slots; then for each step positions, columns, ends
-    mask: Tensor  # [B, L] in the model's dtype, for the first token; later tokens also see the chain before them
-    settings: Tensor  # [S, B] float64
-    keys: Tensor  # [C, B, 2] int32
+    integers: Tensor  # [3 + 4 C, B] int64: first tokens, slots, trunks; per step positions, columns, lengths, branches
+    settings: Tensor  # [C, B, 6] float64, see `SamplingBatch`
 
 
 class DraftChain:
@@ -79,21 +76,21 @@ class DraftChain:
         cache = self._runner.cache
         counts = sorted({rows_bucket(count) for count in range(1, min(cache.slots, MAX_ROWS) + 1)})
         for count in counts if self._runner.recorder else ():
-            for temperature in (0.0, 1.0):
-                params = SamplingParams(max_tokens=1, temperature=temperature)
-                starts = [ChainStart(RowInput(cache.slots, 0, [0]), params, 1)] * count
-                for length in range(1, _MAX_LENGTH_ON_GPU + 1):
-                    self.run(starts, length)
+            starts = [ChainStart(RowInput(cache.slots, 0, [0]), SamplingParams(max_tokens=1), 1)] * count
+            for length in range(1, _MAX_LENGTH_ON_GPU + 1):
+                self.run(starts, length)
 
     @torch.inference_mode()
     def run(self, starts: Sequence[ChainStart], length: int) -> list[list[DraftChoice]]:
-        """Return each row's choices after its first token, after the best of these, and so on."""
+        """Return each row's choices after its first token, after the best of these, and so on.
+
+        Raises:
+            OutOfPagesError: as in `Runner.logits`.
+        """
         runner = self._runner
-        sampler = ChainSampler.of([start.params for start in starts], runner.vocab_size)
-        count, columns = len(starts), max(start.run.start for start in starts) + length
-        if runner.recorder is not None:
-            count, columns = rows_bucket(count), columns_bucket(columns, runner.cache.capacity)
-        bucket = _Bucket(count, length, columns, sampler)
+        runner.cache.prepare_writes((run.slot, run.start, run.end + length - 1) for run, _, _ in starts)
+        count = len(starts) if runner.recorder is None else rows_bucket(len(starts))
+        bucket = _Bucket(count, length)
         choices = self._replay(bucket, self._inputs(bucket, starts)).tolist()  # the only wait of the host
         return [[DraftChoice.ranked(*choices[step][row]) for step in range(length)] for row in range(len(starts))]
 
@@ -112,29 +109,31 @@ class DraftChain:
 
     def _steps(self, bucket: _Bucket, inputs: _Inputs) -> Tensor:
         """Run the chain on the device. Nothing here may depend on values that the host would have to read."""
-        tokens, slots = inputs.integers[:2]  # [B]
+        tokens, slots, trunks = inputs.integers[:3]  # [B]
         offsets = torch.arange(bucket.rows + 1, device=slots.device)
         choices = []
-        for step, (positions, columns, ends) in enumerate(inputs.integers[2:].view(bucket.length, 3, -1).unbind()):
-            inputs.mask.scatter_(1, columns[:, None], 0.0)
-            mask = inputs.mask[:, None]
-            batch = SlotBatch(slots, columns, slots, offsets, ends, offsets[:-1], mask, mask)
+        for step, rows in enumerate(inputs.integers[3:].view(bucket.length, 4, -1).unbind()):
+            positions, columns, lengths, branches = rows
+            batch = RaggedBatch(
+                slots, offsets, lengths, columns, positions, offsets[:-1], trunks, branches, window_branches=branches
+            )
             logits = self._runner.forward(tokens[None], positions[None], batch)  # [B, V]
-            best = bucket.sampler.scores(logits, inputs.settings, inputs.keys[step]).topk(RANKS, dim=-1)
-            tokens = best.indices[:, 0]
-            choices.append(torch.stack([best.indices.double(), best.values.double()], dim=1))  # both fit exactly
+            best, scores = rank(logits, SamplingBatch(inputs.settings[step]), RANKS)
+            tokens = best[:, 0]
+            choices.append(torch.stack([best.double(), scores.double()], dim=1))  # both fit exactly
         return torch.stack(choices)
 
     def _inputs(self, bucket: _Bucket, starts: Sequence[ChainStart]) -> _Inputs:
         """Return the inputs on the CPU."""
-        cache, dtype = self._runner.cache, self._runner.model.dtype
-        rows = [*(start.run for start in starts), *[padding_row(cache.slots, 1)] * (bucket.rows - len(starts))]
-        tokens, positions, batch = pack_inputs(rows, bucket.columns, dtype=dtype).unpack()
-        later = torch.stack([positions[0], batch.columns, batch.ends]) + torch.arange(bucket.length)[:, None, None]
-        params = [start.params for start in starts]
+        spare = padding_row(self._runner.cache.slots)
+        rows = [*(start.run for start in starts), *[spare] * (bucket.rows - len(starts))]
+        tokens, positions, batch = pack_inputs(rows).unpack()
+        steps = torch.stack([positions[0], batch.columns, batch.lengths]) + torch.arange(bucket.length)[:, None, None]
+        branches = [batch.branches]  # a token also sees the chain before it
+        for columns in steps[1:, 1]:
+            branches.append(branches[-1] | (1 << (columns - batch.trunks)))
+        later = torch.cat([steps, torch.stack(branches)[:, None]], dim=1)  # [C, 4, B]
         return _Inputs(
-            integers=torch.cat([tokens, batch.slots[None], later.flatten(0, 1)]),
-            mask=batch.mask[:, 0],
-            settings=bucket.sampler.settings(params, bucket.rows),
-            keys=bucket.sampler.keys([(start.params, start.position) for start in starts], bucket.length, bucket.rows),
+            integers=torch.cat([tokens, batch.slots[None], batch.trunks[None], later.flatten(0, 1)]),
+            settings=chain_settings([start[1:] for start in starts], bucket.length, bucket.rows),
         )

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
 
 from actors.drafter.chain import ChainStart, DraftChain
 from actors.drafter.choice import choose
@@ -63,7 +62,7 @@ class Drafter:
         self._chain.warm_up()
         self._mailbox = Mailbox(link, self._rows, self.times)
         chunk = min(options.prefill_chunk, runner.max_query)
-        self._scheduler = Scheduler(self._rows, runner.cache, self.times, self._give_back, prefill_chunk=chunk)
+        self._scheduler = Scheduler(self._rows, self.times, self._give_back, prefill_chunk=chunk)
         self._structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
         self._draft_mappings = {name: mapping.to(runner.device) for name, mapping in options.draft_mappings.items()}
@@ -135,7 +134,6 @@ class Drafter:
         """Run one forward, and offer the children of every node that was run. Returns the number of tokens."""
         rows = [share.row for share in shares]
         inputs = [run for row, limit in shares for run in row.inputs(limit)]
-        self._scheduler.reserve(inputs)
         choices = iter(choose(rows, [row.nodes for row in rows], self._runner.logits(inputs)))
         for row in rows:
             self._offer(row, row.take(choices, self._calibrations[row.calibration_key]))
@@ -153,7 +151,6 @@ class Drafter:
     def _run_chains(self, rows: list[DrafterRow], length: int) -> int:
         """Run chains of `length` tokens, and offer every token. Returns the number of tokens."""
         inputs = [run for row in rows for run in row.inputs(WIDTH, following=length - 1)]
-        self._scheduler.reserve([replace(run, tokens=[0] * length) for run in inputs])
         starts = [
             ChainStart(run, row.params, row.position_below(row.nodes[0])) for row, run in zip(rows, inputs, strict=True)
         ]

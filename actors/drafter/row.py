@@ -9,17 +9,17 @@ from collections.abc import Hashable, Iterator, Sequence
 from actors.drafter.tree import DraftChoice, DraftNode, DraftTree
 from actors.loops.row import Row
 from actors.model.forward_input import RowInput
+from actors.model.ragged_batch import MAX_BRANCHES
 from actors.model.runner import Runner
 from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.calibration import RankCalibration
 from decoding.drafts.trie import Distribution
-from decoding.sampling.chain_sampler import can_chain
+from decoding.sampling.batch import can_chain
 from decoding.sampling.history import History
 
 WIDTH = 8  # the most tokens of a row in one step
 _MAX_CACHED_NODES = 48  # per row; beyond, no more alternatives are run
-_SPARE = 16  # columns that committed and dropped nodes may occupy before the others are compacted
 
 _SAME = Distribution([], [])  # the same as in an earlier offer
 
@@ -69,10 +69,10 @@ class DrafterRow(Row):
         return self._lookahead == 0
 
     def resume(self, count: int) -> None:
+        self._spine = []
         self.cached = self._trunk = self._used = self._start = count
 
     def undo(self) -> None:
-        self._spine = []
         self.resume(min(self._trunk, self._start, len(self.tokens) - 1))
         self._plant(None)
 
@@ -128,7 +128,7 @@ class DrafterRow(Row):
 
     def _nodes_input(self, nodes: list[DraftNode], following: int) -> RowInput:
         limit = self._runner.cache.capacity - WIDTH - following
-        if self._used + len(nodes) > min(self._trunk + self._lookahead + _MAX_CACHED_NODES + _SPARE, limit):
+        if self._used + len(nodes) > min(self._trunk + MAX_BRANCHES - following, limit):
             self._compact()
         if self._used + len(nodes) > limit:  # the slot is almost full, but has room without alternatives
             self.cached -= 1

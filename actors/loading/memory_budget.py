@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from decoding.errors import ConfigError
 
 AUTO_SLOTS = 64  # the most that "auto" gives: larger batches run without CUDA graphs
@@ -46,15 +46,15 @@ def weights_on_devices(model: nn.Module) -> dict[torch.device, int]:
     return used
 
 
-def column_bytes(cache: SlotCache, dtype: torch.dtype | None = None) -> dict[torch.device, int]:
+def column_bytes(cache: KVPages, dtype: torch.dtype | None = None) -> dict[torch.device, int]:
     """Return the bytes of one token's keys and values in all layers, on each device.
 
     cache: any number of slots, after a first call. dtype: of the slots to allocate; None: as in `cache`.
     """
     used: dict[torch.device, int] = {}
     for store in (store for stores in cache.layers.values() for store in stores):
-        _, kv_heads, _, head_dim = store.shape
-        used[store.device] = used.get(store.device, 0) + kv_heads * head_dim * (dtype or store.dtype).itemsize
+        numbers = store[0].numel() // cache.page_size
+        used[store.device] = used.get(store.device, 0) + numbers * (dtype or store.dtype).itemsize
     return used
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.model.forward_input import RowInput
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from actors.model.runner import Runner
 from decoding.errors import ConfigError
 
@@ -33,8 +33,6 @@ def check_config(config: PretrainedConfig, *, max_length: int) -> None:
         raise ConfigError(f"it has layers of kind {', '.join(unknown)}; only {', '.join(sorted(_LAYER_KINDS))} can run")
     if _uses_alibi(text):
         raise ConfigError("it biases attention by distance (ALiBi), which attention over KV slots does not support")
-    if getattr(text, "attn_logit_softcapping", None) is not None:
-        raise ConfigError("it caps attention scores (softcap), which attention over KV slots does not support")
     for kind, original in _length_dependent_positions(text):
         if max_length > original:
             raise ConfigError(
@@ -56,11 +54,9 @@ def check_modules(model: PreTrainedModel) -> None:
     for path, module in model.named_modules():
         if getattr(module, "is_causal", True) is False:
             raise ConfigError(f"{name} is no decoder: in {path}, tokens see those that come after them")
-        if getattr(module, "sinks", None) is not None:
-            raise ConfigError(f"{name} has attention sinks, which attention over KV slots does not support")
 
 
-def try_out(model: PreTrainedModel) -> SlotCache:
+def try_out(model: PreTrainedModel) -> KVPages:
     """Compare the logits of a few tokens over slots with those of the model's plain forward.
 
     Returns the cache that was used, which shows what each layer keeps.

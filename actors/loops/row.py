@@ -27,12 +27,11 @@ class Row:
         self.slot = -1
         self.slots_needed = 1
         self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
-        self.donor: Row | None = None  # row from whose slot the first `shared` tokens will be copied
-        self.shared = 0
+        self.page_keys: list[bytes] = []  # of the text's first full pages, as far as they were needed
+        self.waits_for_pages = False  # whether another row is computing this row's next page
         self.preparing: Future[StructureState] | None = None
         self.structure: StructureState | None = None  # the grammar's state after the answer so far
         self.attached_drafter: str | None = None  # the drafter that gets Advance, unless colocated
-        self.arrival = 0  # its number in the order of admission; it keeps it when it is preempted
         self.last_step = 0  # number of the last step it took part in, as Scheduler counts
         self._chunk = RowInput(-1, 0, [])  # that the last `inputs` began
 
@@ -45,11 +44,6 @@ class Row:
 
     def undo(self) -> None:
         """Discard what `inputs` and `take` began, because the forward or what followed it failed."""
-
-    def preempt(self) -> None:
-        """Forget what the slots hold, so that the row can compute its text anew later."""
-        self.undo()
-        self.resume(0)
 
     @property
     def due(self) -> bool:
@@ -83,8 +77,8 @@ class Row:
 
     @property
     def ready(self) -> bool:
-        """Whether the row can run: nothing is left to copy or compile."""
-        return self.donor is None and self.preparing is None
+        """Whether the row can run: its grammar is compiled, and no other row is computing its next page."""
+        return self.preparing is None and not self.waits_for_pages
 
     @property
     def cached_prefix(self) -> int:
@@ -105,12 +99,13 @@ class Row:
         """Whether the row is paused, so its pending tokens are not being computed."""
         return False
 
-    def texts(self) -> list[tuple[int, list[int]]]:
-        """Return each of its slots with the tokens in the slot's first columns."""
-        return [(self.slot, self.tokens[: self.cached_prefix])]
+    @property
+    def slots(self) -> list[int]:
+        """All of its slots."""
+        return [self.slot, *self.more_slots]
 
     def resume(self, count: int) -> None:
-        """Continue after the first `count` tokens, which the slot already holds."""
+        """Continue after the first `count` tokens, which the slot holds as text. Columns after them mean nothing."""
         self.cached = count
 
 

@@ -15,9 +15,7 @@ import torch
 from actors.loops.row import R
 from actors.loops.row_table import RowTable
 from actors.loops.thread import LoopTimes
-from actors.model.forward_input import RowInput
-from actors.model.kv_slots import OutOfPagesError, SlotCache
-from decoding.errors import UnavailableError
+from decoding.errors import OutOfPagesError, UnavailableError
 
 _log = logging.getLogger(__name__)
 _FORWARDS_BEFORE_RAISE = 256  # consecutive forwards with enough memory before the limit is raised
@@ -36,7 +34,6 @@ class Scheduler(Generic[R]):
     def __init__(
         self,
         rows: RowTable[R],
-        cache: SlotCache,
         times: LoopTimes,
         give_up: Callable[[R, UnavailableError], None],
         *,
@@ -46,7 +43,7 @@ class Scheduler(Generic[R]):
         give_up: called with a row that can't run even alone.
         prefill_chunk: the most tokens of a turn's chunks together.
         """
-        self._rows, self._cache, self._times, self._give_up = rows, cache, times, give_up
+        self._rows, self._times, self._give_up = rows, times, give_up
         self._prefill_chunk = prefill_chunk
         self._steps = 0
         self._remove_limit()
@@ -60,8 +57,8 @@ class Scheduler(Generic[R]):
     def schedule(self, due: Iterable[R]) -> list[Share[R]]:
         """Choose what the next forward runs, at least one row: steps first, then chunks with what is left.
 
-        If memory suffices for some steps only, the rows take turns. Chunks are in order of admission. The shares are in
-        the order of slots, so that neighbours in the cache are read as one slice, without a copy.
+        If memory suffices for some steps only, the rows take turns. Chunks are in the order of `due`; the shares are in
+        that of slots.
         """
         shares: list[Share[R]] = []
         left, chunk_left = self._limit, self._prefill_chunk
@@ -74,20 +71,17 @@ class Scheduler(Generic[R]):
             chunk_left -= tokens if row.prefilling else 0
         return sorted(shares, key=lambda share: share.row.slot)
 
-    def reserve(self, inputs: Sequence[RowInput]) -> None:
-        """Get pages for what a forward writes. Raises OutOfPagesError, for `run` to handle, if there are too few."""
-        for row_input in inputs:
-            self._cache.reserve(row_input.slot, row_input.end)
-
     def run(self, compute: Callable[[Sequence[Share[R]]], None], shares: Sequence[Share[R]]) -> None:
         """Compute the shares; undo them if memory runs out."""
         if not shares:
             return
         try:
             compute(shares)
-        except OutOfPagesError:
+        except OutOfPagesError as error:
             self._undo(shares)
-            self._preempt()
+            if not self._rows.preempt_youngest():
+                reason = f"the request does not fit into the KV cache, even alone: {error}"
+                self._give_up(shares[0].row, UnavailableError(reason))
         except torch.OutOfMemoryError as error:
             _log.warning("out of memory with %d rows: %s", len(shares), error)
             clear_frames(error.__traceback__)  # its frames hold tensors
@@ -121,22 +115,15 @@ class Scheduler(Generic[R]):
         elif len(shares) > 1 or (tokens > 1 and shares[0].row.prefilling):
             self._limit = tokens // 2
         else:
-            self._give_up_on(shares[0].row, "little memory")
-            self._remove_limit()
+            self._give_up_on(shares[0].row)
 
-    def _preempt(self) -> None:
-        """Take the pages of the youngest row. It computes its text anew when a row has ended: no token changes."""
-        row = max(self._rows, key=lambda row: row.arrival)
-        if len(self._rows) > 1:
-            self._rows.preempt(row)
-        else:
-            self._give_up_on(row, "few pages")
-
-    def _give_up_on(self, row: R, lacking: str) -> None:
+    def _give_up_on(self, row: R) -> None:
+        """Give up a row that can't run alone. Remove the limit: this row was its cause."""
         slots = "a KV slot" if row.slots_needed == 1 else f"{row.slots_needed} KV slots"
-        reason = f"the device has too {lacking} for it, even alone: {len(row.tokens)} tokens in {slots}"
+        reason = f"the device has too little memory for it, even alone: {len(row.tokens)} tokens in {slots}"
         self._give_up(row, UnavailableError(reason))
+        self._remove_limit()
 
 
 def _urgency(row: R) -> tuple[bool, int]:
-    return row.prefilling, row.arrival if row.prefilling else row.last_step
+    return row.prefilling, 0 if row.prefilling else row.last_step

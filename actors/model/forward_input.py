@@ -1,12 +1,9 @@
-"""One row's input to a forward, and the columns that its tokens see.
+"""One row's input to a forward.
 
 It knows nothing of models or caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from decoding.drafts.trie import Draft
 
@@ -59,29 +56,3 @@ def tree_input(slot: int, start: int, draft: Draft) -> RowInput:
     for index, parent in enumerate(draft.parents):
         paths.append([*(paths[parent] if parent >= 0 else ()), start + index])
     return RowInput(slot, start, draft.tokens, trunk=start, paths=paths)
-
-
-def visible_columns(rows: Sequence[RowInput], width: int, length: int, window: int | None) -> Tensor:
-    """Return which of a slot's first L columns each token sees, at most `window` positions back: [B, Q, L] bool.
-
-    width: Q. Beyond a row's tokens the values have no meaning, but at least one column is visible.
-    """
-    columns = torch.arange(length)
-    own = (torch.tensor([row.start for row in rows])[:, None] + torch.arange(width))[:, :, None]
-    visible = columns <= own
-    if window is not None:
-        visible &= columns > own - window
-    for index, row in enumerate(rows):
-        if row.paths is not None:
-            _see_paths(row, visible[index], window or length)
-    return visible
-
-
-def _see_paths(row: RowInput, visible: Tensor, window: int) -> None:
-    """Set `visible`, [Q, L] bool, to the text and the tokens' own paths."""
-    assert row.paths is not None
-    visible[: len(row.paths)] = False
-    for j, path in enumerate(row.paths):
-        position = row.trunk + len(path) - 1
-        visible[j, max(0, position - window + 1) : row.trunk] = True
-        visible[j, list(path[-window:])] = True

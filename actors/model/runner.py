@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from actors.model.attention.interface import NAME
 from actors.model.cuda_graphs import CudaGraphs
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
-from actors.model.slot_attention import NAME
-from actors.model.slot_batch import SlotBatch, pack_inputs
+from actors.model.ragged_batch import RaggedBatch, pack_inputs
 from decoding.errors import ConfigError
 from decoding.sampling.transfer import tensor_on
 
@@ -33,8 +33,12 @@ class Runner:
     single_device = False  # whether this process has all of the model on one device; `forward` needs that
     recorder: GraphRecorder | None = None  # records calls on a GPU
 
-    def __init__(self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int) -> None:
-        """max_query: the most tokens of a row in one call, Q; a tree may reach that far past a row's end.
+    def __init__(
+        self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int, pages: int | None = None
+    ) -> None:
+        """
+        max_query: the most tokens of a row in one call, Q; a tree may reach that far past a row's end.
+        pages: of the KV cache, for all rows together; None: as many as the slots can ever need.
 
         Raises:
             ConfigError: the model's attention implementation can't be replaced.
@@ -49,32 +53,40 @@ class Runner:
         self.vocab_size = int(text_config.vocab_size)
         self.max_length = max_length
         self.max_query = max_query
-        self.cache = SlotCache(slots=slots, capacity=max_length + max_query)
+        self.cache = KVPages(slots=slots, capacity=max_length + max_query, pages=pages)
         self.window: int | None = getattr(text_config, "sliding_window", None)
+        self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
         self._graphs: CudaGraphs | None = None
         self._traced: Callable[..., Tensor] | None = None
-        self.single_device = len({parameter.device for parameter in model.parameters()}) == 1
-        if self.device.type == "cuda" and self.single_device:
+        sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
+        self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
+        if self.device.type == "cuda":
             self.use_graphs()
 
     def shared_copy(self) -> "Runner":
-        """Return a runner that shares the weights and has as many slots of its own. Only one may run at a time."""
-        copy = Runner(self.model, slots=self.cache.slots, max_length=self.max_length, max_query=self.max_query)
+        """Return a runner that shares the weights, with as much of its own cache. Only one may run at a time."""
+        size = {"slots": self.cache.slots, "max_length": self.max_length, "max_query": self.max_query}
+        copy = Runner(self.model, **size, pages=self.cache.allocator.pages)
         copy.cache.dtype = self.cache.dtype
         copy.logits([RowInput(slot=0, start=0, tokens=[0])])
+        copy.cache.clear_all()
         if self._traced is not None:
             copy.use_trace()
         return copy
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
-        """Run small batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
+        """Run small batches as CUDA graphs, unless the model is in parts.
+
+        A graph covers one device. One process of a tensor-parallel group can't record alone: its kernels wait for the
+        others'. capture: another way to record a call, for tests without a GPU.
+        """
+        if not self.single_device:
+            return
         self.recorder = GraphRecorder(capture)
         self._graphs = CudaGraphs(
             self.forward,
             device=self.device,
-            dtype=self.model.dtype,
             spare_slot=self.cache.slots,
-            capacity=self.cache.capacity,
             window=self.window,
             recorder=self.recorder,
         )
@@ -83,7 +95,7 @@ class Runner:
     def use_trace(self) -> None:
         """Run small batches on a CPU without the model's Python code, if its sequence of operators is fixed.
 
-        Slots must be allocated and free, because their first columns are overwritten.
+        Pages must be allocated and free, because some are overwritten.
         """
         if self.device.type != "cpu" or not self.single_device:
             return
@@ -98,14 +110,15 @@ class Runner:
             _log.warning("%s can't be traced, which costs speed", type(self.model).__name__, exc_info=True)
         else:
             self._traced = traced
+        self.cache.clear_all()
 
     def _compare(self, traced: Callable[..., Tensor], counts: Sequence[int]) -> None:
         """Raise UntraceableError if the trace and the model differ. counts: the number of tokens of each row."""
         results = []
         for call in (None, traced):
-            for keys, values in self.cache.layers.values():  # the results then depend on what is written
-                for store in (keys, values):
-                    store[: len(counts), :, : _COMPARED_START + max(counts)] = 0.5
+            pages = self.cache.tables[: len(counts)].unique()
+            for store in (store for stores in self.cache.layers.values() for store in stores):
+                store[pages] = 0.5  # the results then depend on what is written
             sizes, inputs = self._example(counts, sum(counts), start=_COMPARED_START)
             results.append(self._call(*inputs) if call is None else call(*sizes, *inputs))
         if not torch.equal(*results):
@@ -116,8 +129,9 @@ class Runner:
         total = sum(counts)
         tokens = iter([(7 * start + 131 * index) % self.vocab_size for index in range(total)])
         rows = [RowInput(slot, start, list(islice(tokens, count))) for slot, count in enumerate(counts)]
-        inputs, positions, batch = self._inputs(rows, start + max(counts))
-        return Example((total, logits), (inputs, positions, torch.arange(logits), batch, *batch))
+        self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
+        inputs, positions, batch = self._inputs(rows)
+        return Example((total, logits), (inputs, positions, torch.arange(logits), batch))
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput]) -> Tensor:
@@ -127,6 +141,7 @@ class Runner:
 
         Raises:
             ValueError: a row is longer than its slot.
+            OutOfPagesError: there are too few pages for the new tokens. Nothing was written then.
 
         Returns:
             [n, V] logits after the tokens that want them, row after row.
@@ -134,43 +149,41 @@ class Runner:
         end = max(row.end for row in rows)
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
+        self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         bucket = self._graphs.bucket(rows) if self._graphs else None
         kept = self._wanted_indices(rows)
         if self._graphs and bucket:
             logits = self._graphs.logits(bucket, rows)
             logits = logits if kept is None else logits[kept]
         else:
-            logits = self.forward(*self._inputs(rows, end), kept)
+            logits = self.forward(*self._inputs(rows), kept)
         return logits[: sum(row.logits_count for row in rows)]
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, batch: SlotBatch, logits_to_keep: Tensor | None = None
+        self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
     ) -> Tensor:
         """Return [·, V] logits. tokens, positions: [1, N]. logits_to_keep: indices of tokens; None: all."""
         count = tokens.shape[1]
         if self._traced is None or count > _MAX_TRACED_TOKENS:
             return self._call(tokens, positions, logits_to_keep, batch)
         kept = torch.arange(count) if logits_to_keep is None else logits_to_keep
-        return self._traced(count, len(kept), tokens, positions, kept, batch, *batch)
+        return self._traced(count, len(kept), tokens, positions, kept, batch)
 
-    def _call(
-        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: SlotBatch, *_: Tensor
-    ) -> Tensor:
+    def _call(self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch) -> Tensor:
         logits: Tensor = self.model(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=batch.mask[:, None],
+            attention_mask=self._no_mask,
             use_cache=False,
             logits_to_keep=0 if logits_to_keep is None else logits_to_keep,
-            slot_batch=batch,
-            slot_cache=self.cache,
+            ragged_batch=batch,
+            kv_pages=self.cache,
         ).logits
         return logits[0]
 
-    def _inputs(self, rows: Sequence[RowInput], columns: int) -> tuple[Tensor, Tensor, SlotBatch]:
+    def _inputs(self, rows: Sequence[RowInput]) -> tuple[Tensor, Tensor, RaggedBatch]:
         """Return tokens, positions and layout on the device."""
-        inputs = pack_inputs(rows, columns, dtype=self.model.dtype, window=self.window)
-        return inputs.copy_to(self.device).unpack()
+        return pack_inputs(rows, window=self.window).copy_to(self.device).unpack()
 
     def _wanted_indices(self, rows: Sequence[RowInput]) -> Tensor | None:
         """Return the tokens after which logits are wanted, int64, at least one; None: all.

@@ -56,7 +56,7 @@ class Target:
         )
         self._committer = Committer(self._rows, runner, self._planner, self._inbox, self._mailbox)
         chunk = min(options.prefill_chunk, runner.max_query)
-        self._scheduler = Scheduler(self._rows, runner.cache, self.times, self._inbox.fail, prefill_chunk=chunk)
+        self._scheduler = Scheduler(self._rows, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
         self._waited_before_s = 0.0  # `times.waited_s` at the end of the last step
 
@@ -119,7 +119,6 @@ class Target:
         wait_for_masks = self._masks.start([row.structure for row in samplers], [row.step_draft for row in samplers])
         runs = list(chain.from_iterable(inputs))
         try:
-            self._scheduler.reserve(runs)
             return self._runner.logits(runs)
         finally:
             for row, mask in zip(samplers, wait_for_masks(), strict=True):

@@ -6,14 +6,14 @@ from actors.loops.row import RowKey
 from actors.loops.row_table import RowTable
 from actors.loops.scheduler import Share
 from actors.loops.served_row import ServedRow
-from actors.model.kv_slots import SlotCache
+from actors.model.page_tables import PageTables
 from actors.target.row import TargetRow, Verification
 
 
 class TargetRows(RowTable[ServedRow]):
     """The row table of one target."""
 
-    def __init__(self, cache: SlotCache, removed: Callable[[ServedRow], None] = lambda row: None) -> None:
+    def __init__(self, cache: PageTables, removed: Callable[[ServedRow], None] = lambda row: None) -> None:
         super().__init__(cache, removed)
         self._writers: dict[RowKey, TargetRow] = {}
 

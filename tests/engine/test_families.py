@@ -16,9 +16,7 @@ from transformers import (
     BertConfig,
     BloomConfig,
     FalconConfig,
-    Gemma2Config,
     GPTJConfig,
-    GptOssConfig,
     Llama4Config,
     Llama4TextConfig,
     LlamaConfig,
@@ -234,8 +232,6 @@ def test_slots_of_fewer_bits(checked: Checked) -> None:
             Llama4Config(text_config={**SHAPE, "num_key_value_heads": 2, "head_dim": 8}),
             "layers of kind chunked_attention",
         ),
-        (Gemma2Config(**SHAPE, num_key_value_heads=2, head_dim=8), "softcap"),
-        (GptOssConfig(**SHAPE, num_key_value_heads=2, num_local_experts=4), "attention sinks"),
         (
             Phi3Config(**SHAPE, original_max_position_embeddings=60, rope_parameters=LONG),
             r"\(longrope\) change with the length.*exceeds 60 tokens; lower max_length from 64 to 60",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actors.model.forward_input import RowInput
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from actors.model.runner import Runner
 from decoding.tokenizers.text_aligner import Speller
 
@@ -23,7 +23,7 @@ class KnowingRunner(Runner):
         self.vocab_size = speller.vocabulary.size
         self.device = torch.device("cpu")
         self.max_length, self.max_query = max_length, 256
-        self.cache = SlotCache(slots=slots, capacity=max_length + 256)
+        self.cache = KVPages(slots=slots, capacity=max_length + 256)
         self.columns = {slot: [-1] * self.cache.capacity for slot in range(slots)}  # the token in each
         self._speller = speller
         self._texts = [text.lstrip(b" ") for text in texts]  # tokenizers differ in leading spaces

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -42,6 +44,24 @@ CONFIGS: dict[str, PretrainedConfig] = {
         sliding_window=11,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
+    "gemma2": Gemma2Config(
+        **_SHAPE,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=7,
+        query_pre_attn_scalar=4,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=9.0,
+    ),
+    "gpt-oss": GptOssConfig(
+        **_SHAPE,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=5,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
     "gpt2": GPT2Config(
         vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2
     ),
@@ -62,14 +82,14 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }
 
 
-def tiny_model(family: str, *, attention: str = "sdpa", **changes: Any) -> PreTrainedModel:
+def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
     """Make a model with the same random weights every time. changes: to the configuration."""
     config = deepcopy(CONFIGS[family])
     config.update(changes)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 or name.endswith("sinks"):
                 parameter.normal_(std=0.15, generator=generator)
     return model.eval().float()

@@ -24,7 +24,6 @@ _MATHS = (
 )
 _pointer, _size, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS = {  # each function exists for both types of numbers
-    "attend": [*[_pointer] * 12, _number, _pointer],
     "rms_norm": [_pointer, _pointer, _number, _size, _size, _size, _pointer],
     "rotate": [_pointer] * 7,
     "silu_gate": [_pointer, _size, _size, _size, _pointer],

@@ -19,7 +19,7 @@ from actors.loading.memory_budget import (
     weights_on_devices,
 )
 from actors.loading.supported import try_out
-from actors.model.kv_slots import SlotCache
+from actors.model.kv_pages import KVPages
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
 from tests.support.models import tiny_model
@@ -59,7 +59,7 @@ def test_weights_are_counted_where_they_are() -> None:
 
 def test_slots_of_a_layer_are_on_its_device() -> None:
     """A model over two devices: the CPU and the meta device."""
-    cache = SlotCache(slots=2, capacity=8)
+    cache = KVPages(slots=2, capacity=8)
     for device, heads in (("cpu", 2), ("meta", 3), ("meta", 3)):
         states = torch.zeros(1, heads, 1, 4, device=device)
         cache.add_layer(nn.Identity(), states, states)
