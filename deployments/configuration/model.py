@@ -59,7 +59,9 @@ class ModelConfig(StrictModel):
         "64.",
     )
     max_length: Count = Field(1024, description="Tokens per slot: prompt and answer together.")
-    prefill_chunk: Count = Field(256, description="Prompt tokens to process between two steps of running requests.")
+    prefill_chunk: Count = Field(
+        256, description="The most prompt tokens of one step, which they share with running requests."
+    )
     tensor_parallel: Count = Field(
         1, description="Devices over which a replica splits every layer; each gets num_cpus, num_gpus and resources."
     )
