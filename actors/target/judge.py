@@ -15,7 +15,7 @@ from decoding.drafts.rejection import RejectionRow, verify_by_rejection
 from decoding.drafts.trie import Draft
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.batch import SamplingBatch
-from decoding.sampling.history import Position
+from decoding.sampling.history import Positions
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 from decoding.sampling.sampler import probabilities, sample
 from decoding.sampling.transfer import tensor_on
@@ -47,28 +47,39 @@ def judge(
         logits: [N, V], after each row's text and after each of its K draft tokens, row after row.
         masks: per row [K + 1, ⌈V / 32⌉] int32, the tokens that its structure allows; None for all.
     """
-    verdicts: dict[int, Verdict] = {}
     starts = [0, *accumulate(len(draft.tokens) + 1 for draft in drafts)]
+    if not any(row.params.rejects for row in rows):
+        verdicts = _coupled(rows, drafts, logits, masks)
+    else:
+        verdicts = _by_both_rules(rows, drafts, logits, masks, starts)
+    return _with_logprobs(rows, drafts, verdicts, logits, starts)
+
+
+def _by_both_rules(
+    rows: Sequence[TargetRow],
+    drafts: Sequence[Draft],
+    logits: Tensor,
+    masks: Sequence[Tensor | None],
+    starts: Sequence[int],
+) -> list[Verdict]:
+    """Verify each row by the rule that it asks for. starts: [B + 1] each row's first of `logits`."""
+    verdicts: dict[int, Verdict] = {}
     for rule in (_coupled, _by_rejection):
         chosen = [index for index, row in enumerate(rows) if row.params.rejects == (rule is _by_rejection)]
-        if not chosen:
-            continue
-        chosen_logits = logits
-        if len(chosen) < len(rows):
-            logits_rows = [logits_row for index in chosen for logits_row in range(starts[index], starts[index + 1])]
+        logits_rows = [logits_row for index in chosen for logits_row in range(starts[index], starts[index + 1])]
+        if chosen:
+            chosen_rows, chosen_drafts = [rows[index] for index in chosen], [drafts[index] for index in chosen]
             chosen_logits = logits[tensor_on(logits.device, logits_rows, torch.int64)]
-        chosen_rows, chosen_drafts = [rows[index] for index in chosen], [drafts[index] for index in chosen]
-        chosen_verdicts = rule(chosen_rows, chosen_drafts, chosen_logits, [masks[index] for index in chosen])
-        verdicts.update(zip(chosen, chosen_verdicts, strict=True))
-    ordered = [verdicts[index] for index in range(len(rows))]
-    return _with_logprobs(rows, drafts, ordered, logits, starts)
+            chosen_verdicts = rule(chosen_rows, chosen_drafts, chosen_logits, [masks[index] for index in chosen])
+            verdicts.update(zip(chosen, chosen_verdicts, strict=True))
+    return [verdicts[index] for index in range(len(rows))]
 
 
 def _coupled(
     rows: Sequence[TargetRow], drafts: Sequence[Draft], logits: Tensor, masks: Sequence[Tensor | None]
 ) -> list[Verdict]:
     """Verify by sampling with shared noise. Siblings in a tree have the same position, so the same noise."""
-    batch = SamplingBatch.build(_positions(rows, drafts, masks), logits.shape[-1], logits.device)
+    batch = SamplingBatch.of([*map(_positions, rows, drafts, masks)], logits.shape[-1], logits.device)
     sampled = sample(logits, batch).tolist()
     verdicts = []
     start = 0
@@ -83,18 +94,14 @@ def _coupled(
 def _by_rejection(
     rows: Sequence[TargetRow], drafts: Sequence[Draft], logits: Tensor, masks: Sequence[Tensor | None]
 ) -> list[Verdict]:
-    batch = SamplingBatch.build(_positions(rows, drafts, masks), logits.shape[-1], logits.device)
+    batch = SamplingBatch.of([*map(_positions, rows, drafts, masks)], logits.shape[-1], logits.device)
     judged = [RejectionRow(draft, row.params.seed, len(row.tokens)) for row, draft in zip(rows, drafts, strict=True)]
     return [Verdict(*verdict) for verdict in verify_by_rejection(probabilities(logits, batch), judged)]
 
 
-def _positions(rows: Sequence[TargetRow], drafts: Sequence[Draft], masks: Sequence[Tensor | None]) -> list[Position]:
-    """Return the positions after each row's text and after each of its draft tokens."""
-    return [
-        Position(row.history, path, None if mask is None else mask[index])
-        for row, draft, mask in zip(rows, drafts, masks, strict=True)
-        for index, path in enumerate([[], *draft.paths()])
-    ]
+def _positions(row: TargetRow, draft: Draft, mask: Tensor | None) -> Positions:
+    """Return the positions after a row's text and after each of its draft tokens."""
+    return Positions(row.history, (0, *draft.depths()), lambda: [(), *draft.paths()], mask)
 
 
 def _with_logprobs(

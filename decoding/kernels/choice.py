@@ -5,7 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from decoding.kernels.native_choice import choose_tokens, library
+from decoding.kernels.native import library
+from decoding.kernels.native_choice import choose_tokens
 
 
 class Choose(Protocol):

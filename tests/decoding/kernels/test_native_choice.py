@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.kernels.native_choice import choose_tokens, library
+from decoding.kernels.native import library
+from decoding.kernels.native_choice import choose_tokens
 from decoding.sampling import sampler
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
@@ -126,4 +127,4 @@ def test_equals_the_reference_with_penalties_and_constraints(monkeypatch: pytest
 def test_a_row_of_nan_gets_a_token() -> None:
     settings = torch.tensor([[0.0, 0, 1, 0, 1, 2], [1.0, 5, 0.9, 0.1, 1, 2]], dtype=torch.float64)
     tokens, _ = choose_tokens(torch.full((2, 100), torch.nan), settings, 1)
-    assert ((0 <= tokens) & (tokens < 100)).all()
+    assert ((tokens >= 0) & (tokens < 100)).all()
