@@ -217,7 +217,7 @@ class Drafter:
 
     def _commit(self, row: DrafterRow, message: Advance) -> None:
         """Commit an update's tokens, or ask for those before it. Raises UnavailableError if the row can't follow."""
-        if message.admission > row.admission or not row.can_read(message.tokens):
+        if message.admission > row.admission or (message.tokens and not row.can_read(message.tokens)):
             raise UnavailableError("an admission was lost, or the text has tokens beyond the drafter's")
         if (
             message.base > row.acknowledged_length
@@ -225,6 +225,6 @@ class Drafter:
             self._mailbox.put(
                 row.target, ResendRequest(message.request_id, message.coordinator, row.acknowledged_length)
             )
-        elif message.base + len(message.tokens) > row.acknowledged_length:
+        elif not message.tokens or message.base + len(message.tokens) > row.acknowledged_length:
             row.look_ahead(message.draft_length)
             row.commit(message, self._calibrations[row.calibration_key])

@@ -15,7 +15,7 @@ from decoding.drafts.rejection import RejectionRow, verify_by_rejection
 from decoding.drafts.trie import Draft
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.batch import SamplingBatch
-from decoding.sampling.history import Position
+from decoding.sampling.history import Positions
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 from decoding.sampling.sampler import probabilities, sample
 from decoding.sampling.transfer import tensor_on
@@ -66,7 +66,7 @@ def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[],
 
 def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
     """Verify by sampling with shared noise. Siblings in a tree have the same position, so the same noise."""
-    batch = SamplingBatch.build(_positions(verifications), logits.shape[-1], logits.device)
+    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device)
     sampled = sample(logits, batch)  # [N]
 
     def wait() -> list[Verdict]:
@@ -82,19 +82,16 @@ def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[
 
 
 def _by_rejection(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
-    batch = SamplingBatch.build(_positions(verifications), logits.shape[-1], logits.device)
+    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device)
     distribution = probabilities(logits, batch)  # [N, V]
     judged = [RejectionRow(draft, row.params.seed, len(row.tokens)) for row, draft, *_ in verifications]
     return lambda: [Verdict(*verdict) for verdict in verify_by_rejection(distribution, judged)]
 
 
-def _positions(verifications: Sequence[Verification]) -> list[Position]:
-    """Return the positions after each row's text and after each of its draft tokens."""
-    return [
-        Position(row.history, path, None if mask is None else mask[index])
-        for row, draft, _, mask in verifications
-        for index, path in enumerate([[], *draft.paths()])
-    ]
+def _positions(verification: Verification) -> Positions:
+    """Return the positions after a row's text and after each of its draft tokens."""
+    row, draft, _, mask = verification
+    return Positions(row.history, (0, *draft.depths()), lambda: [(), *draft.paths()], mask)
 
 
 def _with_logprobs(

@@ -49,6 +49,7 @@ class Target:
         drafter = None if options.colocated is None else ColocatedDrafter(options.colocated, options)
         self._colocated_drafter = drafter
         self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=drafter is not None)
+        self._rows.drafting = self._planner.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._inbox = TargetInbox(
@@ -192,10 +193,20 @@ class Target:
         if not len(self._rows):
             return
         self._planner.active_rows = len(self._rows)
-        self._rows.drafting = self._planner.speculates() and self._scheduler.speculates
+        drafting = self._planner.speculates() and self._scheduler.speculates
+        if drafting != self._rows.drafting:
+            self._rows.drafting = drafting
+            self._update_drafters()
         trial = self._planner.trial
         self._rows.in_trial, self._rows.speculation_gain = trial.is_trying, trial.gain
         self.times.trial_loss_s = trial.lost_s
+
+    def _update_drafters(self) -> None:
+        """Let drafters rest or begin at once: one that goes on for a step may slow the target's."""
+        self._planner.plan(self._rows.running, set(), time.perf_counter())
+        for row in self._rows.running:
+            self._inbox.update_drafter(row)
+        self._mailbox.flush()
 
     def _update_rows(self) -> None:
         """Begin what is ready, fail what can't go on, announce what has read its text."""

@@ -34,7 +34,7 @@ class DraftPlanner:
         # Since the last step: actual and expected seconds of prefill, and whether a draft was offered.
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
         self._mean_step_s = self._step_cost_s(1)
-        self.trial = SpeculationTrial()
+        self.trial = SpeculationTrial(self._plain_cost_s[False])
         self.active_rows = 1  # includes rows in prefill, which will run soon
         self._draft_token_s: float | None = None  # latency of a draft token
 

@@ -164,13 +164,15 @@ class TargetRow(ServedRow):
     def next_advance(self, draft_length: int) -> Advance | None:
         """Return the update for the attached drafter, if it needs one, and count it as acknowledged.
 
-        draft_length: how long a draft would pay in the next step; after one update with 0 the drafter rests.
+        draft_length: how long a draft would pay in the next step; after one update with 0 the drafter rests. Without
+        new text, the update only lets it rest or go on.
         """
-        resting = self._drafter_rests and draft_length == 0
-        if self.attached_drafter is None or resting or self._acknowledged_length >= len(self.tokens):
+        rests, rested = draft_length == 0, self._drafter_rests
+        knows_text = self._acknowledged_length >= len(self.tokens)
+        if self.attached_drafter is None or (rests and rested) or (knows_text and rests == rested):
             return None
         advance = self.advance(self._acknowledged_length, draft_length)
-        self._acknowledged_length, self._drafter_rests = len(self.tokens), draft_length == 0
+        self._acknowledged_length, self._drafter_rests = len(self.tokens), rests
         return advance
 
     def advance(self, base: int, draft_length: int) -> Advance:
