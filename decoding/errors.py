@@ -2,6 +2,7 @@
 
 ConsortError
 ├── InvalidRequestError     the caller's request can't be served as it is; names the field (HTTP 400)
+│   ├── ContextLengthError  prompt and answer don't fit into the model's context
 │   └── UnknownModelError   no endpoint of that name (HTTP 404)
 ├── ConfigError             the configuration can't work; names the key and the fix
 ├── OverloadedError         the bounded queue is full; try again later (HTTP 429)
@@ -35,6 +36,10 @@ def require(holds: bool, field: str, given: object, expected: str) -> None:
     """
     if not holds:
         raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt, or the prompt with the answer that was asked for, is longer than the model's context."""
 
 
 class UnknownModelError(InvalidRequestError):

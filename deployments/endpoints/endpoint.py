@@ -10,12 +10,13 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrai
 
 from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
+from actors.loading.gguf import settings_folder
 from actors.loading.supported import context_length
 from actors.loading.tokenizer_pairs import vocabulary_of
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
-from decoding.errors import ConfigError, InvalidRequestError
+from decoding.errors import ConfigError, ContextLengthError, InvalidRequestError
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.alignment import Compatibility
@@ -169,8 +170,10 @@ class ServedEndpoint:
         """Limit of an answer's tokens: the client's, or the default within the context. most: the logprob budget's."""
         field, wanted = body.prompt_field, body.wanted_max_tokens
         room = self.context_length - len(prompt)
-        if not prompt or room < 1:
-            raise InvalidRequestError(
+        if not prompt:
+            raise InvalidRequestError(f"{field}: should have at least one token.", field=field)
+        if room < 1:
+            raise ContextLengthError(
                 f"{field}: has {len(prompt)} tokens, but should have 1 to {self.context_length - 1}.", field=field
             )
         if wanted is None:
@@ -178,7 +181,7 @@ class ServedEndpoint:
         if body.limit_is_upper_bound:
             return min(wanted, room, most or room)
         if wanted > room:
-            raise InvalidRequestError(
+            raise ContextLengthError(
                 f"{field} and max_tokens: {len(prompt)} + {wanted} tokens don't fit into the context of "
                 f"{self.context_length}; set max_tokens to {room} or less, or shorten {field}.",
                 field="max_tokens",
@@ -282,7 +285,7 @@ def _context_length(model: ModelConfig) -> int:
 
 
 def _header(model: ModelConfig) -> PretrainedConfig:
-    path, trusted = locate(model.path), model.trust_remote_code
+    path, trusted = settings_folder(locate(model.path)), model.trust_remote_code
     header: PretrainedConfig = AutoConfig.from_pretrained(path, revision=model.revision, trust_remote_code=trusted)
     return header
 
@@ -291,7 +294,9 @@ def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tu
     """EOS ids of the generation configuration and of the tokenizer."""
     try:
         revision = model.revision or "main"
-        configured = GenerationConfig.from_pretrained(locate(model.path), revision=revision).eos_token_id
+        configured = GenerationConfig.from_pretrained(
+            settings_folder(locate(model.path)), revision=revision
+        ).eos_token_id
     except OSError:  # many checkpoints have none
         configured = None
     ids = configured if isinstance(configured, list) else [configured]

@@ -11,7 +11,6 @@ from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.target.row import TargetRow
-from actors.target.rows import ServedRow
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import (
     Admit,
@@ -77,18 +76,9 @@ def test_it_writes_without_drafts() -> None:
     assert stage.target.load().active == 0
 
 
-def test_the_first_token_is_sent_before_the_next_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_token_is_sent_at_the_end_of_its_turn() -> None:
     stage = Stage()
-    sent: list[Message] = []
-    step = stage.target._step
-
-    def receive_and_step(rows: list[ServedRow]) -> None:
-        sent.extend(message for _, message in stage.coordinator.receive(0))
-        step(rows)
-
-    monkeypatch.setattr(stage.target, "_step", receive_and_step)
-    stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)
-    assert committed(sent) == stage.text()[4:5]
+    assert committed(stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)) == stage.text()[4:5]
 
 
 @pytest.mark.parametrize("done", [1, 5, 11])
