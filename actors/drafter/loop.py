@@ -10,9 +10,9 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from actors.drafter.chain import ChainStart, DraftChain
@@ -32,7 +32,6 @@ from actors.wire.link import ConnectingLink
 from actors.wire.messages import Admit, Advance, Message, Offer, Report, ResendRequest
 from decoding.drafts.calibration import RankCalibration
 from decoding.errors import UnavailableError
-from decoding.sampling.transfer import tensor_on
 
 _log = logging.getLogger(__name__)
 
@@ -165,16 +164,7 @@ class Drafter:
 
     def _node_logits(self, steps: list[DrafterStep]) -> Tensor:
         """Return [N, V] logits after each node."""
-        last_only = all(len(step.nodes) <= 1 for step in steps)
-        logits = self._runner.logits([step.input for step in steps], last_only=last_only)  # [N or more, V]
-        wanted: list[int] = []
-        end = 0
-        for step in steps:
-            end += 1 if last_only else len(step.input.tokens)
-            wanted += range(end - len(step.nodes), end)
-        if len(wanted) < len(logits):
-            logits = logits[tensor_on(logits.device, wanted, torch.int64)]
-        return logits
+        return self._runner.logits([replace(step.input, wanted=len(step.nodes)) for step in steps])
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:

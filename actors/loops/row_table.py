@@ -76,7 +76,7 @@ class Row:
 
     def next_input(self, limit: int) -> RowInput:
         """Return the input for the next pending tokens, at most `limit`."""
-        return RowInput(self.slot, self.cached, self.tokens[self.cached : self.cached + limit])
+        return RowInput(self.slot, self.cached, self.tokens[self.cached : self.cached + limit], wanted=1)
 
 
 R = TypeVar("R", bound=Row)

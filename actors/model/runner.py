@@ -5,7 +5,7 @@ It knows nothing of requests, drafts or sampling: rows of token ids go in at giv
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import accumulate, islice
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
-from actors.model.ragged_batch import RaggedBatch, pack_inputs
+from actors.model.ragged_batch import RaggedBatch, pack_inputs, wanted_tokens
 from decoding.errors import ConfigError
 from decoding.sampling.transfer import tensor_on
 
+_USUAL_WIDTH = 8  # tokens of a row in a usual step: its last one and a draft
 _MAX_TRACED_TOKENS = 128  # with more, the cost of Python is negligible
 _TRACED_SIZES = (10, 3), (6, 2)  # tokens, and the number of logits
 _COMPARED_START = 5  # the first column of the calls in which a trace is compared
@@ -63,20 +64,31 @@ class Runner:
         copy = Runner(self.model, slots=self.cache.slots, max_length=self.max_length, max_query=self.max_query)
         copy.cache.dtype = self.cache.dtype
         copy.logits([RowInput(slot=0, start=0, tokens=[0])])
-        if self._traced is not None:
-            copy.use_trace()
+        if self._traced is not None or self._graphs is not None:
+            copy.warm_up()
         return copy
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
-        """Run small batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
+        """Run usual batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
         self.recorder = GraphRecorder(capture)
         self._graphs = CudaGraphs(
             self.forward,
             device=self.device,
-            spare_slot=self.cache.slots,
+            slots=self.cache.slots,
+            vocab_size=self.vocab_size,
+            most_tokens=_USUAL_WIDTH * self.cache.slots + self.max_query,
             window=self.window,
             recorder=self.recorder,
         )
+
+    def warm_up(self) -> None:
+        """Do before the first request what takes long: capture graphs on a GPU, trace the model on a CPU.
+
+        Slots must be allocated and free, because their first columns are overwritten.
+        """
+        if self._graphs is not None:
+            self._graphs.capture()
+        self.use_trace()
 
     @torch.inference_mode()
     def use_trace(self) -> None:
@@ -119,7 +131,7 @@ class Runner:
         return Example((total, logits), (inputs, positions, torch.arange(logits), batch))
 
     @torch.inference_mode()
-    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
         """Run one forward over ragged rows.
 
         A token attends to the text before it, which this call or earlier ones wrote to the row's slot.
@@ -128,16 +140,16 @@ class Runner:
             ValueError: a row is longer than its slot.
 
         Returns:
-            [N, V] logits after every token, row after row; with `last_only` [B, V], after each row's last token.
+            [n, V] logits after the tokens that want them, row after row.
         """
         end = max(row.end for row in rows)
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
-        bucket = self._graphs.bucket(rows) if self._graphs else None
-        if self._graphs and bucket:
-            logits = self._graphs.logits(bucket, rows)
-            return logits[self._ends(rows)] if last_only else logits
-        return self.forward(*self._inputs(rows), self._ends(rows) if last_only else None)
+        shape = self._graphs.shape(rows) if self._graphs else None
+        if self._graphs and shape:
+            return self._graphs.logits(shape, rows)
+        logits = self.forward(*self._inputs(rows), self._wanted(rows))
+        return logits[: sum(row.logits_count for row in rows)]
 
     def forward(
         self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
@@ -165,10 +177,14 @@ class Runner:
         """Return tokens, positions and layout on the device."""
         return pack_inputs(rows, window=self.window).copy_to(self.device).unpack()
 
-    def _ends(self, rows: Sequence[RowInput]) -> Tensor:
-        """Return the index of each row's last token, [B] int64: on the device of the logits, or on the CPU."""
-        ends = [*accumulate(len(row.tokens) for row in rows)]
-        return tensor_on(self.device if self.single_device else "cpu", [end - 1 for end in ends], torch.int64)
+    def _wanted(self, rows: Sequence[RowInput]) -> Tensor | None:
+        """Return the tokens after which logits are wanted, int64, at least one; None: all.
+
+        On the device of the logits, or on the CPU.
+        """
+        if all(row.logits_count == len(row.tokens) for row in rows):
+            return None
+        return tensor_on(self.device if self.single_device else "cpu", wanted_tokens(rows) or [0], torch.int64)
 
     def compact(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         """Move the tree nodes in the columns of `path` to the columns from `trunk` on, as text."""

@@ -216,9 +216,10 @@ class Target:
 
     def _last_logits(self, rows: list[ServedRow], chunks: list[RowInput]) -> Tensor:
         """Return the logits after each chunk, [B, V]. Rows that want the prompt's log-probabilities note them."""
+        logits = self._runner.logits(chunks)
         if not any(row.wants_prompt_logprobs for row in rows):
-            return self._runner.logits(chunks, last_only=True)
-        logits_per_row = self._runner.logits(chunks).split([len(chunk.tokens) for chunk in chunks])
+            return logits
+        logits_per_row = logits.split([chunk.logits_count for chunk in chunks])
         for row, chunk, logits in zip(rows, chunks, logits_per_row, strict=True):
             if isinstance(row, TargetRow) and row.wants_prompt_logprobs:
                 row.note_prompt(chunk, logits)

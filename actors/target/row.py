@@ -1,5 +1,7 @@
 """A request on the target: its text, its draft trie, and how long it waits for which draft."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from actors.ensemble.rounds import EnsembleRounds
@@ -59,7 +61,8 @@ class TargetRow(Row):
 
     def next_input(self, limit: int) -> RowInput:
         """Return a prefill chunk. The leader of an ensemble leaves the last token to the step that all members take."""
-        return super().next_input(min(limit, self.pending - 1) if self.ensemble else limit)
+        chunk = super().next_input(min(limit, self.pending - 1) if self.ensemble else limit)
+        return replace(chunk, wanted=None) if self.wants_prompt_logprobs else chunk
 
     @property
     def may_share(self) -> bool:

@@ -43,9 +43,9 @@ class ScarceRunner(Runner):
     failing = 0.0
     rng = random.Random(0)
 
-    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
         tokens = sum(len(row.tokens) for row in rows)
-        logits = super().logits(rows, last_only=last_only)
+        logits = super().logits(rows)
         if tokens > self.most_tokens or (tokens > 1 and self.rng.random() < self.failing):
             raise torch.OutOfMemoryError(f"{tokens} tokens")
         return logits

@@ -25,7 +25,7 @@ def begin(runner: Runner, row: BeamRow, *, chunk: int = 256) -> None:
     row.slot, *row.more_slots = [runner.cache.take()[0] for _ in range(row.slots_needed)]
     while row.prefilling:
         run = row.next_input(chunk)
-        logits = runner.logits([run], last_only=True)
+        logits = runner.logits([run])
         row.cached += len(run.tokens)
     row.take(logits)
 
@@ -42,7 +42,7 @@ class PlainRow:
         self._runner = runner
         self.tokens = list(prompt)
         self.slot, _ = runner.cache.take()
-        logits = runner.logits([RowInput(self.slot, 0, prompt)], last_only=True)
+        logits = runner.logits([RowInput(self.slot, 0, prompt, wanted=1)])
         self.tokens.append(int(logits.argmax()))
 
     def input(self) -> RowInput:
