@@ -16,7 +16,7 @@ from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.calibration import RankCalibration
 from decoding.drafts.trie import Distribution
-from decoding.sampling.chain_sampler import can_chain
+from decoding.sampling.batch import can_chain
 from decoding.sampling.history import History
 
 WIDTH = 8  # the most tokens of a row in one step

@@ -18,9 +18,10 @@ from actors.wire.messages import Admit, Beams
 from decoding.beams.options import BeamOptions
 from decoding.beams.search import BeamSearch, beam_noise
 from decoding.errors import InvalidRequestError
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
-from decoding.sampling.sampler import SamplingBatch, process
+from decoding.sampling.sampler import process
 
 
 class BeamRow(Row):
