@@ -71,12 +71,13 @@ class DraftChain:
 
         last_position: the last position that any row would reach. rows: the number of rows.
         """
-        runner = self._runner
-        narrow = runner.window is not None and runner.window < MAX_BRANCHES and last_position >= runner.window
-        if not runner.single_device or rows > _ROWS[-1] or narrow:
+        if not wanted or not self._runner.single_device or rows > _ROWS[-1]:
+            return 0
+        window = self._runner.window
+        if window is not None and window < MAX_BRANCHES and last_position >= window:
             return 0
         # In chains of about the same length.
-        return math.ceil(wanted / math.ceil(wanted / self._max_length)) if wanted else 0
+        return math.ceil(wanted / math.ceil(wanted / self._max_length))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -87,7 +88,12 @@ class DraftChain:
 
     @torch.inference_mode()
     def run(self, starts: Sequence[ChainStart], length: int) -> list[list[DraftChoice]]:
-        """Return each row's choices after its first token, after the best of these, and so on."""
+        """Return each row's choices after its first token, after the best of these, and so on.
+
+        Raises:
+            OutOfPagesError: as in `Runner.logits`.
+        """
+        self._runner.cache.prepare_writes((run.slot, run.start, run.end + length - 1) for run, _, _ in starts)
         if self._runner.recorder is None:
             state = _State.of(copy_to(self._runner.device, self._pack(starts, len(starts))), len(starts))
             replay: Replay = partial(self._step, state, used_processors(start.params for start in starts))

@@ -75,10 +75,10 @@ class DrafterRow(Row):
         return self._lookahead == 0
 
     def resume(self, count: int) -> None:
+        self._spine = []
         self.cached = self._trunk = self._used = self._start = count
 
     def undo(self) -> None:
-        self._spine = []
         self.resume(min(self._trunk, self._start, len(self.tokens) - 1))
         self._plant(None)
 

@@ -1,8 +1,8 @@
 """CUDA graphs of a forward: a step is one launch, whatever the number of kernels in it.
 
-A graph needs fixed shapes and addresses, so the numbers of rows and tokens are rounded up, and all inputs are copied into
-one buffer. It does not depend on how long the rows are, or on how many tokens each has. Padding is written to a slot
-that no request has.
+A graph needs fixed shapes and addresses, so the numbers of rows and tokens are rounded up, and all inputs are copied
+into one buffer. It does not depend on how long the rows are, or on how many tokens each has. Padding is written to a
+slot that no request has.
 """
 
 from bisect import bisect_left
