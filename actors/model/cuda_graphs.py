@@ -59,6 +59,11 @@ class CudaGraphs:
         self._captured: dict[Shape, tuple[PackedInputs, Replay]] = {}
         self._logits = torch.empty(max(shape.wanted for shape in self._shapes), vocab_size, device=device)
 
+    @property
+    def token_counts(self) -> list[int]:
+        """The numbers of tokens that steps are padded to, ascending."""
+        return sorted({shape.tokens for shape in self._shapes})
+
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture the graphs of all shapes, the largest first, because the others use its memory again."""

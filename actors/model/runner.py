@@ -33,6 +33,7 @@ class Runner:
 
     single_device = False  # whether this process has all of the model on one device; `forward` needs that
     recorder: GraphRecorder | None = None  # records calls on a GPU
+    _graphs: CudaGraphs | None = None
 
     def __init__(
         self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int, pages: int | None = None
@@ -57,7 +58,6 @@ class Runner:
         self.cache = KVPages(slots=slots, capacity=max_length + max_query, pages=pages)
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
-        self._graphs: CudaGraphs | None = None
         self._traced: Callable[..., Tensor] | None = None
         sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
         self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
@@ -93,6 +93,11 @@ class Runner:
             window=self.window,
             recorder=self.recorder,
         )
+
+    @property
+    def padded_sizes(self) -> Sequence[int]:
+        """Numbers of tokens that forwards are padded to, ascending; larger ones are not. Empty without graphs."""
+        return self._graphs.token_counts if self._graphs is not None else ()
 
     def warm_up(self) -> None:
         """Do before the first request what takes long: capture graphs on a GPU, trace the model on a CPU.

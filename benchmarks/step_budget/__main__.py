@@ -18,7 +18,7 @@ from benchmarks.report import write
 from benchmarks.step_budget.chain import ChainStage
 from benchmarks.step_budget.fake_results import fake_results
 from benchmarks.step_budget.finding import Finding, Graphs, as_text, excesses
-from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_attention
+from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_kernels
 from benchmarks.step_budget.shapes import SHAPES
 from benchmarks.step_budget.stage import Load, Stage
 from decoding.sampling.params import SamplingParams
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path(".bench/step_budget.json"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # what the host computes is small
-    with fake_results(), skipped_attention():
+    with fake_results(), skipped_kernels():
         findings, graphs = _measure(options)
     print(as_text(findings, graphs))
     write(

@@ -1,8 +1,10 @@
 """A runner on the `meta` device, whose graphs are counted. It knows nothing of requests."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +20,7 @@ from actors.model.runner import Runner
 from benchmarks.step_budget.recorder import FakeCapture
 from benchmarks.step_budget.shapes import meta_model
 from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, storage
+from decoding.sampling import sampler
 
 WEIGHTS, KEYS_AND_VALUES, LOGITS = "weights", "keys and values", "logits"
 CATEGORIES = (WEIGHTS, KEYS_AND_VALUES, LOGITS, ACTIVATIONS)
@@ -76,6 +79,7 @@ class MeteredRunner:
         meter = Meter(self._category)
         with ExitStack() as stack:
             stack.enter_context(meter.one_kernel(interface, "_attend", self._attention_bytes))
+            stack.enter_context(meter.one_kernel(sys.modules[__name__], "shape_of_choice", _choice_bytes))
             stack.enter_context(meter)
             yield meter
 
@@ -124,10 +128,24 @@ def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: obje
     return query.new_empty(*query.shape[:2], value.shape[-1])
 
 
+def shape_of_choice(logits: Tensor, settings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return what a fused choice of tokens returns."""
+    return logits.new_empty(len(logits), count, dtype=torch.int64), logits.new_empty(len(logits), count)
+
+
+def _choice_bytes(
+    result: tuple[Tensor, Tensor], logits: Tensor, settings: Tensor, count: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    return {LOGITS: logits.nbytes, ACTIVATIONS: settings.nbytes}, {ACTIVATIONS: result[0].nbytes + result[1].nbytes}
+
+
 @contextmanager
-def skipped_attention() -> Iterator[None]:
-    """Let attention compute nothing: it reads rows' lengths, which the `meta` device does not have."""
-    with patch.object(interface, "_attend", _shape_of_attention):
+def skipped_kernels() -> Iterator[None]:
+    """Let attention, which reads rows' lengths, and the fused choice of tokens compute nothing, if a GPU has them."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(interface, "_attend", _shape_of_attention))
+        if find_spec("decoding.kernels.triton_choice"):
+            stack.enter_context(patch.object(sampler, "fused_choice", lambda device: shape_of_choice))
         yield
 
 

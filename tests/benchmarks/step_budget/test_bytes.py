@@ -8,7 +8,7 @@ import torch
 
 from actors.model.forward_input import RowInput
 from benchmarks.step_budget.fake_results import fake_results
-from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_attention
+from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_kernels
 from benchmarks.step_budget.traffic import ACTIVATIONS, Traffic
 
 ROWS, WIDTH, VOCAB = 4, 3, 1000
@@ -20,7 +20,7 @@ SIZE = 2  # bytes of a bfloat16
 
 @pytest.fixture(autouse=True)
 def results() -> Iterator[None]:
-    with fake_results(), skipped_attention():
+    with fake_results(), skipped_kernels():
         yield
 
 
