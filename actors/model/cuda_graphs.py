@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
@@ -21,7 +22,8 @@ from decoding.sampling.transfer import copy_into
 _ROWS = (64, 256)
 MAX_ROWS = _ROWS[-1]
 _TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
-_WANTED = 8  # logits per row that a graph has room for
+_WANTED = 8  # tokens of a row in a usual step, its last one and a draft: so many logits have room
+_GRAPH_BYTES = 2**23  # of a graph without its tensors; not measured yet
 
 Forward = Callable[[Tensor, Tensor, RaggedBatch, Tensor], Tensor]  # tokens, positions, layout, wanted: as in `Runner`
 
@@ -105,6 +107,11 @@ class CudaGraphs:
         return PackedInputs(torch.cat([inputs.integers, indices]), inputs.sizes)
 
 
+def usual_tokens(slots: int, max_query: int) -> int:
+    """Return how many tokens the largest usual step has: a draft of every row, and a chunk of a prompt."""
+    return _WANTED * slots + max_query
+
+
 def shapes(slots: int, most_tokens: int) -> Iterator[Shape]:
     """Yield the shapes of all graphs: few, because each is captured at the start and takes memory."""
     most_rows = min(slots, MAX_ROWS)
@@ -114,3 +121,20 @@ def shapes(slots: int, most_tokens: int) -> Iterator[Shape]:
         Shape(min(rows, tokens), tokens, min(tokens, _WANTED * rows))
         for rows, tokens in product(row_counts, token_counts)
     }
+
+
+def graph_bytes(model: PreTrainedModel, slots: int, max_query: int) -> dict[torch.device, int]:
+    """Return an estimate of the memory that a runner's graphs need, by device; nothing unless the model is on a GPU.
+
+    The largest graph counts, because the others use its memory again. slots, max_query: as in `Runner`.
+    """
+    if model.device.type != "cuda":
+        return {}
+    config = model.config.get_text_config()
+    every = list(shapes(slots, usual_tokens(slots, max_query)))
+    wanted, tokens = max(shape.wanted for shape in every), max(shape.tokens for shape in every)
+    hidden = int(config.hidden_size)
+    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    logits = wanted * int(config.vocab_size) * (4 + model.dtype.itemsize)  # in float32, and before that
+    activations = tokens * (6 * hidden + 3 * inner) * model.dtype.itemsize
+    return {model.device: logits + activations + len(every) * _GRAPH_BYTES}

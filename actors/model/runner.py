@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.model.attention.interface import NAME
-from actors.model.cuda_graphs import CudaGraphs
+from actors.model.cuda_graphs import CudaGraphs, usual_tokens
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
@@ -21,7 +21,6 @@ from actors.model.ragged_batch import RaggedBatch, pack_inputs, wanted_tokens
 from decoding.errors import ConfigError
 from decoding.sampling.transfer import tensor_on
 
-_USUAL_WIDTH = 8  # tokens of a row in a usual step: its last one and a draft
 _MAX_TRACED_TOKENS = 128  # with more, the cost of Python is negligible
 _TRACED_SIZES = (10, 3), (6, 2)  # tokens, and the number of logits
 _COMPARED_START = 5  # the first column of the calls in which a trace is compared
@@ -89,7 +88,7 @@ class Runner:
             device=self.device,
             slots=self.cache.slots,
             vocab_size=self.vocab_size,
-            most_tokens=_USUAL_WIDTH * self.cache.slots + self.max_query,
+            most_tokens=usual_tokens(self.cache.slots, self.max_query),
             window=self.window,
             recorder=self.recorder,
         )
