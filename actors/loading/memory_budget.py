@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -114,12 +115,22 @@ def fit_pages(
     return pages
 
 
-def room_for_pages(devices: Iterable[torch.device], used: Bytes, limit: int | None) -> dict[torch.device, int]:
-    """Return the bytes for KV pages after loading. used: bytes of the weights. limit: for both, per device.
+def room_for_pages(
+    devices: Iterable[torch.device], used: Bytes, limit: int | None, *, reserved: Bytes = MappingProxyType({})
+) -> dict[torch.device, int]:
+    """Return the bytes for KV pages after loading.
 
     Without a limit a CPU's cache gets a quarter of the free memory only.
+
+    Args:
+        used: bytes of the weights.
+        limit: for both, per device.
+        reserved: bytes that CUDA graphs will need, outside the limit.
     """
-    room = {device: _within(free_bytes(device), used.get(device, 0), limit) for device in devices}
+    room = {
+        device: max(_within(free_bytes(device) - reserved.get(device, 0), used.get(device, 0), limit), 0)
+        for device in devices
+    }
     if limit is not None:
         return room
     return {

@@ -23,6 +23,7 @@ from actors.loading.tensor_parallel import Rank, TensorParallelGroup, load_shard
 from actors.loading.tokenizer_pairs import load_draft_mappings, load_logits_mappings
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread, LoopTimes
+from actors.model.cuda_graphs import graph_bytes
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
@@ -87,11 +88,12 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
     column = _sum([each.column for each in loaded] * copies)
     weights = _sum([each.weights for each in loaded])
     slots = choose_slots(spec.slots, loaded[0].model.device)
+    graphs = [graph_bytes(each.model, slots, query) for each, query in zip(loaded, max_queries, strict=True)]
     pages = fit_pages(
         spec.name,
         spec.kv_tokens,
         column=column,
-        room=room_for_pages(column, weights, spec.memory_bytes),
+        room=room_for_pages(column, weights, spec.memory_bytes, reserved=_sum(graphs * copies)),
         slots=slots,
         max_length=max(lengths),
         max_query=max(max_queries),
@@ -102,7 +104,7 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
         runner.cache.dtype = each.spec.kv_torch_dtype
         runner.logits([RowInput(slot=0, start=0, tokens=[0])])
         runner.cache.clear_all()
-        runner.use_trace()
+        runner.warm_up()
         runners.append(runner)
     return runners
 
