@@ -63,12 +63,15 @@ struct Partial {
     }
 };
 
-// Scores of Q queries with the keys of P pages. queries: [dim, Q]. scores: rows of `span`.
+// Scores of Q queries with the keys of P pages. queries: [dim, Q]. scores: rows of `span`. ahead: pages to bring into the
+// cache meanwhile, which lie too far apart for the processor to foresee; or null.
 template <int Q, int P, typename T>
-void score_pages(const float* queries, const T* const* pages, int64_t dim, float* scores) {
+void score_pages(const float* queries, const T* const* pages, const char* const* ahead, int64_t dim, float* scores) {
     constexpr int width = P * parts;
     Registers<Q * width> sums{};
     for (int64_t d = 0; d < dim; ++d) {
+        if (ahead != nullptr && (sizeof(T) == 4 || d % 2 == 0))
+            for (int i = 0; i < P; ++i) __builtin_prefetch(ahead[i] + d * page_size * sizeof(T), 0, 2);
         Registers<width> keys;
         repeat<width>([&](auto i) __attribute__((always_inline)) {
             keys.template at<i>() = load_vector(pages[i / parts] + d * page_size + i % parts * lanes);
@@ -83,21 +86,30 @@ void score_pages(const float* queries, const T* const* pages, int64_t dim, float
 }
 
 template <int Q, typename T>
-void score(const float* queries, const T* const* pages, int64_t count, int64_t dim, float* scores) {
+void score(const float* queries, const T* const* pages, const char* const* ahead, int64_t count, int64_t dim,
+           float* scores) {
     constexpr int step = lanes < 16 ? 1 : Q > 4 ? 2 : 4;
+    const auto following = [&](int64_t page) { return ahead == nullptr ? nullptr : ahead + page; };
     int64_t page = 0;
-    for (; page + step <= count; page += step) score_pages<Q, step>(queries, pages + page, dim, scores + page * page_size);
-    for (; page < count; ++page) score_pages<Q, 1>(queries, pages + page, dim, scores + page * page_size);
+    for (; page + step <= count; page += step)
+        score_pages<Q, step>(queries, pages + page, following(page), dim, scores + page * page_size);
+    for (; page < count; ++page)
+        score_pages<Q, 1>(queries, pages + page, following(page), dim, scores + page * page_size);
 }
 
 // Adds `count` weighted values to V vectors of Q queries' sums. weights: rows of `span`. sums: rows of `stride`.
 template <int Q, int V, typename T>
-void add_vectors(const float* weights, const T* const* values, int64_t count, int64_t stride, int64_t start, float* sums) {
+void add_vectors(const float* weights, const T* const* values, const char* const* ahead, int64_t count,
+                 int64_t stride, int64_t start, float* sums) {
     Registers<Q * V> totals;
     repeat<Q * V>([&](auto i) __attribute__((always_inline)) {
         totals.template at<i>() = load_vector(sums + i / V * stride + start + i % V * lanes);
     });
     for (int64_t c = 0; c < count; ++c) {
+        if (ahead != nullptr) {
+            const char* line = ahead[c / page_size] + (c % page_size * stride + start) * sizeof(T);
+            for (int v = 0; v < V * lanes * static_cast<int>(sizeof(T)); v += 64) __builtin_prefetch(line + v, 0, 2);
+        }
         Registers<V> row;
         repeat<V>([&](auto i) __attribute__((always_inline)) {
             row.template at<i>() = load_vector(values[c] + start + i * lanes);
@@ -112,12 +124,13 @@ void add_vectors(const float* weights, const T* const* values, int64_t count, in
 }
 
 template <int Q, typename T>
-void add(const float* weights, const T* const* values, int64_t count, int64_t stride, float* sums) {
+void add(const float* weights, const T* const* values, const char* const* ahead, int64_t count, int64_t stride,
+         float* sums) {
     constexpr int step = Q > 4 || lanes < 16 ? 2 : 4;
     int64_t start = 0;
     for (; start + step * lanes <= stride; start += step * lanes)
-        add_vectors<Q, step>(weights, values, count, stride, start, sums);
-    for (; start < stride; start += lanes) add_vectors<Q, 1>(weights, values, count, stride, start, sums);
+        add_vectors<Q, step>(weights, values, ahead, count, stride, start, sums);
+    for (; start < stride; start += lanes) add_vectors<Q, 1>(weights, values, ahead, count, stride, start, sums);
 }
 
 // Calls `function` with a constant, its argument: 1 … group.
@@ -160,7 +173,9 @@ class Tile {
     Vector* const totals;  // [queries, parts]
     const void* key_pages[span / page_size];
     const void *value_rows[span], *path_rows[span];  // by column and by position
+    const char *next_keys[span / page_size], *next_values[span / page_size];  // pages of the next block
     int64_t text, least_first, most_first, end, last_column;  // of the tile's sights
+    int64_t each;  // queries whose sums are in registers at a time
     bool branched;
 
   public:
@@ -206,6 +221,8 @@ class Tile {
         text = least_first = std::numeric_limits<int64_t>::max();
         most_first = end = last_column = 0;
         branched = false;
+        const int64_t groups = (count * shared + group - 1) / group;
+        each = (count * shared + groups - 1) / groups;
         for (int64_t i = token; i < token + count; ++i) {
             const Sight sight{call.first(i), call.trunks[i], call.positions[i] + 1, static_cast<uint64_t>(call.branches[i])};
             sights[i - token] = sight;
@@ -222,10 +239,10 @@ class Tile {
     // Writes scaled queries as [dim, group] for each group of queries.
     void pack_queries() {
         for (int64_t i = 0; i < count * shared; ++i) {
-            const int64_t width = std::min(group, count * shared - i / group * group);
+            const int64_t width = std::min(each, count * shared - i / each * each);
             const int64_t offset = (token + i / shared) * call.query_token + (head * shared + i % shared) * call.query_head;
             widen(call.query + offset * bytes(call.number), call.number, call.key_dim, copied_keys);
-            float* to = &queries[i / group * group * call.key_dim + i % group];
+            float* to = &queries[i / each * each * call.key_dim + i % each];
             for (int64_t d = 0; d < call.key_dim; ++d) to[d * width] = copied_keys[d] * call.scale;
         }
     }
@@ -238,15 +255,20 @@ class Tile {
         const bool copies = count * shared > few_queries || call.page_number > Number::bfloat16 || call.value_dim != padded;
         find(block, start, limit, copies);
         if (copies || call.page_number == Number::float32) {
-            compute<float>(block, start, limit, ends);
+            compute<float>(block, start, limit, ends, !copies);
         } else {
-            compute<BFloat16>(block, start, limit, ends);
+            compute<BFloat16>(block, start, limit, ends, true);
         }
     }
 
     // Finds the columns' pages and the rows of values in them, by column - block.
     void find(int64_t block, int64_t start, int64_t limit, bool copies) {
         const int64_t key_dim = call.key_dim, value_dim = call.value_dim;
+        for (int64_t i = 0; !copies && i < span / page_size; ++i) {
+            const int64_t column = std::min(block + block_size + i * page_size, last_column);
+            next_keys[i] = call.page(call.keys, row, head, column, key_dim);
+            next_values[i] = call.page(call.values, row, head, column, value_dim);
+        }
         for (int64_t column = start; column < limit; column += page_size) {
             const int64_t index = column - block, used = std::min(page_size, limit - column);
             const char* keys = call.page(call.keys, row, head, column, key_dim);
@@ -267,12 +289,13 @@ class Tile {
     }
 
     template <typename T>
-    void compute(int64_t block, int64_t start, int64_t limit, bool ends) {
+    void compute(int64_t block, int64_t start, int64_t limit, bool ends, bool fetches) {
         const int64_t total = count * shared, before = start - block, pages = (limit - start + page_size - 1) / page_size;
         const T* const* keys = reinterpret_cast<const T* const*>(key_pages) + before / page_size;
-        for (int64_t i = 0; i < total; i += group)
-            with_constant(std::min(group, total - i), [&](auto width) {
-                score<width>(&queries[i * call.key_dim], keys, pages, call.key_dim, &scores[i * span + before]);
+        for (int64_t i = 0; i < total; i += each)
+            with_constant(std::min(each, total - i), [&](auto width) {
+                score<width>(&queries[i * call.key_dim], keys, i == 0 && fetches ? next_keys : nullptr, pages, call.key_dim,
+                             &scores[i * span + before]);
             });
         for (int64_t i = 0; i < count; ++i) {
             const Sight& sight = sights[i];
@@ -288,9 +311,10 @@ class Tile {
             return;
         }
         const T* const* values = reinterpret_cast<const T* const*>(value_rows) + from - block;
-        for (int64_t i = 0; i < total; i += group)
-            with_constant(std::min(group, total - i), [&](auto width) {
-                add<width>(&scores[i * span + from - block], values, to - from, padded, &sums[i * padded]);
+        for (int64_t i = 0; i < total; i += each)
+            with_constant(std::min(each, total - i), [&](auto width) {
+                add<width>(&scores[i * span + from - block], values, i == 0 && fetches ? next_values : nullptr, to - from,
+                           padded, &sums[i * padded]);
             });
         for (int64_t i = 0; i < count; ++i) add_own<T>(i, block, to, block + block_size);
     }
@@ -327,7 +351,7 @@ class Tile {
         const T* const* values = reinterpret_cast<const T* const*>(rows) + from - block;
         for (int64_t i = index * shared; i < (index + 1) * shared; i += group)
             with_constant(std::min(group, (index + 1) * shared - i), [&](auto width) {
-                add<width>(&scores[i * span + from - block], values, to - from, padded, &sums[i * padded]);
+                add<width>(&scores[i * span + from - block], values, nullptr, to - from, padded, &sums[i * padded]);
             });
     }
 
