@@ -17,6 +17,7 @@ from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
+from actors.model.packed_linear import padded_size
 from actors.model.ragged_batch import RaggedBatch, pack_inputs
 from decoding.errors import ConfigError
 from decoding.sampling.transfer import tensor_on
@@ -126,12 +127,11 @@ class Runner:
 
     def _example(self, counts: Sequence[int], logits: int, start: int = 1) -> Example:
         """Return a call. counts: the tokens of each row, from column `start` on. logits: after how many tokens."""
-        total = sum(counts)
-        tokens = iter([(7 * start + 131 * index) % self.vocab_size for index in range(total)])
+        tokens = iter([(7 * start + 131 * index) % self.vocab_size for index in range(sum(counts))])
         rows = [RowInput(slot, start, list(islice(tokens, count))) for slot, count in enumerate(counts)]
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         inputs, positions, batch = self._inputs(rows)
-        return Example((total, logits), (inputs, positions, torch.arange(logits), batch))
+        return Example((inputs.numel(), logits), (inputs, positions, torch.arange(logits), batch))
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
@@ -144,7 +144,7 @@ class Runner:
             OutOfPagesError: there are too few pages for the new tokens. Nothing was written then.
 
         Returns:
-            [N, V] logits after every token, row after row; with `last_only` [B, V], after each row's last token.
+            [N, V] float32, the logits after every token, row after row; with `last_only` [B, V], after each row's last.
         """
         end = max(row.end for row in rows)
         if end > self.cache.capacity:
@@ -154,7 +154,11 @@ class Runner:
         if self._graphs and bucket:
             logits = self._graphs.logits(bucket, rows)
             return logits[self._ends(rows)] if last_only else logits
-        return self.forward(*self._inputs(rows), self._ends(rows) if last_only else None)
+        inputs, positions, batch = self._inputs(rows)
+        kept = self._ends(rows) if last_only else None
+        if kept is None and inputs.numel() > (count := sum(len(row.tokens) for row in rows)):
+            kept = torch.arange(count)
+        return self.forward(inputs, positions, batch, kept)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
@@ -176,11 +180,23 @@ class Runner:
             ragged_batch=batch,
             kv_pages=self.cache,
         ).logits
-        return logits[0]
+        return logits[0].float()
 
     def _inputs(self, rows: Sequence[RowInput]) -> tuple[Tensor, Tensor, RaggedBatch]:
-        """Return tokens, positions and layout on the device."""
-        return pack_inputs(rows, window=self.window).copy_to(self.device).unpack()
+        """Return tokens, positions and layout on the device. On a CPU there may be padding: once, not in each layer."""
+        count = sum(len(row.tokens) for row in rows)
+        padded = padded_size(count) if self.device.type == "cpu" else count
+        return (
+            pack_inputs(
+                rows,
+                window=self.window,
+                row_count=len(rows) + (padded > count),
+                token_count=padded,
+                spare_slot=self.cache.slots,
+            )
+            .copy_to(self.device)
+            .unpack()
+        )
 
     def _ends(self, rows: Sequence[RowInput]) -> Tensor:
         """Return the index of each row's last token, [B] int64: on the device of the logits, or on the CPU."""

@@ -29,6 +29,7 @@ _ARGUMENTS = {  # each function exists for both types of numbers
     "silu_gate": [_pointer, _size, _size, _size, _pointer],
 }
 _TYPES = ("float32", "bfloat16")
+_OUTPUT_LAYER = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _pointer]
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +54,7 @@ def _load(path: Path) -> ctypes.CDLL:
         for kind in _TYPES:
             function = getattr(loaded, f"{name}_{kind}")
             function.argtypes, function.restype = arguments, None
+    loaded.output_layer_bfloat16.argtypes, loaded.output_layer_bfloat16.restype = _OUTPUT_LAYER, None
     return loaded
 
 
