@@ -134,7 +134,7 @@ class Runner:
         return Example((inputs.numel(), logits), (inputs, positions, torch.arange(logits), batch))
 
     @torch.inference_mode()
-    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
         """Run one forward over ragged rows.
 
         A token attends to the text before it, which this call or earlier ones wrote to the row's slot.
@@ -144,21 +144,20 @@ class Runner:
             OutOfPagesError: there are too few pages for the new tokens. Nothing was written then.
 
         Returns:
-            [N, V] float32, the logits after every token, row after row; with `last_only` [B, V], after each row's last.
+            [n, V] float32 logits after the tokens that want them, row after row.
         """
         end = max(row.end for row in rows)
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         bucket = self._graphs.bucket(rows) if self._graphs else None
+        kept = self._wanted_indices(rows)
         if self._graphs and bucket:
             logits = self._graphs.logits(bucket, rows)
-            return logits[self._ends(rows)] if last_only else logits
-        inputs, positions, batch = self._inputs(rows)
-        kept = self._ends(rows) if last_only else None
-        if kept is None and inputs.numel() > (count := sum(len(row.tokens) for row in rows)):
-            kept = torch.arange(count)
-        return self.forward(inputs, positions, batch, kept)
+            logits = logits if kept is None else logits[kept]
+        else:
+            logits = self.forward(*self._inputs(rows), kept)
+        return logits[: sum(row.logits_count for row in rows)]
 
     def forward(
         self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
@@ -184,24 +183,31 @@ class Runner:
 
     def _inputs(self, rows: Sequence[RowInput]) -> tuple[Tensor, Tensor, RaggedBatch]:
         """Return tokens, positions and layout on the device. On a CPU there may be padding: once, not in each layer."""
-        count = sum(len(row.tokens) for row in rows)
-        padded = padded_size(count) if self.device.type == "cpu" else count
-        return (
-            pack_inputs(
-                rows,
-                window=self.window,
-                row_count=len(rows) + (padded > count),
-                token_count=padded,
-                spare_slot=self.cache.slots,
-            )
-            .copy_to(self.device)
-            .unpack()
+        padding = self._padding(rows)
+        packed = pack_inputs(
+            rows,
+            window=self.window,
+            row_count=len(rows) + bool(padding),
+            token_count=sum(len(row.tokens) for row in rows) + padding,
+            spare_slot=self.cache.slots,
         )
+        return packed.copy_to(self.device).unpack()
 
-    def _ends(self, rows: Sequence[RowInput]) -> Tensor:
-        """Return the index of each row's last token, [B] int64: on the device of the logits, or on the CPU."""
-        ends = [*accumulate(len(row.tokens) for row in rows)]
-        return tensor_on(self.device if self.single_device else "cpu", [end - 1 for end in ends], torch.int64)
+    def _padding(self, rows: Sequence[RowInput]) -> int:
+        """Return how many tokens of padding linear layers want."""
+        count = sum(len(row.tokens) for row in rows)
+        return padded_size(count) - count if self.device.type == "cpu" else 0
+
+    def _wanted_indices(self, rows: Sequence[RowInput]) -> Tensor | None:
+        """Return the tokens after which logits are wanted, int64, at least one; None: all.
+
+        On the device of the logits, or on the CPU.
+        """
+        if all(row.logits_count == len(row.tokens) for row in rows) and not self._padding(rows):
+            return None
+        ends = accumulate(len(row.tokens) for row in rows)
+        wanted = [index for row, end in zip(rows, ends, strict=True) for index in range(end - row.logits_count, end)]
+        return tensor_on(self.device if self.single_device else "cpu", wanted or [0], torch.int64)
 
     def compact(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         """Move the tree nodes in the columns of `path` to the columns from `trunk` on, as text."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loading.checkpoint import ModelSpec, load_tokenizer
 from actors.loops.options import LoopOptions
-from actors.replica.in_process import Engine
 from actors.model.runner import Runner
+from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from actors.wire.addresses import ReplicaAddress

@@ -3,13 +3,16 @@
 They change the logits of P positions, [P, V] float32, in place.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from decoding.sampling.history import Position
+from decoding.kernels.native import library
+from decoding.kernels.native_penalties import penalise_, restore_
+from decoding.sampling.history import Positions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.token_lists import Entries, Span, TokenLists, find_spans
 from decoding.sampling.transfer import copy_to
@@ -25,15 +28,23 @@ class LogitBias:
     spans: Sequence[Span]
 
     @classmethod
-    def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "LogitBias | None":
-        """Build from P positions; None if none has any."""
-        spans = list(find_spans([position.history.biases for position in positions], vocab_size, device))
+    def build(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str) -> "LogitBias | None":
+        """Build from the positions of requests; None if none has any."""
+        sets = [request.history.biases for request in requests for _ in request.depths]
+        spans = list(find_spans(sets, vocab_size, device))
         return cls(spans) if spans else None
 
-    def apply_(self, logits: Tensor) -> None:
-        """Change logits, [P, V], in place."""
-        for start, end, tokens, values in self.spans:
-            logits[start:end, tokens] += values
+    def apply_(self, logits: Tensor) -> Sequence[Tensor]:
+        """Change logits, [N, V], in place. Returns what `undo_` needs."""
+        before = [logits[start:end, tokens] for start, end, tokens, _ in self.spans]
+        for (start, end, tokens, values), values_before in zip(self.spans, before, strict=True):
+            logits[start:end, tokens] = values_before + values
+        return before
+
+    def undo_(self, logits: Tensor, before: Sequence[Tensor]) -> None:
+        """Restore logits, [N, V], in place."""
+        for (start, end, tokens, _), values_before in zip(self.spans, before, strict=True):
+            logits[start:end, tokens] = values_before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,37 +56,117 @@ class Penalties:
     answer, as in vLLM and OpenAI's API: logit − frequency × count − presence × (count > 0).
     """
 
-    entries: Entries  # the distinct tokens before each position; values: their counts in the answer
-    repetition: Tensor  # [P] float32
-    frequency: Tensor  # [P] float32
-    presence: Tensor  # [P] float32
+    tokens: Tensor  # [U] int64, the distinct tokens of the texts, one text after another
+    counts: Tensor  # [U] float32, their counts in the answers
+    shape: Tensor  # [2, N] int64: how many of them come before each position, and the first of them
+    total: int  # the sum of shape[0]
+    paths: Entries  # draft tokens before a position, with their counts, which replace those in the text
+    settings: Tensor  # [3, N] float32: repetition, frequency, presence
 
     @classmethod
-    def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "Penalties | None":
-        """Build from P positions; None if none has any."""
-        lists = TokenLists()
-        for row, (history, path, _) in enumerate(positions):
-            if is_penalised(history.params):
-                lists.add(row, *history.counts.with_path(path))
-        if not lists:
-            return None
-        params = [position.history.params for position in positions]
-        penalties = torch.tensor(
-            [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params], dtype=torch.float32
-        )
-        return cls(lists.entries(vocab_size, device), *copy_to(device, penalties.T.contiguous()))
+    def build(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str) -> "Penalties | None":
+        """Build from the positions of requests, N in all; None if none has any."""
+        lists = _PenaltyLists()
+        for request in requests:
+            lists.add(request)
+        return lists.penalties(vocab_size, device) if lists.tokens else None
 
-    def apply_(self, logits: Tensor) -> None:
-        """Change logits, [P, V], in place."""
-        rows, tokens, counts = self.entries
-        before = logits[rows, tokens]  # [E]
-        repetition = self.repetition[rows]
-        after = torch.where(before < 0, before * repetition, before / repetition)
-        after -= self.frequency[rows] * counts
-        after -= self.presence[rows] * (counts > 0)
-        logits[rows, tokens] = after
+    def apply_(self, logits: Tensor) -> Sequence[Tensor]:
+        """Change logits, [N, V], in place. Returns what `undo_` needs."""
+        of_paths = logits[self.paths.rows, self.paths.tokens]
+        if self._is_native(logits):
+            texts = [penalise_(logits, self.shape, self.tokens, self.counts, self.settings, self.total)]
+        else:
+            rows, tokens, counts = self._spread()
+            texts = [logits[rows, tokens], rows, tokens]
+            logits[rows, tokens] = self._penalise(texts[0], rows, counts)
+        logits[self.paths.rows, self.paths.tokens] = self._penalise(of_paths, self.paths.rows, self.paths.values)
+        return [of_paths, *texts]
+
+    def undo_(self, logits: Tensor, before: Sequence[Tensor]) -> None:
+        """Restore logits, [N, V], in place."""
+        of_paths, of_texts, *entries = before
+        logits[self.paths.rows, self.paths.tokens] = of_paths
+        if entries:
+            logits[entries[0], entries[1]] = of_texts
+        else:
+            restore_(logits, self.shape, self.tokens, of_texts)
+
+    def _is_native(self, logits: Tensor) -> bool:
+        return logits.device.type == "cpu" and logits.is_contiguous() and library() is not None
+
+    def _spread(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a position, a token before it and its count, each [total]."""
+        lengths, firsts = self.shape
+        rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths, output_size=self.total)
+        shifts = firsts - lengths.cumsum(0) + lengths  # [N]
+        index = torch.arange(self.total, device=lengths.device) + shifts[rows]
+        return rows, self.tokens[index], self.counts[index]
+
+    def _penalise(self, logits: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+        """Return the new logits of tokens, [E]. All: [E]."""
+        repetition, frequency, presence = self.settings[:, rows]
+        penalised = torch.where(logits < 0, logits * repetition, logits / repetition)
+        penalised -= frequency * counts
+        penalised -= presence * (counts > 0)
+        return penalised
 
 
 def is_penalised(params: SamplingParams) -> bool:
     """Whether the request has any of the three penalties."""
     return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+
+
+class _PenaltyLists:
+    """Gathers what penalties need of the positions of requests."""
+
+    def __init__(self) -> None:
+        self.tokens, self._counts = array("q"), array("f")  # of the texts, one after another
+        self._lengths: list[int] = []  # how many of them each request has
+        self._size = 0  # N so far
+        self._positions: list[int] = []  # the number of positions of each request
+        self._settings: list[tuple[float, float, float]] = []  # of each request
+        self._paths = TokenLists()
+
+    def add(self, request: Positions) -> None:
+        """Add a request, with penalties or without."""
+        params, start = request.history.params, self._size
+        length = len(self.tokens)
+        if is_penalised(params):
+            tokens, counts = request.history.counts.of_text()
+            self.tokens += tokens
+            self._counts += counts
+            if any(request.depths):
+                for row, path in enumerate(request.paths(), start):
+                    self._paths.add(row, path, request.history.counts.after(path))
+        self._lengths.append(len(self.tokens) - length)
+        self._size += len(request.depths)
+        self._positions.append(len(request.depths))
+        self._settings.append((params.repetition_penalty, params.frequency_penalty, params.presence_penalty))
+
+    def penalties(self, vocab_size: int, device: torch.device | str) -> Penalties:
+        """Return the penalties as tensors on the device."""
+        owners = torch.arange(len(self._lengths)).repeat_interleave(torch.tensor(self._positions))  # [N]
+        tokens, counts, lengths = self._known(vocab_size)
+        starts = lengths.cumsum(0) - lengths
+        shape = torch.stack([lengths[owners], starts[owners]])  # [2, N]
+        settings = torch.tensor(self._settings)[owners].T.contiguous()  # [3, N]
+        return Penalties(
+            copy_to(device, tokens),
+            copy_to(device, counts),
+            copy_to(device, shape),
+            int(shape[0].sum()),
+            self._paths.entries(vocab_size, device),
+            copy_to(device, settings),
+        )
+
+    def _known(self, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens below `vocab_size`, their counts, and how many each request has: a drafter may lack some."""
+        tokens = torch.frombuffer(self.tokens, dtype=torch.int64)
+        counts = torch.frombuffer(self._counts, dtype=torch.float32)
+        lengths = torch.tensor(self._lengths)
+        known = tokens < vocab_size
+        if known.all():
+            return tokens, counts, lengths
+        owners = torch.arange(len(lengths)).repeat_interleave(lengths)
+        return tokens[known], counts[known], owners[known].bincount(minlength=len(lengths))

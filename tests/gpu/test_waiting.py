@@ -8,9 +8,10 @@ import torch
 from actors.drafter.chain import ChainStart, DraftChain
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import SamplingBatch, sample
+from decoding.sampling.sampler import sample
 from tests.support.models import tiny_model
 
 pytestmark = [
@@ -43,7 +44,7 @@ def waiting_is_an_error(runner: Runner) -> Iterator[None]:
 def step(runner: Runner, start: int) -> torch.Tensor:
     """Run a prompt as a call and a step with drafts as a replay; return the tokens, on the GPU."""
     rows = range(len(PARAMS))
-    runner.logits([RowInput(slot, start, [1 + slot] * 40) for slot in rows], last_only=True)
+    runner.logits([RowInput(slot, start, [1 + slot] * 40, wanted=0) for slot in rows])
     logits = runner.logits([RowInput(slot, start + 40, [1, 2, 3]) for slot in rows])
     histories = [History(params, [1] * 44, 4) for params in PARAMS]
     positions = [Position(history, [2, 3][:count]) for history in histories for count in range(3)]

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from actors.model.attention import reference
+from actors.model.native import attention as native
 from actors.model.operator_trace import as_one_operator
 from actors.model.ragged_batch import RaggedBatch
 from decoding.errors import ConfigError
@@ -84,7 +85,8 @@ def _attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """Write the new keys and values to their pages, then attend: [N, heads, Dv]."""
-    return reference.attend(
+    attend = native.attend if native.can_attend(query, keys) else reference.attend
+    return attend(
         *(query, key, value, keys, values, tables, batch), scale=scale, window=window, softcap=softcap, sinks=sinks
     )
 

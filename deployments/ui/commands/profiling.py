@@ -17,9 +17,10 @@ from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import SamplingBatch, sample
+from decoding.sampling.sampler import sample
 from deployments.configuration.config import ServerConfig
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.requests.schema import CompletionRequest
@@ -169,7 +170,7 @@ def _answer(runner: Runner, requests: Sequence[Request]) -> list[TargetAnswer]:
     running = list(range(len(requests)))
     while running:
         rows = [RowInput(slot, len(texts[slot]) - 1, texts[slot][-1:]) for slot in running]
-        logits = runner.logits(rows, last_only=True)
+        logits = runner.logits(rows)
         batch = SamplingBatch.build([Position(histories[slot]) for slot in running], logits.shape[-1], logits.device)
         for slot, token in zip(running, sample(logits, batch).tolist(), strict=True):
             texts[slot].append(token)
