@@ -4,9 +4,12 @@ With few tokens, torch's own `linear` reads weights at little more than half the
 Layers that see the same input are computed as one, on CPUs and GPUs.
 
 For each number of tokens, oneDNN and torch cache 0.8 MiB of code per shape of weights. So packed layers compute few
-numbers of tokens: `padded_size`.
+numbers of tokens: `padded_size`. oneDNN gives a token the same bits for every number of tokens but one, so there are at
+least two. That is checked for each shape on the machine at hand.
 """
 
+import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 from typing import TypeGuard
@@ -14,13 +17,17 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+from transformers.pytorch_utils import Conv1D
 
 from actors.model.operator_trace import as_one_operator
 
 _TOKENS = 8  # the layout is made for so many; it serves other numbers almost as well
 _DTYPES = (torch.float32, torch.bfloat16)
-_EXACT = 16  # tokens; up to here there is no padding
+_LEAST, _EXACT = 2, 16  # tokens; between these there is no padding
 _SIZES_PER_DOUBLING = 8  # beyond that: padding adds at most an eighth
+
+_CHECKED = (2, 3, 4, 8, 16, 18, 32, 64, 128, 256)  # numbers of tokens whose results are compared
+_log = logging.getLogger(__name__)
 
 # Layers that models apply to the same input: joined they keep the threads busy for longer.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -29,30 +36,34 @@ _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class PackedLinear(nn.Module):
     """A linear layer for inference on a CPU; the result equals that of `nn.Linear` up to rounding."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight: [out_features, in_features]; bias: [out_features]."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, deterministic: bool = True) -> None:
+        """weight: [out_features, in_features]; bias: [out_features]. deterministic: see `use_faster_layers`."""
         super().__init__()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TOKENS)
         self.bias = bias
+        self._sizes = _sizes(self.weight) if deterministic else ()
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features]; returns [..., out_features]."""
-        return packed_linear(x, self.weight, self.bias)
+        return packed_linear(x, self.weight, self.bias, self._sizes)
 
 
 def padded_size(tokens: int) -> int:
     """Round a number of tokens up to one that packed layers compute."""
     if tokens <= _EXACT:
-        return tokens
+        return max(tokens, _LEAST)
     step = (1 << (tokens - 1).bit_length() - 1) // _SIZES_PER_DOUBLING
     return -(-tokens // step) * step
 
 
 @as_one_operator
-def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x: [..., in_features]; weight: packed; returns [..., out_features]."""
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int] = ()) -> Tensor:
+    """x: [..., in_features]; weight: packed; sizes: see `PackedLinear`; returns [..., out_features]."""
     tokens = x.shape[:-1].numel()
-    padding = padded_size(tokens) - tokens
+    if sizes and tokens > sizes[-1]:
+        parts = x.reshape(tokens, -1).split(sizes[-1])
+        return torch.cat([packed_linear(part, weight, bias, sizes) for part in parts]).view(*x.shape[:-1], -1)
+    padding = (sizes[bisect_left(sizes, tokens)] if sizes else padded_size(tokens)) - tokens
     result: Tensor
     if padding:
         padded = pad(x.reshape(tokens, -1), (0, 0, 0, padding))
@@ -65,10 +76,33 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 _product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
 
 
+_sizes_by_shape: dict[tuple[object, ...], Sequence[int]] = {}
+
+
+def _sizes(weight: Tensor) -> Sequence[int]:
+    """Return the numbers of tokens that give a token the same bits; () if all do. weight: packed."""
+    key = *weight.shape, weight.dtype, torch.get_num_threads()
+    if key not in _sizes_by_shape:
+        x = torch.randn(_CHECKED[-1], weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+        sizes = _largest_group([_product(x[:count], weight, None) for count in _CHECKED])
+        if len(sizes) < len(_CHECKED):
+            _log.warning("products of %s run with %s tokens only, where rounding is the same", [*weight.shape], sizes)
+        _sizes_by_shape[key] = () if len(sizes) == len(_CHECKED) else sizes
+    return _sizes_by_shape[key]
+
+
+def _largest_group(results: Sequence[Tensor]) -> Sequence[int]:
+    """Return the numbers of rows of those results that agree with each other. They are of the same rows' beginnings."""
+    groups = [
+        [len(right) for right in results if torch.equal(left[: len(right)], right[: len(left)])] for left in results
+    ]
+    return max(groups, key=len)
+
+
 class JoinedLinear(nn.Module):
     """Several linear layers as one, computed by torch."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, deterministic: bool = True) -> None:
         """weight: [out_features, in_features]; bias: [out_features]."""
         super().__init__()
         self.weight, self.bias = weight, bias
@@ -81,11 +115,11 @@ class JoinedLinear(nn.Module):
 class LinearGroup:
     """Several linear layers that see the same input, computed at once when the first of them is called."""
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], *, deterministic: bool = True) -> None:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [bias for linear in linears if (bias := getattr(linear, "bias", None)) is not None]
         kind = PackedLinear if weight.device.type == "cpu" else JoinedLinear
-        self.joined = kind(weight, torch.cat(biases) if biases else None)
+        self.joined = kind(weight, torch.cat(biases) if biases else None, deterministic=deterministic)
         self.in_features = linears[0].in_features
         self.example = weight.new_empty(0)  # has their dtype and device
         self._sizes = [linear.out_features for linear in linears]
@@ -118,24 +152,26 @@ class GroupedLinear(nn.Module):
 
 
 @torch.no_grad()
-def pack_linears(module: nn.Module) -> None:
+def pack_linears(module: nn.Module, *, deterministic: bool = True) -> None:
     """Replace the linear layers below `module` that profit, one at a time to save memory."""
     for names in _GROUPS:
-        _join(module, names)
+        _join(module, names, deterministic)
     for name, child in module.named_children():
-        if _profits(child) and child.weight.device.type == "cpu":
-            setattr(module, name, PackedLinear(child.weight, child.bias))
+        if isinstance(child, Conv1D) and _is_fast(child):
+            setattr(module, name, PackedLinear(child.weight.T, child.bias, deterministic=deterministic))
+        elif _profits(child) and child.weight.device.type == "cpu":
+            setattr(module, name, PackedLinear(child.weight, child.bias, deterministic=deterministic))
         else:
-            pack_linears(child)
+            pack_linears(child, deterministic=deterministic)
 
 
-def _join(module: nn.Module, names: Sequence[str]) -> None:
+def _join(module: nn.Module, names: Sequence[str], deterministic: bool) -> None:
     """Join the layers of these names, if the module has all of them and they are alike."""
     linears = [child for name in names if _profits(child := getattr(module, name, None))]
     kinds = {(layer.weight.device, layer.weight.dtype, layer.bias is None) for layer in linears}
     if len(linears) < len(names) or len(kinds) > 1:
         return
-    group = LinearGroup(linears)
+    group = LinearGroup(linears, deterministic=deterministic)
     for index, name in enumerate(names):
         setattr(module, name, GroupedLinear(group, index))
 
@@ -144,9 +180,14 @@ def _profits(module: object) -> TypeGuard[nn.Linear]:
     """Whether it is a plain linear layer, on one device, of a dtype that is fast there."""
     if type(module) is not nn.Linear or hasattr(module, "_hf_hook"):
         return False
-    if module.weight.device.type != "cpu":
+    if module.weight.device.type == "cuda":
         return module.weight.is_floating_point()
-    if module.weight.dtype not in _DTYPES:
+    return _is_fast(module)
+
+
+def _is_fast(module: nn.Linear | Conv1D) -> bool:
+    """Whether oneDNN computes the layer on this CPU, and in its dtype."""
+    if hasattr(module, "_hf_hook") or module.weight.device.type != "cpu" or module.weight.dtype not in _DTYPES:
         return False
     if not torch.backends.mkldnn.is_available():
         return False

@@ -17,6 +17,7 @@ from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
+from actors.model.packed_linear import padded_size
 from actors.model.ragged_batch import RaggedBatch, pack_inputs, wanted_tokens
 from decoding.errors import ConfigError
 from decoding.sampling.transfer import tensor_on
@@ -142,12 +143,11 @@ class Runner:
 
     def _example(self, counts: Sequence[int], logits: int, start: int = 1) -> Example:
         """Return a call. counts: the tokens of each row, from column `start` on. logits: after how many tokens."""
-        total = sum(counts)
-        tokens = iter([(7 * start + 131 * index) % self.vocab_size for index in range(total)])
+        tokens = iter([(7 * start + 131 * index) % self.vocab_size for index in range(sum(counts))])
         rows = [RowInput(slot, start, list(islice(tokens, count))) for slot, count in enumerate(counts)]
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         inputs, positions, batch = self._inputs(rows)
-        return Example((total, logits), (inputs, positions, torch.arange(logits), batch))
+        return Example((inputs.numel(), logits), (inputs, positions, torch.arange(logits), batch))
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput]) -> Tensor:
@@ -160,7 +160,7 @@ class Runner:
             OutOfPagesError: there are too few pages for the new tokens. Nothing was written then.
 
         Returns:
-            [n, V] logits after the tokens that want them, row after row.
+            [n, V] float32 logits after the tokens that want them, row after row.
         """
         end = max(row.end for row in rows)
         if end > self.cache.capacity:
@@ -192,18 +192,31 @@ class Runner:
             ragged_batch=batch,
             kv_pages=self.cache,
         ).logits
-        return logits[0]
+        return logits[0].float()
 
     def _inputs(self, rows: Sequence[RowInput]) -> tuple[Tensor, Tensor, RaggedBatch]:
-        """Return tokens, positions and layout on the device."""
-        return pack_inputs(rows, window=self.window).copy_to(self.device).unpack()
+        """Return tokens, positions and layout on the device. On a CPU there may be padding: once, not in each layer."""
+        padding = self._padding(rows)
+        packed = pack_inputs(
+            rows,
+            window=self.window,
+            row_count=len(rows) + bool(padding),
+            token_count=sum(len(row.tokens) for row in rows) + padding,
+            spare_slot=self.cache.slots,
+        )
+        return packed.copy_to(self.device).unpack()
+
+    def _padding(self, rows: Sequence[RowInput]) -> int:
+        """Return how many tokens of padding linear layers want."""
+        count = sum(len(row.tokens) for row in rows)
+        return padded_size(count) - count if self.device.type == "cpu" else 0
 
     def _wanted(self, rows: Sequence[RowInput]) -> Tensor | None:
         """Return the tokens after which logits are wanted, int64, at least one; None: all.
 
         On the device of the logits, or on the CPU.
         """
-        if all(row.logits_count == len(row.tokens) for row in rows):
+        if all(row.logits_count == len(row.tokens) for row in rows) and not self._padding(rows):
             return None
         return tensor_on(self.device if self.single_device else "cpu", wanted_tokens(rows) or [0], torch.int64)
 

@@ -18,6 +18,7 @@ _ARGUMENTS = {  # each function exists for both types of numbers
     "silu_gate": [_pointer, _size, _size, _size, _pointer],
 }
 _TYPES = ("float32", "bfloat16")
+_OUTPUT_LAYER = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _pointer]
 
 
 @functools.cache
@@ -33,4 +34,5 @@ def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
         for kind in _TYPES:
             function = getattr(loaded, f"{name}_{kind}")
             function.argtypes, function.restype = arguments, None
+    loaded.output_layer_bfloat16.argtypes, loaded.output_layer_bfloat16.restype = _OUTPUT_LAYER, None
     return loaded
