@@ -37,6 +37,15 @@ class _Replica:
         return max(len(self.request_ids), reported)  # includes other coordinators' requests
 
     @property
+    def free_slots(self) -> int:
+        """Requests that could still run; 0 if unknown."""
+        return max(0, self.report.capacity - self.load) if self.report else 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.report is not None and not self.free_slots
+
+    @property
     def is_available(self) -> bool:
         return not (self.leaving or self.suspected)
 
@@ -91,9 +100,9 @@ class ReplicaTable:
         return address.name
 
     def choose(self, model: str) -> ReplicaAddress | None:
-        """Return the least loaded replica of the model. One that seems to hang is the last resort."""
+        """Return the least loaded replica of the model that has room. One that seems to hang is the last resort."""
         candidates = [replica for replica in self._replicas.values() if replica.model == model and not replica.leaving]
-        best = min(candidates, key=lambda replica: (replica.suspected, replica.load), default=None)
+        best = min(candidates, key=lambda replica: (replica.suspected, replica.is_full, replica.load), default=None)
         return None if best is None else best.address
 
     def address(self, name: str) -> ReplicaAddress:
@@ -191,7 +200,7 @@ class ReplicaTable:
     def waiting_requests_to_move(self, model: str) -> list[int]:
         """Return requests that wait for a slot while other replicas have free ones: at most as many as those."""
         replicas = self._settled_replicas(model)
-        free_slots = sum(max(0, replica.report.slots - replica.load) for replica in replicas if replica.report)
+        free_slots = sum(replica.free_slots for replica in replicas)
         waiting: list[int] = []
         for replica in replicas:
             if replica.report is not None and replica.report.waiting:

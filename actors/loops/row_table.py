@@ -22,7 +22,6 @@ class RowTable(Generic[R]):
         self._removed = removed
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
-        self.preemptions = 0
         self.drafting = True  # whether drafts are wanted
         self.in_trial = False  # whether `drafting` was set for a trial only
         self.speculation_gain = 1.0  # as in Report
@@ -71,7 +70,15 @@ class RowTable(Generic[R]):
             self.drafting and not self.in_trial,
             attached_drafters,
             self.speculation_gain,
+            self._cache.allocator.pages,
+            self._cache.allocator.used,
+            self._cache.allocator.shared,
         )
+
+    @property
+    def evictions(self) -> int:
+        """Number of known pages that were used again so far."""
+        return self._cache.allocator.evictions
 
     def preempt_youngest(self) -> bool:
         """Preempt the row that entered last, unless it is the only one with pages. Returns whether it did."""
@@ -88,7 +95,6 @@ class RowTable(Generic[R]):
         row.undo()
         row.resume(0)
         self._waiting = {row.key: row, **self._waiting}
-        self.preemptions += 1
 
     def make_ready(self) -> list[tuple[R, BaseException]]:
         """Let rows enter, share pages and get their grammars. Return rows whose grammar failed, with the error."""

@@ -79,7 +79,9 @@ class Scheduler(Generic[R]):
             compute(shares)
         except OutOfPagesError as error:
             self._undo(shares)
-            if not self._rows.preempt_youngest():
+            if self._rows.preempt_youngest():
+                self._times.preemptions += 1
+            else:
                 reason = f"the request does not fit into the KV cache, even alone: {error}"
                 self._give_up(shares[0].row, UnavailableError(reason))
         except torch.OutOfMemoryError as error:
@@ -98,6 +100,7 @@ class Scheduler(Generic[R]):
 
     def _note_success(self, shares: Sequence[Share[R]]) -> None:
         self._steps += 1
+        self._times.evictions = self._rows.evictions
         for share in shares:
             share.row.last_step = self._steps
         self._successes += 1

@@ -25,6 +25,8 @@ class LoopTimes:
     idle_s: float = 0.0  # without requests
     trial_loss_s: float = 0.0  # of a target: lost in trials of the slower way of decoding
     out_of_memory: int = 0  # number of forwards that ran out of memory
+    preemptions: int = 0  # of rows, whose KV pages others needed
+    evictions: int = 0  # of KV pages of ended texts
 
     def note_wait(self, seconds: float, *, with_requests: bool) -> None:
         """Add time in which nothing was computed."""

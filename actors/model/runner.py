@@ -118,7 +118,8 @@ class Runner:
             return
         try:
             traced = trace(self._call, *(self._example([tokens], logits) for tokens, logits in _TRACED_SIZES))
-            long = min(_MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - _COMPARED_START)
+            room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
+            long = min(_MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - _COMPARED_START, room)
             for counts in ([1], [2, 1], [long, long]):
                 self._compare(traced, counts)
         except UntraceableError as error:

@@ -128,4 +128,7 @@ def _combine(target: Report, drafter: Report) -> Report:
         drafting=target.drafting,
         attached_drafters=target.attached_drafters,
         speculation_gain=target.speculation_gain,
+        pages=target.pages + drafter.pages,
+        used_pages=target.used_pages + drafter.used_pages,
+        shared_pages=target.shared_pages + drafter.shared_pages,
     )

@@ -116,10 +116,13 @@ class TargetInbox:
 
     def _admit(self, peer: str, message: Admit) -> None:
         """Raises UnavailableError or InvalidRequestError if the request can't be served here."""
-        needed = message.prompt_length + message.params.max_tokens
-        if needed > self._runner.max_length:
-            limit = self._runner.max_length
-            raise UnavailableError(f"the request needs {needed} positions, but the target has {limit}")
+        limit = self._runner.max_length
+        if message.prompt_length + message.params.max_tokens > limit:
+            reason = (
+                f"max_tokens is {message.params.max_tokens} after a prompt of {message.prompt_length} tokens, but the "
+                f"target has room for {limit} together; lower it to {max(limit - message.prompt_length, 0)} or less"
+            )
+            raise InvalidRequestError(reason, field="max_tokens")
         if not self._runner.can_run(message.tokens):
             size = self._runner.vocab_size
             raise UnavailableError(f"the prompt is empty, or has tokens outside the target's vocabulary of {size}")

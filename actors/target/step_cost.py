@@ -73,7 +73,7 @@ class StepCost:
 
 
 def measure_step_cost(runner: Runner) -> StepCost:
-    """Time steps of a few sizes on an idle runner, which also warms it up. Overwrites slot 0.
+    """Time steps of a few sizes on an idle runner, which also warms it up.
 
     The minimum of several rounds counts, because other replicas may be starting on the same machine.
     """
@@ -90,4 +90,5 @@ def measure_step_cost(runner: Runner) -> StepCost:
             seconds[index] = min(seconds[index], timer.seconds())
         if time.perf_counter() > end_s:
             break
+    runner.cache.clear_all()
     return StepCost(sizes, seconds, runner.padded_sizes)

@@ -232,12 +232,20 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     """A sign of life of a replica's loop, with its load. Sent to every peer once a second."""
 
     active: int  # requests that hold a slot
-    waiting: int  # requests that wait for one
+    waiting: int  # requests that wait for a slot or for KV pages
     slots: int
     request_ids: list[int]  # the receiver's requests among them; waiting ones last
     drafting: bool = True  # of a target: whether it wants drafts; False while plain decoding is faster
     attached_drafters: dict[int, str] = {}  # of a target: drafters by the receiver's requests
     speculation_gain: float = 1.0  # of a target: speed relative to plain decoding, by trials; 1: unknown
+    pages: int = 0  # of the KV cache
+    used_pages: int = 0  # that requests hold
+    shared_pages: int = 0  # that more than one holds
+
+    @property
+    def capacity(self) -> int:
+        """Requests that can run at once: as many as slots, or fewer while some wait although slots are free."""
+        return self.active if self.waiting and self.active else self.slots
 
 
 Message = (

@@ -53,7 +53,7 @@ class LiveMetrics(Collector):
             for name, text in (
                 ("num_requests_running", "Requests that have begun."),
                 ("num_requests_waiting", "Requests that wait for their turn."),
-                ("kv_cache_usage_perc", "Share of the target's KV slots in use, 1 is all."),
+                ("kv_cache_usage_perc", "Share of the target's KV pages in use, 1 is all."),
             )
         }
         for name, served in self._service.endpoints.items():
@@ -61,8 +61,7 @@ class LiveMetrics(Collector):
             families["num_requests_running"].add_metric(labels, running[name])
             families["num_requests_waiting"].add_metric(labels, waiting[name])
             targets = [replica for replica in replicas if replica.model == served.endpoint.target]
-            slots = sum(replica.slots for replica in targets)
-            usage = sum(replica.running for replica in targets) / slots if slots else 0.0
+            usage = sum(replica.kv_usage for replica in targets) / max(len(targets), 1)
             families["kv_cache_usage_perc"].add_metric(labels, usage)
         yield from families.values()
 

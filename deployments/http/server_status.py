@@ -49,8 +49,9 @@ class ReplicaLoad(BaseModel, frozen=True):
     model: str
     role: str
     running: int  # requests that hold a slot
-    waiting: int  # requests that wait for one
+    waiting: int  # requests that wait for one, or for KV pages
     slots: int
+    kv_usage: float  # share of the KV pages that requests hold
     drafting: bool | None  # whether a target wants drafts now; null for drafters
 
 
@@ -108,5 +109,6 @@ def _replica(address: ReplicaAddress, report: Report | None, *, role: str) -> Re
         running=latest.active,
         waiting=latest.waiting,
         slots=latest.slots,
+        kv_usage=round(latest.used_pages / max(latest.pages, 1), 4),
         drafting=None if report is None or role == "drafter" else latest.drafting,
     )

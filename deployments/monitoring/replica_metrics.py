@@ -14,8 +14,11 @@ from actors.wire.messages import Report
 
 GAUGES = {
     "vllm_num_requests_running": "Requests that hold a slot.",
-    "vllm_num_requests_waiting": "Requests that wait for a slot.",
-    "vllm_kv_cache_usage_perc": "Share of the KV slots in use, 1 is all.",
+    "vllm_num_requests_waiting": "Requests that wait for a slot or for KV pages.",
+    "vllm_kv_cache_usage_perc": "Share of the KV pages in use, 1 is all.",
+    "consort_kv_pages": "Pages of the KV cache, of 16 tokens each.",
+    "consort_kv_pages_used": "KV pages that requests hold.",
+    "consort_kv_pages_shared": "KV pages that more than one request holds.",
     "consort_drafting": "Target: 1 while drafts are wanted, 0 while plain decoding is faster.",
     "consort_speculation_gain": "Target: speed with speculation relative to plain decoding, by its trials; 1: unknown.",
 }
@@ -35,6 +38,11 @@ COUNTERS = {  # by field of LoopTimes, and `malformed`
     ),
     "idle_s": ("consort_idle_seconds_total", "Time without requests."),
     "out_of_memory": ("consort_out_of_memory_total", "Forwards that ran out of device memory."),
+    "preemptions": (
+        "consort_preemptions_total",
+        "Requests that gave back their KV pages and computed their text anew.",
+    ),
+    "evictions": ("consort_kv_evictions_total", "KV pages of ended texts whose memory was used again."),
 }
 
 
@@ -63,7 +71,10 @@ class ReplicaMetrics:
         values = (
             report.active,
             report.waiting,
-            report.active / max(report.slots, 1),
+            report.used_pages / max(report.pages, 1),
+            report.pages,
+            report.used_pages,
+            report.shared_pages,
             report.drafting,
             report.speculation_gain,
         )

@@ -31,7 +31,7 @@ class LoadMeter:
         return ReplicaLoad(
             rows=report.active,
             waiting=report.waiting,
-            slots=report.slots,
+            slots=report.capacity,
             drafting=float(report.drafting),
             lag=since.waited_s / active_s if active_s else 0.0,
             busy=computed_s / (active_s + since.idle_s) if computed_s else 0.0,

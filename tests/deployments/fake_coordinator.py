@@ -37,7 +37,7 @@ class FakeCoordinator:
 
     def reports(self) -> list[tuple[ReplicaAddress, Report | None]]:
         """Report one half-used replica of the target, and one of the drafter without a report yet."""
-        report = Report(active=2, waiting=1, slots=self.slots, request_ids=[], drafting=True)
+        report = Report(active=2, waiting=1, slots=self.slots, request_ids=[], pages=8, used_pages=4)
         target, drafter = (ReplicaAddress(f"{name}-0", name, "tcp://127.0.0.1:1") for name in ("target", "drafter"))
         return [(target, report), (drafter, None)]
 

@@ -30,6 +30,13 @@ def test_other_coordinators_load_counts() -> None:
     assert [table.assign("m", i) for i in range(3)] == ["b", "b", "b"]
 
 
+def test_a_replica_whose_memory_is_full_gets_nothing_while_another_has_room() -> None:
+    table = make_table("a", "b")
+    for name, report_ in (("a", Report(2, 1, 16, [1, 2, 3])), ("b", Report(9, 0, 16, []))):
+        table.record_message(name, 1.0, report_)
+    assert table.assign("m", 10) == "b"
+
+
 def test_a_model_without_replicas_gets_no_requests() -> None:
     table = make_table("a")
     assert table.assign("other", 1) is None

@@ -41,16 +41,16 @@ def test_a_cancellation_does_not_overtake_the_admission_before_it() -> None:
     for peer, message in desk.mailbox.receive(0.0):
         assert isinstance(message, Admit)
         desk.rows.add(Row(peer, message))
-    assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[])
+    assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[], pages=1)
 
 
 def test_cancel_frees_the_slot() -> None:
     desk = Desk()
     desk.admit()
-    assert desk.rows.report() == Report(active=1, waiting=0, slots=1, request_ids=[])
+    assert desk.rows.report() == Report(active=1, waiting=0, slots=1, request_ids=[], pages=1)
     desk.coordinator.send("target", [Cancel(7)])
     list(desk.mailbox.receive(0.0))
-    assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[])
+    assert desk.rows.report() == Report(active=0, waiting=0, slots=1, request_ids=[], pages=1)
 
 
 def test_a_wait_without_requests_counts_as_idle() -> None:
@@ -67,7 +67,7 @@ def test_coordinators_get_reports_and_are_forgotten_when_silent() -> None:
     desk = Desk()
     desk.admit()
     desk.mailbox.close_turn()
-    assert desk.coordinator.receive(0.0) == [("target", Report(active=1, waiting=0, slots=1, request_ids=[7]))]
+    assert desk.coordinator.receive(0.0) == [("target", Report(active=1, waiting=0, slots=1, request_ids=[7], pages=1))]
     for _ in range(4):
         assert len(desk.rows) == 1
         desk.now_s += mailbox._MAX_SILENCE_S / 4 + 1

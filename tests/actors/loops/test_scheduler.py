@@ -171,7 +171,7 @@ def test_no_page_is_lost_and_every_text_is_written(pages: int) -> None:
                 stage.rows.remove(row.key)
     assert sorted(ended) == list(range(8))
     assert (stage.cache.allocator.used, stage.cache.free, stage.failed) == (0, 4, [])
-    assert (stage.rows.preemptions > 0) == (pages < 200)
+    assert (stage.times.preemptions > 0) == (pages < 200)
 
 
 def test_a_row_without_pages_even_alone_fails_and_the_next_one_runs() -> None:

@@ -275,9 +275,13 @@ def test_a_replica_sums_what_live_coordinators_hold_back() -> None:
 
 def test_a_replica_tells_its_load() -> None:
     meter = LoadMeter()
-    report = Report(3, 2, 16, [], drafting=False)
+    report = Report(3, 0, 16, [], drafting=False)
     first = meter.measure(report, LoopTimes(5, step_s=3.0, prefill_s=1.0, waited_s=1.0, idle_s=5.0))
-    assert first == ReplicaLoad(3, 2, 16, drafting=0.0, lag=0.2, busy=0.4)
+    assert first == ReplicaLoad(3, 0, 16, drafting=0.0, lag=0.2, busy=0.4)
     assert meter.measure(report, LoopTimes(5, step_s=3.0, prefill_s=1.0, waited_s=1.0, idle_s=15.0)) == ReplicaLoad(
-        3, 2, 16, 0.0, 0.0, 0.0
+        3, 0, 16, 0.0, 0.0, 0.0
     )
+
+
+def test_while_rows_wait_for_memory_the_running_ones_count_as_all_that_fit() -> None:
+    assert LoadMeter().measure(Report(3, 2, 16, []), LoopTimes()).slots == 3
