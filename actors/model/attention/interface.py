@@ -5,6 +5,7 @@ get the tokens of all rows, one row after another, as a batch of one; only atten
 """
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,9 +85,18 @@ def _attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """Write the new keys and values to their pages, then attend: [N, heads, Dv]."""
-    return reference.attend(
+    return _implementation(query.device)(
         *(query, key, value, keys, values, tables, batch), scale=scale, window=window, softcap=softcap, sinks=sinks
     )
+
+
+def _implementation(device: torch.device) -> Callable[..., Tensor]:
+    """Return the fastest on a device. Triton is imported where there is a GPU only."""
+    if device.type != "cuda":
+        return reference.attend
+    from actors.model.attention import triton_kernel
+
+    return triton_kernel.attend
 
 
 AttentionInterface.register(NAME, attend_to_pages)
