@@ -2,10 +2,12 @@
 
 ConsortError
 ├── InvalidRequestError     the caller's request can't be served as it is; names the field (HTTP 400)
+│   ├── ContextLengthError  prompt and answer don't fit into the model's context
 │   └── UnknownModelError   no endpoint of that name (HTTP 404)
 ├── ConfigError             the configuration can't work; names the key and the fix
 ├── OverloadedError         the bounded queue is full; try again later (HTTP 429)
 ├── DeadlineError           the request took longer than it was given (HTTP 408)
+├── OutOfPagesError         the KV cache is full; internal: loops preempt a row
 └── UnavailableError        no replica could serve the request in time (HTTP 503)
 """
 
@@ -36,6 +38,10 @@ def require(holds: bool, field: str, given: object, expected: str) -> None:
         raise InvalidRequestError(f"{field} must be {expected}, not {given!r}.", field=field)
 
 
+class ContextLengthError(InvalidRequestError):
+    """The prompt, or the prompt with the answer that was asked for, is longer than the model's context."""
+
+
 class UnknownModelError(InvalidRequestError):
     """The request names an endpoint that is not configured."""
 
@@ -55,6 +61,10 @@ class OverloadedError(ConsortError):
 
 class DeadlineError(ConsortError):
     """The request took longer than it was given."""
+
+
+class OutOfPagesError(ConsortError):
+    """More KV pages are needed than are free or can be evicted. Internal: loops catch it and preempt a row."""
 
 
 class UnavailableError(ConsortError):

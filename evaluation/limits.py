@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
-from decoding.sampling.sampler import SamplingBatch, sample
+from decoding.sampling.sampler import sample
 
 
 @dataclass(frozen=True, slots=True)

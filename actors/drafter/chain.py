@@ -17,8 +17,9 @@ from actors.model.graph_recorder import Replay
 from actors.model.ragged_batch import RaggedBatch, pack_inputs, padding_row
 from actors.model.runner import Runner
 from decoding.drafts.calibration import RANKS
-from decoding.sampling.chain_sampler import ChainSampler
+from decoding.sampling.batch import SamplingBatch, chain_settings
 from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import rank
 from decoding.sampling.transfer import copy_into, copy_to
 
 # Tokens of one chain: a target may be waiting for the first, and a verdict may end the chain at any time. On a CPU, the
@@ -39,15 +40,13 @@ class _Bucket(NamedTuple):
 
     rows: int
     length: int
-    sampler: ChainSampler
 
 
 class _Inputs(NamedTuple):
     """The inputs of one chain."""
 
     integers: Tensor  # [3 + 4 C, B] int64: first tokens, slots, trunks; per step positions, columns, lengths, branches
-    settings: Tensor  # [S, B] float64
-    keys: Tensor  # [C, B, 2] int32
+    settings: Tensor  # [C, B, 6] float64, see `SamplingBatch`
 
 
 class DraftChain:
@@ -77,19 +76,21 @@ class DraftChain:
         cache = self._runner.cache
         counts = sorted({rows_bucket(count) for count in range(1, min(cache.slots, MAX_ROWS) + 1)})
         for count in counts if self._runner.recorder else ():
-            for temperature in (0.0, 1.0):
-                params = SamplingParams(max_tokens=1, temperature=temperature)
-                starts = [ChainStart(RowInput(cache.slots, 0, [0]), params, 1)] * count
-                for length in range(1, _MAX_LENGTH_ON_GPU + 1):
-                    self.run(starts, length)
+            starts = [ChainStart(RowInput(cache.slots, 0, [0]), SamplingParams(max_tokens=1), 1)] * count
+            for length in range(1, _MAX_LENGTH_ON_GPU + 1):
+                self.run(starts, length)
 
     @torch.inference_mode()
     def run(self, starts: Sequence[ChainStart], length: int) -> list[list[DraftChoice]]:
-        """Return each row's choices after its first token, after the best of these, and so on."""
+        """Return each row's choices after its first token, after the best of these, and so on.
+
+        Raises:
+            OutOfPagesError: as in `Runner.logits`.
+        """
         runner = self._runner
-        sampler = ChainSampler.of([start.params for start in starts], runner.vocab_size)
+        runner.cache.prepare_writes((run.slot, run.start, run.end + length - 1) for run, _, _ in starts)
         count = len(starts) if runner.recorder is None else rows_bucket(len(starts))
-        bucket = _Bucket(count, length, sampler)
+        bucket = _Bucket(count, length)
         choices = self._replay(bucket, self._inputs(bucket, starts)).tolist()  # the only wait of the host
         return [[DraftChoice.ranked(*choices[step][row]) for step in range(length)] for row in range(len(starts))]
 
@@ -117,9 +118,9 @@ class DraftChain:
                 slots, offsets, lengths, columns, positions, offsets[:-1], trunks, branches, window_branches=branches
             )
             logits = self._runner.forward(tokens[None], positions[None], batch)  # [B, V]
-            best = bucket.sampler.scores(logits, inputs.settings, inputs.keys[step]).topk(RANKS, dim=-1)
-            tokens = best.indices[:, 0]
-            choices.append(torch.stack([best.indices.double(), best.values.double()], dim=1))  # both fit exactly
+            best, scores = rank(logits, SamplingBatch(inputs.settings[step]), RANKS)
+            tokens = best[:, 0]
+            choices.append(torch.stack([best.double(), scores.double()], dim=1))  # both fit exactly
         return torch.stack(choices)
 
     def _inputs(self, bucket: _Bucket, starts: Sequence[ChainStart]) -> _Inputs:
@@ -132,9 +133,7 @@ class DraftChain:
         for columns in steps[1:, 1]:
             branches.append(branches[-1] | (1 << (columns - batch.trunks)))
         later = torch.cat([steps, torch.stack(branches)[:, None]], dim=1)  # [C, 4, B]
-        params = [start.params for start in starts]
         return _Inputs(
             integers=torch.cat([tokens, batch.slots[None], batch.trunks[None], later.flatten(0, 1)]),
-            settings=bucket.sampler.settings(params, bucket.rows),
-            keys=bucket.sampler.keys([(start.params, start.position) for start in starts], bucket.length, bucket.rows),
+            settings=chain_settings([start[1:] for start in starts], bucket.length, bucket.rows),
         )

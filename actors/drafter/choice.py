@@ -16,9 +16,10 @@ from actors.drafter.tree import DraftChoice, DraftNode
 from actors.tokenizers.draft_mapping import DraftMapping
 from decoding.drafts.calibration import RANKS
 from decoding.drafts.rejection import distributions, draw
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Position
 from decoding.sampling.noise import draft_stream, gumbel, noise_key
-from decoding.sampling.sampler import SamplingBatch, process, rank
+from decoding.sampling.sampler import process, rank
 from decoding.sampling.transfer import tensor_on
 
 
@@ -64,16 +65,9 @@ def _mapped_scores(
 ) -> Tensor:
     """Return [N, V] scores. A token gets the noise of the target's token with the same string."""
     scores = process(logits.float().masked_fill(draft_mapping.impossible, -math.inf), batch)
-    pairs = zip(rows, nodes, strict=True)
-    keys = {
-        index: noise_key(row.params.seed, row.position_below(node))
-        for index, (row, node) in enumerate(pairs)
-        if not row.params.greedy
-    }
-    if not keys:
-        return scores
-    noise = gumbel(tensor_on(logits.device, list(keys.values()), torch.int32), draft_mapping.noise_ids)
-    return scores.index_add(0, tensor_on(logits.device, list(keys), torch.int64), noise)
+    keys = [noise_key(row.params.seed, row.position_below(node)) for row, node in zip(rows, nodes, strict=True)]
+    noisy = gumbel(tensor_on(logits.device, keys, torch.int32), draft_mapping.noise_ids).add_(scores)
+    return torch.where((batch.temperature == 0)[:, None], scores, noisy)
 
 
 def _draw(rows: Sequence[DrafterRow], nodes: Sequence[DraftNode], logits: Tensor) -> list[DraftChoice]:

@@ -245,6 +245,7 @@ class CrossTokenizerRow(DrafterRow):
         """Cut the text to its first `count` tokens, and forget all drafts."""
         self._forget(count)
         del self.tokens[count:]
+        del self.page_keys[count // self._runner.cache.page_size :]
         self.history = History(self.params, self.tokens, self.prompt_length)
 
     def _forget(self, count: int) -> None:

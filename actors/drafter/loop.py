@@ -64,7 +64,9 @@ class Drafter:
         self._chain.warm_up()
         self._mailbox = Mailbox(link, self._rows, self.times)
         chunk = min(options.prefill_chunk, runner.max_query)
-        self._backoff = OomBackoff(runner.cache.slots, self.times, self._give_back, prefill_chunk=chunk)
+        self._backoff = OomBackoff(
+            runner.cache.slots, self.times, self._give_back, prefill_chunk=chunk, preempt=self._rows.preempt_youngest
+        )
         self._structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
         self._draft_mappings = {name: mapping.to(runner.device) for name, mapping in options.draft_mappings.items()}

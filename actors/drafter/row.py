@@ -16,7 +16,7 @@ from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.calibration import RankCalibration
 from decoding.drafts.trie import Distribution
-from decoding.sampling.chain_sampler import can_chain
+from decoding.sampling.batch import can_chain
 from decoding.sampling.history import History
 
 WIDTH = 8  # the most tokens of a row in one step
@@ -75,10 +75,10 @@ class DrafterRow(Row):
         return self._lookahead == 0
 
     def resume(self, count: int) -> None:
+        self._spine = []
         self.cached = self._trunk = self._used = self._start = count
 
     def undo(self) -> None:
-        self._spine = []
         self.resume(min(self._trunk, self._start, len(self.tokens) - 1))
         self._plant(None)
 

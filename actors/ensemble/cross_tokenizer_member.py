@@ -4,12 +4,13 @@ It reads the text and every draft in its own tokens, and replies in the leader's
 so its logits do, too, whatever was drafted before.
 """
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 from torch import Tensor, cat
 
 from actors.ensemble.member import MemberRow
 from actors.model.forward_input import RowInput, tree_input
-from actors.model.kv_pages import common_prefix
 from actors.model.ragged_batch import MAX_BRANCHES
 from actors.model.runner import Runner
 from actors.tokenizers.logits_mapping import LogitsMapping, MemberContext
@@ -63,6 +64,14 @@ class CrossTokenizerMember(MemberRow):
     def prefilling(self) -> bool:
         return self.pending > (_RUN_WITH_DRAFT if self.joined else 1)
 
+    @property
+    def cached_prefix(self) -> int:
+        return min(self.cached, self._tree_start) if self._tree else self.cached  # the next request may move the rest
+
+    def resume(self, count: int) -> None:
+        super().resume(count)
+        self._tree = TokenTree()  # its columns mean nothing now
+
     def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
         if not self._logits_mapping.can_map([*new_tokens, *draft.tokens]):
             return False
@@ -88,20 +97,22 @@ class CrossTokenizerMember(MemberRow):
 
     def _set_tokens(self, tokens: list[int]) -> None:
         """Replace the text's tokens, and keep the cache columns that still hold."""
-        computed = min(self.cached, common_prefix(self.tokens, tokens))
+        common = _common_prefix(self.tokens, tokens)
+        computed = min(self.cached, common)
         if self._tree and computed >= self._tree_start:
             columns = [self._tree_start + node for node in self._tree.find(tokens[self._tree_start :])]
             self._runner.compact(self.slot, self._tree_start, columns)
             computed = max(computed, self._tree_start + len(columns))
         self._tree = TokenTree()
         self.cached = min(computed, len(tokens) - 1)
+        del self.page_keys[common // self._runner.cache.page_size :]
         self.tokens = tokens
 
     def step_input(self) -> RowInput:
         """Return the text and as many readings as there is room for; in later steps, the next readings."""
         readings = self._readings[self._computed_readings :]
         sequences = [self.tokens, *(reading.tokens for reading in readings if not reading.unreadable)]
-        shared = min(common_prefix(self.tokens, tokens) for tokens in sequences)
+        shared = min(_common_prefix(self.tokens, tokens) for tokens in sequences)
         self._tree_start = min(self.cached, shared, min(map(len, sequences)) - 1)
         self._tree, self._last_nodes = TokenTree(), []
         if not self._computed_readings:
@@ -128,3 +139,15 @@ class CrossTokenizerMember(MemberRow):
     def _computed_readings(self) -> int:
         """The number of readings computed in the steps so far."""
         return sum(map(len, self._logits))
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the common prefix, in tokens."""
+    low, high = 0, min(len(first), len(second))  # bounds of the length
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from actors.loading import memory_budget
+from actors.loading.gguf import settings_folder, weights_folder
 from actors.loading.quantization import Quantization, quantization_config, weight_bytes
 from actors.loading.supported import check_config, check_modules
 from decoding.errors import ConfigError
@@ -31,7 +32,7 @@ class ModelSpec:
     """A model to load, its memory and its devices."""
 
     name: str
-    path: str  # a local folder or a Hub id
+    path: str  # a local folder, a .gguf file or a Hub id
     revision: str | None = None
     trust_remote_code: bool = False  # run Python code that comes with the checkpoint
     safetensors_only: bool = True  # False: pickled weights too, which can run any code
@@ -117,9 +118,9 @@ def load_tokenizer(
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, revision=revision, trust_remote_code=trust_remote_code
+            settings_folder(path), revision=revision, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (ConfigError, OSError, ValueError, ImportError) as error:
         raise ConfigError(f"can't load the tokenizer of {path!r}: {error}") from error
     return tokenizer
 
@@ -130,7 +131,7 @@ def load_sampling_defaults(path: str, revision: str | None = None) -> SamplingDe
     An explicit `do_sample: false` means temperature 0; without it, the request decides.
     """
     try:
-        config = GenerationConfig.from_pretrained(path, revision=revision or "main")
+        config = GenerationConfig.from_pretrained(settings_folder(path), revision=revision or "main")
     except OSError:  # many checkpoints have none
         return SamplingDefaults()
     return SamplingDefaults(
@@ -148,9 +149,9 @@ def load_sampling_defaults(path: str, revision: str | None = None) -> SamplingDe
 def _load_config(spec: ModelSpec) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
-            spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code
+            settings_folder(spec.path), revision=spec.revision, trust_remote_code=spec.trust_remote_code
         )
-    except (*_LOAD_ERRORS, KeyError) as error:
+    except (*_LOAD_ERRORS, ConfigError, KeyError) as error:
         raise _cannot_load(spec, error) from error
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if positions is not None and spec.max_length > positions:
@@ -200,7 +201,7 @@ def _load_weights(spec: ModelSpec, options: dict[str, Any]) -> PreTrainedModel:
     device_map = "balanced" if spec.device == "balanced" else {"": spec.devices[0]}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            spec.path,
+            weights_folder(spec.path, spec.dtype),
             revision=spec.revision,
             trust_remote_code=spec.trust_remote_code,
             dtype=spec.dtype,
@@ -209,7 +210,7 @@ def _load_weights(spec: ModelSpec, options: dict[str, Any]) -> PreTrainedModel:
             output_loading_info=True,
             **options,
         )
-    except _LOAD_ERRORS as error:
+    except (*_LOAD_ERRORS, ConfigError) as error:
         raise _cannot_load(spec, error) from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])

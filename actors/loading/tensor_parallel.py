@@ -4,7 +4,7 @@ Rank 0 runs the loop. It broadcasts each call to its runner and its cache, and t
 splits the layers and sums their results (`tp_plan`, torch.distributed). Knows nothing of who starts the processes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -47,18 +47,16 @@ class _Move(msgspec.Struct, frozen=True, tag=True):
     target: int
 
 
-class _Copy(msgspec.Struct, frozen=True, tag=True):
-    source: int
-    target: int
-    start: int
-    end: int
+class _ChangePages(msgspec.Struct, frozen=True, tag=True):
+    entries: list[tuple[int, int, int]]  # as in KVPages.apply
+    copies: list[tuple[int, int]]
 
 
 class _Stop(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-_Call = _Forward | _Move | _Copy | _Stop
+_Call = _Forward | _Move | _ChangePages | _Stop
 
 
 class TensorParallelGroup:
@@ -151,11 +149,11 @@ class ShardedRunner(Runner):
         self, model: PreTrainedModel, group: TensorParallelGroup, *, slots: int, max_length: int, max_query: int
     ) -> None:
         super().__init__(model, slots=slots, max_length=max_length, max_query=max_query)
-        self.single_device = False
         self._group = group
         self.cache = _ShardedCache(group, slots=slots, capacity=self.cache.capacity)
 
     def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+        self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         self._group.broadcast(_Forward(list(rows), last_only))
         try:
             return super().logits(rows, last_only=last_only)
@@ -164,28 +162,39 @@ class ShardedRunner(Runner):
 
 
 class _ShardedCache(KVPages):
+    """Rank 0's pages. It alone decides which pages slots have, and sends that to the other ranks."""
+
     def __init__(self, group: TensorParallelGroup, *, slots: int, capacity: int) -> None:
         super().__init__(slots=slots, capacity=capacity)
         self._group = group
 
+    def apply(self, entries: Sequence[tuple[int, int, int]], copies: Sequence[tuple[int, int]]) -> None:
+        self._group.broadcast(_ChangePages(list(entries), list(copies)))
+        super().apply(entries, copies)
+
     def move(self, slot: int, source: Sequence[int], target: int) -> None:
+        self.flush()
         self._group.broadcast(_Move(slot, list(source), target))
         super().move(slot, source, target)
 
-    def copy(self, source: int, target: int, start: int, end: int) -> None:
-        self._group.broadcast(_Copy(source, target, start, end))
-        super().copy(source, target, start, end)
+
+class _FollowingCache(KVPages):
+    """Another rank's pages, whose tables rank 0 writes."""
+
+    def prepare_writes(self, extents: Iterable[tuple[int, int, int]]) -> None:
+        pass
 
 
 def follow(runner: Runner, group: TensorParallelGroup) -> None:
     """Repeat rank 0's calls until it stops. Raises RuntimeError if its connection breaks."""
+    runner.cache = _FollowingCache(slots=runner.cache.slots, capacity=runner.cache.capacity)
     while True:
         match group.receive():
             case _Forward(rows, last_only):
                 runner.logits(rows, last_only=last_only)
             case _Move(slot, source, target):
                 runner.cache.move(slot, source, target)
-            case _Copy(source, target, start, end):
-                runner.cache.copy(source, target, start, end)
+            case _ChangePages(entries, copies):
+                runner.cache.apply(entries, copies)
             case _Stop():
                 return

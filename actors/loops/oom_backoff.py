@@ -1,7 +1,8 @@
 """Out-of-memory backoff: a loop computes less at once when memory runs out, and later more again.
 
-KV slots are allocated at the start, so only activations can exceed memory. Freeing a row's slot would not help. So rows
-keep their slots and take turns. Knows nothing of models, messages or drafts.
+KV pages are allocated at the start, so only activations can exceed the device's memory. Freeing a row's pages would
+not help. So rows keep their slots and take turns. If the pages run out, the youngest row is preempted. Knows nothing of
+models, messages or drafts.
 """
 
 import logging
@@ -13,7 +14,7 @@ import torch
 
 from actors.loops.row_table import R, Row, in_slot_order
 from actors.loops.thread import LoopTimes
-from decoding.errors import UnavailableError
+from decoding.errors import OutOfPagesError, UnavailableError
 
 _log = logging.getLogger(__name__)
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -24,13 +25,21 @@ class OomBackoff(Generic[R]):
     """Limits on what one loop computes at once."""
 
     def __init__(
-        self, slots: int, times: LoopTimes, give_up: Callable[[R, UnavailableError], None], *, prefill_chunk: int
+        self,
+        slots: int,
+        times: LoopTimes,
+        give_up: Callable[[R, UnavailableError], None],
+        *,
+        prefill_chunk: int,
+        preempt: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         slots: number of KV slots.
         give_up: called with a row that can't run even alone.
         prefill_chunk: prompt tokens per chunk while memory suffices.
+        preempt: frees the pages of a row; returns False if no other row would have any then.
         """
+        self._preempt = preempt
         self._slots, self._times, self._give_up, self._full_chunk = slots, times, give_up, prefill_chunk
         self._steps = 0
         self._remove_limits()
@@ -82,6 +91,14 @@ class OomBackoff(Generic[R]):
         except torch.OutOfMemoryError as error:
             _log.warning("out of memory with %d rows: %s", len(rows), error)
             clear_frames(error.__traceback__)  # its frames hold tensors
+        except OutOfPagesError as error:
+            for row in rows:
+                row.undo()
+            if not self._preempt():
+                self._give_up(
+                    rows[0], UnavailableError(f"the request does not fit into the KV cache, even alone: {error}")
+                )
+            return True
         else:
             self._successes += 1
             if self._successes % _FORWARDS_BEFORE_RAISE == 0:

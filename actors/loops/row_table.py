@@ -1,11 +1,14 @@
-"""Rows: the requests of a model replica, each in a KV slot or waiting for one. Knows nothing of forwards."""
+"""Rows: the requests of a model replica, each in a KV slot or waiting for one. Knows nothing of forwards.
+
+Rows take over pages that others have computed, before they enter and while their own prompt is computed.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from actors.model.forward_input import RowInput
-from actors.model.kv_pages import LEAST_SHARED, KVPages, common_prefix
+from actors.model.page_tables import PageTables, extend_keys
 from actors.wire.messages import Admit, Report
 from decoding.grammars.structure import StructureState
 
@@ -27,8 +30,8 @@ class Row:
         self.slot = -1
         self.slots_needed = 1
         self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
-        self.donor: Row | None = None  # row from whose slot the first `shared` tokens will be copied
-        self.shared = 0
+        self.page_keys: list[bytes] = []  # of the text's first full pages, as far as they were needed
+        self.waits_for_pages = False  # whether another row is computing this row's next page
         self.preparing: Future[StructureState] | None = None
         self.structure: StructureState | None = None  # the grammar's state after the answer so far
         self.attached_drafter: str | None = None  # the drafter that gets Advance, unless colocated
@@ -44,8 +47,8 @@ class Row:
 
     @property
     def ready(self) -> bool:
-        """Whether the row can run: nothing is left to copy or compile."""
-        return self.donor is None and self.preparing is None
+        """Whether the row can run: its grammar is compiled, and no other row is computing its next page."""
+        return self.preparing is None and not self.waits_for_pages
 
     @property
     def cached_prefix(self) -> int:
@@ -66,12 +69,13 @@ class Row:
         """Whether the row is paused, so its pending tokens are not being computed."""
         return False
 
-    def texts(self) -> list[tuple[int, list[int]]]:
-        """Return each of its slots with the tokens in the slot's first columns."""
-        return [(self.slot, self.tokens[: self.cached_prefix])]
+    @property
+    def slots(self) -> list[int]:
+        """All of its slots."""
+        return [self.slot, *self.more_slots]
 
     def resume(self, count: int) -> None:
-        """Continue after the first `count` tokens, which the slot already holds."""
+        """Continue after the first `count` tokens, which the slot holds as text. Columns after them mean nothing."""
         self.cached = count
 
     def next_input(self, limit: int) -> RowInput:
@@ -83,14 +87,15 @@ R = TypeVar("R", bound=Row)
 
 
 class RowTable(Generic[R]):
-    """Rows by key, in order of admission. Rows without a free slot wait."""
+    """Rows by key, in order of admission. Rows wait until there are a slot and pages for their text."""
 
-    def __init__(self, cache: KVPages, removed: Callable[[R], None] = lambda row: None) -> None:
+    def __init__(self, cache: PageTables, removed: Callable[[R], None] = lambda row: None) -> None:
         """removed: called with each row that is removed."""
         self._cache = cache
         self._removed = removed
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
+        self.preemptions = 0
         self.drafting = True  # whether drafts are wanted
         self.in_trial = False  # whether `drafting` was set for a trial only
         self.speculation_gain = 1.0  # as in Report
@@ -106,7 +111,7 @@ class RowTable(Generic[R]):
         return self._active.get(key) or self._waiting.get(key)
 
     def add(self, row: R) -> None:
-        """Give the row a slot, now or as soon as one is free. Replace a row of the same key."""
+        """Give the row a slot, now or as soon as there is room. Replace a row of the same key."""
         self.remove(row.key)
         self._waiting[row.key] = row
         self._fill_slots()
@@ -119,8 +124,7 @@ class RowTable(Generic[R]):
         row = self._active.pop(key, None)
         if row is not None:
             self._removed(row)
-            for slot, text in row.texts():
-                self._cache.give_back(slot, text)
+            self._free_slots(row)
             self._fill_slots()
 
     def remove_peer(self, peer: str) -> None:
@@ -142,49 +146,96 @@ class RowTable(Generic[R]):
             self.speculation_gain,
         )
 
+    def preempt_youngest(self) -> bool:
+        """Preempt the row that entered last, unless it is the only one with pages. Returns whether it did."""
+        with_pages = [row for row in self._active.values() if any(map(self._cache.held_pages, row.slots))]
+        if len(with_pages) > 1:
+            self.preempt(with_pages[-1])
+        return len(with_pages) > 1
+
+    def preempt(self, row: R) -> None:
+        """Free the row's pages. It waits, before all others, and computes anew what it can't take over then."""
+        del self._active[row.key]
+        self._free_slots(row)
+        row.slot, row.more_slots = -1, []
+        row.undo()
+        row.resume(0)
+        self._waiting = {row.key: row, **self._waiting}
+        self.preemptions += 1
+
     def make_ready(self) -> list[tuple[R, BaseException]]:
-        """Copy shared tokens and take over compiled grammars. Return rows whose grammar failed, with the error."""
-        failed: list[tuple[R, BaseException]] = []
+        """Let rows enter, share pages and get their grammars. Return rows whose grammar failed, with the error."""
         for row in self._active.values():
-            if row.donor is not None:
-                self._copy_shared(row, row.donor)
+            self._note_text(row)
+        self._fill_slots()
+        failed: list[tuple[R, BaseException]] = []
+        computing: set[bytes] = set()  # the next page of each row
+        for row in self._active.values():
             if row.preparing is not None and row.preparing.done():
                 error = row.preparing.exception()
                 if error is None:
                     row.structure, row.preparing = row.preparing.result(), None
                 else:
                     failed.append((row, error))
+            self._share_pages(row, computing)
         return failed
 
-    def _copy_shared(self, row: R, donor: Row) -> None:
-        """Copy shared tokens from the donor, unless it is still computing them."""
-        if self._active.get(donor.key) is donor:
-            if donor.cached_prefix < row.shared and not donor.resting:
-                return
-            common = common_prefix(donor.tokens, row.tokens)  # either text may have changed since
-            copied = min(row.shared, donor.cached_prefix, common)
-            if copied > row.cached:
-                self._cache.copy(donor.slot, row.slot, row.cached, copied)
-                row.resume(copied)
-        row.donor = None
+    def _note_text(self, row: R) -> None:
+        """Let others take over the row's full pages."""
+        full = min(row.cached_prefix, len(row.tokens)) // self._cache.page_size
+        if self._cache.known_pages(row.slot) < full <= self._cache.held_pages(row.slot):
+            extend_keys(row.page_keys, row.tokens, full, self._cache.page_size)
+            self._cache.note_text(row.slot, row.page_keys[:full])
+
+    def _share_pages(self, row: R, computing: set[bytes]) -> None:
+        """Take over pages of the row's prompt. If a row before it computes the next one, it waits a turn."""
+        row.waits_for_pages = False
+        reusable = self._reusable_pages(row)
+        if reusable <= row.cached // self._cache.page_size or row.cached_prefix < row.cached:
+            return
+        held = self._cache.extend(row.slot, row.page_keys[:reusable], row.cached)
+        if held > row.cached:
+            row.resume(held)
+        page = row.cached // self._cache.page_size
+        if page < reusable and row.preparing is None and not row.resting:
+            row.waits_for_pages = row.page_keys[page] in computing
+            computing.add(row.page_keys[page])
+
+    def _reusable_pages(self, row: R) -> int:
+        """Return how many pages of the row's text need not be computed if others have them, and compute their keys."""
+        if not row.may_share:
+            return 0
+        count = (len(row.tokens) - 1) // self._cache.page_size  # the last token is always run
+        extend_keys(row.page_keys, row.tokens, count, self._cache.page_size)
+        return count
 
     def _fill_slots(self) -> None:
-        while self._waiting and self._cache.free >= next(iter(self._waiting.values())).slots_needed:
-            row = self._waiting.pop(next(iter(self._waiting)))
-            reusable = row.tokens[:-1] if row.may_share else []  # the last token is always run
-            row.slot, held = self._cache.take(reusable)
+        while self._waiting:
+            row = next(iter(self._waiting.values()))
+            if self._cache.free < row.slots_needed or not self._has_pages_for(row):
+                return
+            del self._waiting[row.key]
+            row.slot, held = self._cache.take(row.page_keys[: self._reusable_pages(row)])
             row.more_slots = [self._cache.take()[0] for _ in range(row.slots_needed - 1)]
             row.resume(held)
-            self._find_donor(row, reusable, held + LEAST_SHARED)
             self._active[row.key] = row
 
-    def _find_donor(self, row: R, tokens: list[int], least: int) -> None:
-        """Set the donor: the row with the longest common prefix of at least `least` tokens."""
-        shared = [(common_prefix(other.tokens, tokens), other) for other in self._active.values()]
-        if shared:
-            count, donor = max(shared, key=lambda pair: pair[0])
-            if count >= least:
-                row.donor, row.shared = donor, count
+    def _has_pages_for(self, row: R) -> bool:
+        """Whether there are pages for the row's text beside what active rows still need, and one for each to grow."""
+        if not self._active:
+            return True
+        keys = row.page_keys[: self._reusable_pages(row)]
+        needed = self._cache.missing_pages(keys, len(row.tokens) + 1) + row.slots_needed - 1
+        for other in self._active.values():
+            pages = len(other.tokens) // self._cache.page_size + 1 + other.slots_needed
+            most = other.slots_needed * self._cache.pages_per_slot
+            needed += max(0, min(pages, most) - self._cache.held_pages(other.slot))
+        return needed <= self._cache.allocator.available
+
+    def _free_slots(self, row: R) -> None:
+        self._note_text(row)
+        for slot in row.slots:
+            self._cache.give_back(slot)
 
 
 def choose_prefill(rows: Iterable[R], budget: int) -> list[R]:

@@ -1,38 +1,31 @@
-"""The KV cache in pages. A slot is a line of the page tables: the pages that hold the columns of one row's text.
+"""Keys and values of all layers in pages, and the page tables that say which page holds which columns of a slot.
 
-Rollback is free: columns beyond a row's length are written again before they are read. A free slot keeps its text until
-it is taken, so a request with the same prefix need not compute that again.
+Rollback is free: columns beyond a row's length are written again before they are read. Knows nothing of requests.
 """
 
-import math
-from collections.abc import Sequence
+import mmap
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from actors.model.page_tables import PAGE_SIZE, PageTables
 from decoding.sampling.transfer import tensor_on
 
-LEAST_SHARED = 16  # tokens; a shorter common prefix is not reused
 
+class KVPages(PageTables):
+    """The page tables and their pages: page 0, which is for padding, and those that slots share.
 
-class KVPages:
-    """Keys and values of all layers in pages, the page tables, and the free slots.
-
-    Column c of slot s is in page `tables[s, c // page_size]`, at offset c % page_size. Page 0 and the last slot are
-    never given out: padding is written there.
+    Column c of slot s is in page `tables[s, c // page_size]`, at offset c % page_size.
     """
 
-    def __init__(self, *, slots: int, capacity: int, page_size: int = 16) -> None:
-        self.slots, self.capacity, self.page_size = slots, capacity, page_size
-        self.dtype: torch.dtype | None = None  # the pages'; None: that of keys and values. Set it before the first call
-        # By module: keys [pages, kv_heads, head_dim, page_size], values [pages, kv_heads, page_size, head_dim]
+    def __init__(self, *, slots: int, capacity: int, pages: int | None = None, page_size: int = PAGE_SIZE) -> None:
+        """capacity: the most columns of a slot. pages: for all slots together; None: as many as they can ever need."""
+        super().__init__(slots=slots, capacity=capacity, pages=pages, page_size=page_size)
+        self.dtype: torch.dtype | None = None  # the pages'; None: that of the states. Set it before the first call
+        # by module: keys [pages + 1, kv_heads, head_dim, page_size], values [pages + 1, kv_heads, page_size, head_dim]
         self.layers: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
-        per_slot = math.ceil(capacity / page_size)
-        self.pages = 1 + slots * per_slot
-        self.tables = torch.zeros(slots + 1, per_slot, dtype=torch.int32)  # [slots + 1, P]
-        self.tables[:slots] = torch.arange(1, self.pages, dtype=torch.int32).view(slots, per_slot)
         self._mirrors: dict[torch.device, Tensor] = {self.tables.device: self.tables}
-        self._free: dict[int, Sequence[int]] = dict.fromkeys(range(slots), ())  # their texts; the longest free first
 
     def tables_on(self, device: torch.device) -> Tensor:
         """Return the page tables on a device, always at the same address: [slots + 1, P] int32."""
@@ -42,69 +35,64 @@ class KVPages:
 
     def add_layer(self, module: torch.nn.Module, key: Tensor, value: Tensor) -> None:
         """Allocate the pages of an attention module. key, value: [1, kv_heads, N, head_dim], examples of its states."""
-        shapes = (key.shape[3], self.page_size), (self.page_size, value.shape[3])
-        keys, values = (
-            states.new_zeros(self.pages, states.shape[1], *shape, dtype=self.dtype)
-            for states, shape in zip((key, value), shapes, strict=True)
+        pages, heads = self.allocator.pages + 1, key.shape[1]
+        self.layers[module] = (
+            _zeros((pages, heads, key.shape[3], self.page_size), key, self.dtype),
+            _zeros((pages, heads, self.page_size, value.shape[3]), value, self.dtype),
         )
-        self.layers[module] = keys, values
 
-    def move(self, slot: int, source: Sequence[int], target: int) -> None:
-        """Copy the columns `source` of a slot to its columns from `target` on, in every layer."""
-        self._copy(slot, source, slot, range(target, target + len(source)))
+    def prepare_writes(self, extents: Iterable[tuple[int, int, int]]) -> None:
+        """Reserve pages for the columns start … end - 1 of slots: slot, start, end. Call it before a forward.
 
-    def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Copy the columns start … end - 1 of one slot to another, in every layer."""
-        self._copy(source, range(start, end), target, range(start, end))
+        Raises:
+            OutOfPagesError: too few pages are free or evictable.
+        """
+        for slot, start, end in extents:
+            self.reserve(slot, start, end)
+        self.flush()
+
+    def flush(self) -> None:
+        """Copy the pages that are to be copied, and send new entries of the tables to the devices."""
+        entries, copies = self.pop_entries(), self.pop_copies()
+        if entries or copies:
+            self.apply(entries, copies)
 
     @torch.inference_mode()
-    def _copy(self, source: int, source_columns: Sequence[int], target: int, target_columns: Sequence[int]) -> None:
-        for device in {keys.device for keys, _ in self.layers.values()}:
-            pages, offsets = self._locate(source, source_columns, device)
-            target_pages, target_offsets = self._locate(target, target_columns, device)
+    def apply(self, entries: Sequence[tuple[int, int, int]], copies: Sequence[tuple[int, int]]) -> None:
+        """Write entries of the tables (slot, index, page), on every device, and copy pages (target, source)."""
+        for device, table in self._mirrors.items() if entries else ():
+            slots, indices, pages = tensor_on(device, entries, torch.int64).unbind(1)
+            table[slots, indices] = pages.int()
+        for device in self._devices() if copies else ():
+            targets, sources = tensor_on(device, copies, torch.int64).unbind(1)
+            for store in (store for stores in self.layers.values() for store in stores if store.device == device):
+                store[targets] = store[sources]
+
+    @torch.inference_mode()
+    def move(self, slot: int, source: Sequence[int], target: int) -> None:
+        """Copy the columns `source` of a slot to its columns from `target` on, in every layer. They must be its own."""
+        self.flush()
+        for device in self._devices():
+            pages, offsets = self._locate(slot, source, device)
+            target_pages, target_offsets = self._locate(slot, range(target, target + len(source)), device)
             for keys, values in self.layers.values():
                 if keys.device == device:
                     keys[target_pages, :, :, target_offsets] = keys[pages, :, :, offsets]
                     values[target_pages, :, target_offsets] = values[pages, :, offsets]
 
-    def _locate(self, slot: int, columns: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the pages of a slot's columns and the offsets in them, [n] int64 each."""
-        table = self.tables[slot].tolist()
-        pages = [table[column // self.page_size] for column in columns]
-        offsets = [column % self.page_size for column in columns]
-        return tensor_on(device, pages, torch.int64), tensor_on(device, offsets, torch.int64)
+    def _locate(self, slot: int, columns: Sequence[int], device: torch.device) -> Tensor:
+        """Return the pages of a slot's columns and the offsets in them, [2, n] int64."""
+        pages = [self.page(slot, column) for column in columns]
+        return tensor_on(device, [pages, [column % self.page_size for column in columns]], torch.int64)
 
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def take(self, text: Sequence[int] = ()) -> tuple[int, int]:
-        """Take a free slot; return it and how many of the text's first tokens it has. The caller checks `free` first.
-
-        The slot with the longest common prefix is taken, if that is worth reusing. Else the lowest empty slot, so that
-        occupied slots stay close together. Else the slot that has been free for longest.
-        """
-        shared = {slot: common_prefix(cached, text) for slot, cached in self._free.items()}
-        slot = max(shared, key=shared.__getitem__)
-        if shared[slot] < LEAST_SHARED:
-            empty = [slot for slot, cached in self._free.items() if not cached]
-            slot = min(empty) if empty else next(iter(self._free))
-            shared[slot] = 0
-        del self._free[slot]
-        return slot, shared[slot]
-
-    def give_back(self, slot: int, text: Sequence[int] = ()) -> None:
-        """Make the slot free. text: what its first columns contain."""
-        self._free[slot] = text
+    def _devices(self) -> set[torch.device]:
+        return {keys.device for keys, _ in self.layers.values()}
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common prefix, in tokens."""
-    low, high = 0, min(len(first), len(second))  # bounds of the length
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _zeros(shape: Sequence[int], example: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return zeros. On a CPU they take no memory before they are written."""
+    dtype = example.dtype if dtype is None else dtype
+    if example.device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=example.device)
+    memory = mmap.mmap(-1, torch.Size(shape).numel() * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(*shape)

@@ -144,9 +144,9 @@ def _profits(module: object) -> TypeGuard[nn.Linear]:
     """Whether it is a plain linear layer, on one device, of a dtype that is fast there."""
     if type(module) is not nn.Linear or hasattr(module, "_hf_hook"):
         return False
-    if module.weight.device.type == "cuda":
+    if module.weight.device.type != "cpu":
         return module.weight.is_floating_point()
-    if module.weight.device.type != "cpu" or module.weight.dtype not in _DTYPES:
+    if module.weight.dtype not in _DTYPES:
         return False
     if not torch.backends.mkldnn.is_available():
         return False

@@ -33,8 +33,12 @@ class Runner:
     single_device = False  # whether this process has all of the model on one device; `forward` needs that
     recorder: GraphRecorder | None = None  # records calls on a GPU
 
-    def __init__(self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int) -> None:
-        """max_query: the most tokens of a row in one call, Q; a tree may reach that far past a row's end.
+    def __init__(
+        self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int, pages: int | None = None
+    ) -> None:
+        """
+        max_query: the most tokens of a row in one call, Q; a tree may reach that far past a row's end.
+        pages: of the KV cache, for all rows together; None: as many as the slots can ever need.
 
         Raises:
             ConfigError: the model's attention implementation can't be replaced.
@@ -49,26 +53,35 @@ class Runner:
         self.vocab_size = int(text_config.vocab_size)
         self.max_length = max_length
         self.max_query = max_query
-        self.cache = KVPages(slots=slots, capacity=max_length + max_query)
+        self.cache = KVPages(slots=slots, capacity=max_length + max_query, pages=pages)
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
         self._graphs: CudaGraphs | None = None
         self._traced: Callable[..., Tensor] | None = None
-        self.single_device = len({parameter.device for parameter in model.parameters()}) == 1
-        if self.device.type == "cuda" and self.single_device:
+        sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
+        self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
+        if self.device.type == "cuda":
             self.use_graphs()
 
     def shared_copy(self) -> "Runner":
-        """Return a runner that shares the weights and has as many slots of its own. Only one may run at a time."""
-        copy = Runner(self.model, slots=self.cache.slots, max_length=self.max_length, max_query=self.max_query)
+        """Return a runner that shares the weights, with as much of its own cache. Only one may run at a time."""
+        size = {"slots": self.cache.slots, "max_length": self.max_length, "max_query": self.max_query}
+        copy = Runner(self.model, **size, pages=self.cache.allocator.pages)
         copy.cache.dtype = self.cache.dtype
         copy.logits([RowInput(slot=0, start=0, tokens=[0])])
+        copy.cache.clear_all()
         if self._traced is not None:
             copy.use_trace()
         return copy
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
-        """Run small batches as CUDA graphs. capture: another way to record a call, for tests without a GPU."""
+        """Run small batches as CUDA graphs, unless the model is in parts.
+
+        A graph covers one device. One process of a tensor-parallel group can't record alone: its kernels wait for the
+        others'. capture: another way to record a call, for tests without a GPU.
+        """
+        if not self.single_device:
+            return
         self.recorder = GraphRecorder(capture)
         self._graphs = CudaGraphs(
             self.forward,
@@ -82,7 +95,7 @@ class Runner:
     def use_trace(self) -> None:
         """Run small batches on a CPU without the model's Python code, if its sequence of operators is fixed.
 
-        Slots must be allocated and free, because their first columns are overwritten.
+        Pages must be allocated and free, because some are overwritten.
         """
         if self.device.type != "cpu" or not self.single_device:
             return
@@ -97,14 +110,15 @@ class Runner:
             _log.warning("%s can't be traced, which costs speed", type(self.model).__name__, exc_info=True)
         else:
             self._traced = traced
+        self.cache.clear_all()
 
     def _compare(self, traced: Callable[..., Tensor], counts: Sequence[int]) -> None:
         """Raise UntraceableError if the trace and the model differ. counts: the number of tokens of each row."""
         results = []
         for call in (None, traced):
-            for keys, values in self.cache.layers.values():  # the results then depend on what is written
-                keys.fill_(0.5)
-                values.fill_(0.5)
+            pages = self.cache.tables[: len(counts)].unique()
+            for store in (store for stores in self.cache.layers.values() for store in stores):
+                store[pages] = 0.5  # the results then depend on what is written
             sizes, inputs = self._example(counts, sum(counts), start=_COMPARED_START)
             results.append(self._call(*inputs) if call is None else call(*sizes, *inputs))
         if not torch.equal(*results):
@@ -115,6 +129,7 @@ class Runner:
         total = sum(counts)
         tokens = iter([(7 * start + 131 * index) % self.vocab_size for index in range(total)])
         rows = [RowInput(slot, start, list(islice(tokens, count))) for slot, count in enumerate(counts)]
+        self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         inputs, positions, batch = self._inputs(rows)
         return Example((total, logits), (inputs, positions, torch.arange(logits), batch))
 
@@ -126,6 +141,7 @@ class Runner:
 
         Raises:
             ValueError: a row is longer than its slot.
+            OutOfPagesError: there are too few pages for the new tokens. Nothing was written then.
 
         Returns:
             [N, V] logits after every token, row after row; with `last_only` [B, V], after each row's last token.
@@ -133,6 +149,7 @@ class Runner:
         end = max(row.end for row in rows)
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
+        self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         bucket = self._graphs.bucket(rows) if self._graphs else None
         if self._graphs and bucket:
             logits = self._graphs.logits(bucket, rows)

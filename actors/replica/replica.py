@@ -53,6 +53,7 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "targ
     runner = Runner(model, slots=slots, max_length=spec.max_length, max_query=max_query)
     runner.cache.dtype = spec.kv_torch_dtype
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
+    runner.cache.clear_all()
     runner.use_trace()
     return runner
 
@@ -141,7 +142,9 @@ class Replica:
 
 
 def _measure_prefill(runner: Runner, tokens: int) -> float:
-    """Return the seconds that one prefill chunk takes, the longest work of a turn. Overwrites slot 0."""
+    """Return the seconds that one prefill chunk takes, the longest work of a turn."""
     began_s = time.perf_counter()
     runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)], last_only=True).argmax(dim=-1).tolist()
-    return time.perf_counter() - began_s
+    seconds = time.perf_counter() - began_s
+    runner.cache.clear_all()
+    return seconds

@@ -5,28 +5,27 @@ The last chunk of the prompt gives the first tokens. The coordinator hears nothi
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from actors.loops.row_table import Row
 from actors.model.forward_input import RowInput
-from actors.model.kv_pages import KVPages
-from actors.target.beam_slots import BeamSlots
+from actors.model.page_tables import PageTables
 from actors.wire.messages import Admit, Beams
 from decoding.beams.options import BeamOptions
 from decoding.beams.search import BeamSearch, beam_noise
 from decoding.errors import InvalidRequestError
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
-from decoding.sampling.sampler import SamplingBatch, process
+from decoding.sampling.sampler import process
 
 
 class BeamRow(Row):
     """`tokens` are the prompt. Beams are never committed, so on another replica the search begins anew."""
 
-    def __init__(self, peer: str, admit: Admit, options: BeamOptions, cache: KVPages) -> None:
+    def __init__(self, peer: str, admit: Admit, options: BeamOptions, cache: PageTables) -> None:
         """cache: where the row gets its slots."""
         super().__init__(peer, admit)
         del self.tokens[self.prompt_length :]
@@ -42,27 +41,28 @@ class BeamRow(Row):
         self.steps = 0  # of the target, including the last of the prefill
         self._is_taking = False  # true if `take` began but did not end
         self._logprobs: dict[tuple[int, ...], list[TokenLogprobs]] = {(): []}  # by answer, if wanted
-        self.__dict__.pop("_slots", None)
+        self._by_beam = [0] * len(self.search.live)  # [B] the index in `slots` of each beam's slot
 
     def undo(self) -> None:
         if self._is_taking:
-            self._begin()
-            self.cached = self.prompt_length - 1  # the first slot still holds the prompt
+            for slot in self.slots:
+                self._cache.clear(slot)
+            self.resume(0)
+
+    def resume(self, count: int) -> None:
+        super().resume(count)
+        self._begin()
 
     @property
     def prefilling(self) -> bool:
         return self.pending > 0
 
-    @cached_property
-    def _slots(self) -> BeamSlots:
-        return BeamSlots(self._cache, [self.slot, *self.more_slots], self.tokens, beams=len(self.search.live))
-
     def inputs(self) -> list[RowInput]:
         """Return the last token of each live beam, [B], once `take` has had the logits after the prompt."""
         answers = self.search.live
         columns = [self.prompt_length + len(answer) - 1 for answer in answers]
-        beams = zip(self._slots.by_beam, columns, answers, strict=True)
-        return [RowInput(slot, column, answer[-1:]) for slot, column, answer in beams]
+        beams = zip(self._by_beam, columns, answers, strict=True)
+        return [RowInput(self.slots[index], column, answer[-1:]) for index, column, answer in beams]
 
     def take(self, logits: Tensor) -> bool:
         """Advance every beam by one token. Returns whether the search has ended.
@@ -72,12 +72,11 @@ class BeamRow(Row):
         self.cached = self.prompt_length
         self._is_taking = True
         answers = self.search.live
-        self._slots.note_written(answers)
         log_probs = logits.float().log_softmax(dim=-1).expand(len(answers), -1)
         fork = self.search.advance(self._process(log_probs, answers), self._noise(log_probs))
         if self.params.logprobs is not None:
             self._note_logprobs(log_probs, answers)
-        self._slots.fork(fork.parents)
+        self._fork(fork.parents, self.prompt_length + len(answers[0]))
         self.steps += 1
         self._is_taking = False
         return self.search.done
@@ -88,6 +87,21 @@ class BeamRow(Row):
         wanted = self.params.logprobs is not None
         logprobs = [self._logprobs[tuple(answer.tokens)] for answer in answers] if wanted else None
         return Beams(self.key[1], answers, self.steps, logprobs, self.admission)
+
+    def _fork(self, parents: Sequence[int], end: int) -> None:
+        """Make each beam j a continuation of the former beam parents[j]. end: number of columns that beams have.
+
+        The first child of a beam keeps its slot. Each other child gets a free one, with the same pages.
+        """
+        by_beam = [self._by_beam[parent] for parent in parents]
+        free = [index for index in range(self.slots_needed) if index not in by_beam]
+        for index in free:
+            self._cache.clear(self.slots[index])
+        for beam, source in enumerate(by_beam):
+            if source in by_beam[:beam]:
+                by_beam[beam] = free.pop()
+                self._cache.fork(self.slots[source], self.slots[by_beam[beam]], end)
+        self._by_beam = by_beam
 
     def _process(self, log_probs: Tensor, answers: Sequence[Sequence[int]]) -> Tensor:
         """Apply the processors, [B, V]. All tokens after a beam that can't continue in its structure get −∞."""
@@ -123,8 +137,3 @@ class BeamRow(Row):
         beams, vocab_size = log_probs.shape
         position = self.prompt_length + len(self.search.live[0])
         return beam_noise(self.params.seed, position, beams, vocab_size, log_probs.device)
-
-    def texts(self) -> list[tuple[int, list[int]]]:
-        if self.prefilling:
-            return [(self.slot, self.tokens[: self.cached]), *((slot, []) for slot in self.more_slots)]
-        return self._slots.texts()

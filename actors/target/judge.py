@@ -14,9 +14,10 @@ from actors.target.row import TargetRow
 from decoding.drafts.rejection import RejectionRow, verify_by_rejection
 from decoding.drafts.trie import Draft
 from decoding.drafts.verify import accepted_path
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Position
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
-from decoding.sampling.sampler import SamplingBatch, probabilities, sample
+from decoding.sampling.sampler import probabilities, sample
 from decoding.sampling.transfer import tensor_on
 
 

@@ -58,7 +58,9 @@ class Target:
         )
         self._committer = Committer(self._rows, runner, self._planner, self._inbox, self._mailbox)
         chunk = min(options.prefill_chunk, runner.max_query)
-        self._backoff = OomBackoff(runner.cache.slots, self.times, self._inbox.fail, prefill_chunk=chunk)
+        self._backoff = OomBackoff(
+            runner.cache.slots, self.times, self._inbox.fail, prefill_chunk=chunk, preempt=self._rows.preempt_youngest
+        )
         self._masks = MaskThreads()
         self._waited_before_s = 0.0  # `times.waited_s` at the end of the last step
 

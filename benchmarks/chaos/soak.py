@@ -146,7 +146,10 @@ def served_in_process(engine: Engine, runners: Mapping[str, Runner]) -> ServedMo
     return ServedModels(
         engine.stream,
         runners["target"].cache.slots,
-        lambda: {name: runner.cache.slots - runner.cache.free for name, runner in runners.items()},
+        lambda: {
+            name: runner.cache.slots - runner.cache.free or runner.cache.allocator.used
+            for name, runner in runners.items()
+        },
         {"engine": os.getpid()},
     )
 

@@ -17,8 +17,9 @@ from benchmarks.peers.hosts import Host
 from benchmarks.peers.workload import Workload
 from decoding.drafts.trie import Draft
 from decoding.drafts.verify import accepted_path
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
-from decoding.sampling.sampler import SamplingBatch, sample
+from decoding.sampling.sampler import sample
 
 
 @dataclass(slots=True)

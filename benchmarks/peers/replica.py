@@ -68,9 +68,7 @@ class MeasuredReplica:
 
     def clear_cache(self) -> None:
         """Forget cached prompts, so that no contestant profits from another. The loop must have no requests."""
-        cache = self._runner.cache
-        for slot in [cache.take()[0] for _ in range(cache.free)]:
-            cache.give_back(slot)
+        self._runner.cache.allocator.forget_unheld()
 
     def check(self) -> None:
         """Raise UnavailableError if the loop has ended or is stuck."""

@@ -59,7 +59,7 @@ def draw(logits: Tensor, keys: Tensor, top_k: int = 64) -> tuple[Tensor, Tensor,
     """
     best = logits.float().topk(min(top_k, logits.shape[-1]), dim=-1)
     probs = best.values.softmax(dim=-1)
-    scores = probs.log().add_(gumbel(keys, logits.shape[-1]).gather(-1, best.indices))
+    scores = probs.log().add_(gumbel(keys, best.indices))
     order = scores.argsort(dim=-1, descending=True)
     tokens = best.indices.gather(-1, order)
     return tokens[:, 0], tokens, probs.gather(-1, order)

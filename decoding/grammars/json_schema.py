@@ -11,12 +11,13 @@ from typing import Any, TypeGuard
 # Keywords whose values are data, and keywords whose values are schemas by name.
 _LITERALS = {"const", "default", "enum", "examples"}
 _NAMED = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+_NOT_ENFORCED = {"uniqueItems"}  # no grammar can express it
 _TINY = 1e-16
 _ULPS = 4  # llguidance reads numbers almost exactly
 
 
 def strict(schema: Any) -> Any:
-    """Return an equivalent schema; a value that is no schema is returned as it is.
+    """Return an equivalent schema, `uniqueItems` aside. A value that is no schema is returned as it is.
 
     Raises:
         ValueError: the schema has no equivalent.
@@ -26,7 +27,11 @@ def strict(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     _check_size(schema)
-    return {key: _strict_value(key, value) for key, value in _without_exclusive_integers(schema).items()}
+    return {
+        key: _strict_value(key, value)
+        for key, value in _without_exclusive_integers(schema).items()
+        if key not in _NOT_ENFORCED
+    }
 
 
 def _strict_value(keyword: str, value: Any) -> Any:

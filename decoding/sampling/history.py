@@ -1,12 +1,14 @@
 """A request's text as its logits processors see it. Must not know about logits or batches."""
 
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import repeat
 from typing import NamedTuple
 
 from torch import Tensor
 
+from decoding.sampling.noise import stream_key
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.token_lists import TokenSet
 
@@ -22,6 +24,17 @@ class History:
 
     def __init__(self, params: SamplingParams, tokens: list[int], prompt_length: int) -> None:
         self.params, self.tokens, self.prompt_length = params, tokens, prompt_length
+
+    @cached_property
+    def settings(self) -> tuple[float, ...]:
+        """Temperature, top_k, top_p and min_p."""
+        params = self.params
+        return params.temperature, params.top_k, params.top_p, params.min_p
+
+    @cached_property
+    def stream_key(self) -> tuple[int, int]:
+        """The part of the noise keys that all positions share."""
+        return stream_key(self.params.seed)
 
     @cached_property
     def end_token_ids(self) -> frozenset[int]:
@@ -99,6 +112,36 @@ class Position(NamedTuple):
         return [*tokens[max(0, len(tokens) + len(path) - count) :], *path[max(0, len(path) - count) :]]
 
 
+def _no_paths() -> Sequence[Sequence[int]]:
+    return ((),)
+
+
+class Positions(NamedTuple):
+    """Positions of one request: after its text, or after draft tokens that follow the text."""
+
+    history: History
+    depths: Sequence[int] = (0,)  # [n] the number of draft tokens before each
+    paths: Callable[[], Sequence[Sequence[int]]] = _no_paths  # [n] these tokens, computed where a processor needs them
+    allowed: Sequence[Tensor | None] | Tensor | None = None  # [n] or [n, ⌈V/32⌉] int32 on the CPU, see `Position`
+
+    @classmethod
+    def gather(cls, positions: Sequence[Position]) -> "Positions":
+        """Join the positions of one request."""
+        paths = [position.path for position in positions]
+        allowed = [position.allowed for position in positions]
+        return cls(
+            positions[0].history,
+            [*map(len, paths)],
+            lambda: paths,
+            allowed if any(mask is not None for mask in allowed) else None,
+        )
+
+    def singly(self) -> Iterator[Position]:
+        """Yield the positions."""
+        allowed = repeat(None) if self.allowed is None else self.allowed
+        yield from map(Position, repeat(self.history), self.paths(), allowed)
+
+
 class TokenCounts:
     """The distinct tokens of prompt and answer, and their counts in the answer."""
 
@@ -108,22 +151,20 @@ class TokenCounts:
         self._distinct = array("q")  # in order of their first appearance
         self._counts = array("f")  # their counts in the answer
 
-    def with_path(self, path: Sequence[int]) -> "tuple[array[int], array[float]]":
-        """Return the U distinct tokens of the text and a path after it, [U], and their counts in the answer, [U].
+    def of_text(self) -> "tuple[array[int], array[float]]":
+        """Return the U distinct tokens of the text, [U], and their counts in the answer, [U].
 
-        A token that occurs in the prompt only has count 0.
+        A token that occurs in the prompt only has count 0. The arrays are this object's own.
         """
         self._catch_up()
-        distinct, counts = self._distinct[:], self._counts[:]
-        added: dict[int, int] = {}
-        for token in path:
-            known = self._index.get(token)
-            index = added.setdefault(token, len(distinct)) if known is None else known
-            if index == len(distinct):
-                distinct.append(token)
-                counts.append(0)
-            counts[index] += 1
-        return distinct, counts
+        return self._distinct, self._counts
+
+    def after(self, path: Sequence[int]) -> list[float]:
+        """Return the counts of a path's tokens in the answer and the path, [len(path)]. Follows `of_text`."""
+        return [
+            path.count(token) + (0 if (index := self._index.get(token)) is None else self._counts[index])
+            for token in path
+        ]
 
     def _catch_up(self) -> None:
         for position in range(self._end, len(self._text)):

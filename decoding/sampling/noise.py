@@ -3,7 +3,8 @@
 Target and drafter use the same seed and position, so they see the same noise, which couples their samples: Daliri,
 Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978, section 3.
 Rejection sampling needs other, independent streams of the same seed and position (docs/verification.md). The noise is
-integer arithmetic up to the last logarithm, so every device draws the same numbers. Knows nothing of requests.
+integer arithmetic up to two logarithms in float64, rounded to float32, so every device draws the same numbers. Knows
+nothing of requests.
 
 The hash is the 32-bit two-round xorshift-multiply permutation of Chris Wellons' hash-prospector (constants
 0x21f0aaad, 0x735a2d97), applied twice with two independent 32-bit keys derived from (seed, position).
@@ -56,12 +57,22 @@ def noise_key(seed: int, position: int, stream: int = OWN_TOKENS) -> tuple[int, 
 
     seed in [0, 2**64), position in [0, 2**31), stream in [0, 2**32).
     """
-    first, second = _stream_key(seed, stream)
+    first, second = stream_key(seed, stream)
     return _signed(_mix_int(first ^ position)), _signed(_mix_int(second ^ position))
 
 
+def noise_keys(stream_keys: Tensor, positions: Tensor) -> Tensor:
+    """Return the `noise_key` of each row, [N, 2] int32.
+
+    Args:
+        stream_keys: [N, 2] int64, one `stream_key` per row.
+        positions: [N] int64
+    """
+    return _mix_((stream_keys ^ positions[:, None]).int())
+
+
 @lru_cache(maxsize=4096)
-def _stream_key(seed: int, stream: int) -> tuple[int, int]:
+def stream_key(seed: int, stream: int = OWN_TOKENS) -> tuple[int, int]:
     """Return the part of the keys that depends on seed and stream alone; both in [0, 2**32)."""
     low, high = seed & _MASK_32, (seed >> 32) & _MASK_32
     first = _mix_int(_mix_int(low) ^ high)
@@ -90,26 +101,24 @@ def gumbel(keys: Tensor, tokens: int | Tensor) -> Tensor:
 
     Args:
         keys: [N, 2] int32, one `noise_key` per row, on the device of the noise.
-        tokens: V, for ids 0…V−1; or [V] int32, the ids of another vocabulary whose noise the tokens use.
+        tokens: V, for ids 0…V−1; or [V] or [N, V] integers, the ids whose noise is wanted.
 
     Returns:
-        [N, V] float32, all finite. The upper tail, which decides samples, has full float precision (uniforms near zero
-        enter through log1p). The lower tail ends at −2.8.
+        [N, V] float32, from −3.11 to 22.19.
     """
-    uniforms = _bits(keys, tokens).float().add_(0.5).mul_(2.0**-31)  # (0, 1]
-    exponential = uniforms.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
-    return exponential.log_().neg_()
+    exponential = uniform(keys, tokens).neg_().log1p_().neg_()
+    return exponential.log_().neg_().float()
 
 
-def uniform(keys: Tensor, count: int) -> Tensor:
-    """Return `count` uniform numbers in (0, 1) for each key, [N, count] float64. keys: [N, 2] int32."""
-    return _bits(keys, count).double().add_(0.5).mul_(2.0**-31)
+def uniform(keys: Tensor, counters: int | Tensor) -> Tensor:
+    """Return uniform numbers in (0, 1), odd multiples of 2⁻³², [N, C] float64.
 
-
-def _bits(keys: Tensor, counters: int | Tensor) -> Tensor:
-    """Return [N, C] int32 in [0, 2**31). keys: [N, 2] int32; counters: [C] int32, or C for 0…C−1."""
+    Args:
+        keys: [N, 2] int32
+        counters: C, for 0…C−1; or [C] or [N, C] integers.
+    """
     if isinstance(counters, int):
         counters = torch.arange(counters, dtype=torch.int32, device=keys.device)
-    bits = _mix_(counters * _signed(_GOLDEN) ^ keys[:, :1])  # [N, C]
+    bits = _mix_(counters.int() * _signed(_GOLDEN) ^ keys[:, :1])  # [N, C]
     bits = _mix_(bits.add_(keys[:, 1:]))
-    return (bits >> 1) & 0x7FFFFFFF
+    return ((bits >> 1) & 0x7FFFFFFF).double().add_(0.5).mul_(2.0**-31)

@@ -3,15 +3,17 @@
 They change the logits of P positions, [P, V] float32, in place.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from decoding.sampling.history import Position
+from decoding.sampling.history import Positions
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.token_lists import Entries, Span, TokenLists, find_spans
+from decoding.sampling.token_lists import Span, TokenLists, find_spans
 from decoding.sampling.transfer import copy_to
 
 
@@ -25,15 +27,31 @@ class LogitBias:
     spans: Sequence[Span]
 
     @classmethod
-    def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "LogitBias | None":
-        """Build from P positions; None if none has any."""
-        spans = list(find_spans([position.history.biases for position in positions], vocab_size, device))
+    def build(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str) -> "LogitBias | None":
+        """Build from the positions of requests; None if none has any."""
+        sets = [request.history.biases for request in requests for _ in request.depths]
+        spans = list(find_spans(sets, vocab_size, device))
         return cls(spans) if spans else None
 
-    def apply_(self, logits: Tensor) -> None:
-        """Change logits, [P, V], in place."""
-        for start, end, tokens, values in self.spans:
-            logits[start:end, tokens] += values
+    def apply_(self, logits: Tensor) -> Sequence[Tensor]:
+        """Change logits, [N, V], in place. Returns what `undo_` needs."""
+        before = [logits[start:end, tokens] for start, end, tokens, _ in self.spans]
+        for (start, end, tokens, values), values_before in zip(self.spans, before, strict=True):
+            logits[start:end, tokens] = values_before + values
+        return before
+
+    def undo_(self, logits: Tensor, before: Sequence[Tensor]) -> None:
+        """Restore logits, [N, V], in place."""
+        for (start, end, tokens, _), values_before in zip(self.spans, before, strict=True):
+            logits[start:end, tokens] = values_before
+
+
+class _Entries(NamedTuple):
+    """E pairs of a position and a token that occurs before it."""
+
+    rows: Tensor  # [E] int64, in 0…N−1
+    tokens: Tensor  # [E] int64, in 0…V−1
+    counts: Tensor  # [E] float32, in the answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,37 +63,104 @@ class Penalties:
     answer, as in vLLM and OpenAI's API: logit − frequency × count − presence × (count > 0).
     """
 
-    entries: Entries  # the distinct tokens before each position; values: their counts in the answer
-    repetition: Tensor  # [P] float32
-    frequency: Tensor  # [P] float32
-    presence: Tensor  # [P] float32
+    texts: _Entries  # the tokens of the texts
+    paths: _Entries  # draft tokens before a position; their counts replace those in the text
+    settings: Tensor  # [3, N] float32: repetition, frequency, presence
 
     @classmethod
-    def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "Penalties | None":
-        """Build from P positions; None if none has any."""
-        lists = TokenLists()
-        for row, (history, path, _) in enumerate(positions):
-            if is_penalised(history.params):
-                lists.add(row, *history.counts.with_path(path))
-        if not lists:
-            return None
-        params = [position.history.params for position in positions]
-        penalties = torch.tensor(
-            [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params], dtype=torch.float32
-        )
-        return cls(lists.entries(vocab_size, device), *copy_to(device, penalties.T.contiguous()))
+    def build(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str) -> "Penalties | None":
+        """Build from the positions of requests, N in all; None if none has any."""
+        lists = _PenaltyLists()
+        for request in requests:
+            lists.add(request)
+        return lists.penalties(vocab_size, device) if lists.tokens else None
 
-    def apply_(self, logits: Tensor) -> None:
-        """Change logits, [P, V], in place."""
-        rows, tokens, counts = self.entries
-        before = logits[rows, tokens]  # [E]
-        repetition = self.repetition[rows]
-        after = torch.where(before < 0, before * repetition, before / repetition)
-        after -= self.frequency[rows] * counts
-        after -= self.presence[rows] * (counts > 0)
-        logits[rows, tokens] = after
+    def apply_(self, logits: Tensor) -> Sequence[Tensor]:
+        """Change logits, [N, V], in place. Returns what `undo_` needs."""
+        before = logits[self.texts.rows, self.texts.tokens], logits[self.paths.rows, self.paths.tokens]
+        for entries, values in zip((self.texts, self.paths), before, strict=True):
+            logits[entries.rows, entries.tokens] = self._penalise(entries, values)
+        return before
+
+    def undo_(self, logits: Tensor, before: Sequence[Tensor]) -> None:
+        """Restore logits, [N, V], in place."""
+        for entries, values in zip((self.texts, self.paths), before, strict=True):
+            logits[entries.rows, entries.tokens] = values
+
+    def _penalise(self, entries: _Entries, logits: Tensor) -> Tensor:
+        """Return the new logits of entries, [E]. logits: [E]."""
+        repetition, frequency, presence = self.settings[:, entries.rows]
+        penalised = torch.where(logits < 0, logits * repetition, logits / repetition)
+        penalised -= frequency * entries.counts
+        penalised -= presence * (entries.counts > 0)
+        return penalised
 
 
 def is_penalised(params: SamplingParams) -> bool:
     """Whether the request has any of the three penalties."""
     return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+
+
+class _PenaltyLists:
+    """Gathers what penalties need of the positions of requests."""
+
+    def __init__(self) -> None:
+        self.tokens, self._counts = array("q"), array("f")  # of the texts, one after another
+        self._lengths: list[int] = []  # how many of them each request has
+        self._size = 0  # N so far
+        self._positions: list[int] = []  # the number of positions of each request
+        self._settings: list[tuple[float, float, float]] = []  # of each request
+        self._paths = TokenLists()
+
+    def add(self, request: Positions) -> None:
+        """Add a request, with penalties or without."""
+        params, start = request.history.params, self._size
+        length = len(self.tokens)
+        if is_penalised(params):
+            tokens, counts = request.history.counts.of_text()
+            self.tokens += tokens
+            self._counts += counts
+            if any(request.depths):
+                for row, path in enumerate(request.paths(), start):
+                    self._paths.add(row, path, request.history.counts.after(path))
+        self._lengths.append(len(self.tokens) - length)
+        self._size += len(request.depths)
+        self._positions.append(len(request.depths))
+        self._settings.append((params.repetition_penalty, params.frequency_penalty, params.presence_penalty))
+
+    def penalties(self, vocab_size: int, device: torch.device | str) -> Penalties:
+        """Return the penalties as tensors on the device."""
+        owners = torch.arange(len(self._lengths)).repeat_interleave(torch.tensor(self._positions))  # [N]
+        tokens, counts, lengths = self._known(vocab_size)
+        starts = lengths.cumsum(0) - lengths
+        shape = torch.stack([lengths[owners], starts[owners]])  # [2, N]
+        settings = torch.tensor(self._settings)[owners].T.contiguous()  # [3, N]
+        total = int(shape[0].sum())
+        texts = _spread(copy_to(device, tokens), copy_to(device, counts), copy_to(device, shape), total)
+        return Penalties(texts, _Entries(*self._paths.entries(vocab_size, device)), copy_to(device, settings))
+
+    def _known(self, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens below `vocab_size`, their counts, and how many each request has: a drafter may lack some."""
+        tokens = torch.frombuffer(self.tokens, dtype=torch.int64)
+        counts = torch.frombuffer(self._counts, dtype=torch.float32)
+        lengths = torch.tensor(self._lengths)
+        known = tokens < vocab_size
+        if known.all():
+            return tokens, counts, lengths
+        owners = torch.arange(len(lengths)).repeat_interleave(lengths)
+        return tokens[known], counts[known], owners[known].bincount(minlength=len(lengths))
+
+
+def _spread(tokens: Tensor, counts: Tensor, shape: Tensor, total: int) -> _Entries:
+    """Return the E entries of N positions, on the device.
+
+    Args:
+        tokens, counts: [U] of the texts, one after another.
+        shape: [2, N] how many of these belong to each position, and the first of them.
+        total: E
+    """
+    lengths, firsts = shape
+    rows = torch.arange(len(lengths), device=tokens.device).repeat_interleave(lengths, output_size=total)  # [E]
+    shifts = firsts - lengths.cumsum(0) + lengths  # [N]
+    index = torch.arange(total, device=tokens.device) + shifts[rows]
+    return _Entries(rows, tokens[index], counts[index])

@@ -4,7 +4,8 @@ Bias, penalties, forbidden tokens (repeated n-grams, bad words, early ends), all
 tokens. Presence and frequency penalty, which `generate` lacks, follow the repetition penalty; grammars come last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
@@ -21,89 +22,105 @@ from decoding.sampling.bans import (
     suppressed_tokens,
 )
 from decoding.sampling.constraints import AllowedTokens, ForcedTokens, GrammarMasks, forced_token, unpack_bits
-from decoding.sampling.history import History, Position
+from decoding.sampling.history import Position, Positions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.penalties import LogitBias, Penalties, is_penalised
+from decoding.sampling.transfer import tensor_on
 
-_Step = LogitBias | Penalties | Bans | AllowedTokens | ForcedTokens | GrammarMasks
+_Penalty = LogitBias | Penalties
+_Constraint = Bans | AllowedTokens | ForcedTokens | GrammarMasks
 
 
-def needs_shaping(history: History, positions: Sequence[Position]) -> list[bool]:
-    """Whether any processor acts on each of the positions, [P], all of one request."""
-    if _acts_everywhere(history.params):
-        return [True] * len(positions)
-    may_act = _acts_somewhere(history.params)
-    return [position.allowed is not None or (may_act and _acts_here(position)) for position in positions]
+def is_shaped(request: Positions) -> bool:
+    """Whether any processor may act on the positions."""
+    return request.allowed is not None or not never_needs_shaping(request.history.params)
 
 
 def never_needs_shaping(params: SamplingParams) -> bool:
     """Whether no processor acts on any position of a request, grammars aside."""
-    return not (_acts_everywhere(params) or _acts_somewhere(params))
+    return not (params.logit_bias or is_penalised(params) or _may_forbid(params))
 
 
-def _acts_everywhere(params: SamplingParams) -> bool:
-    return is_penalised(params) or bool(
-        params.logit_bias
-        or params.no_repeat_ngram_size
+def _is_constrained(request: Positions) -> bool:
+    return request.allowed is not None or _may_forbid(request.history.params)
+
+
+def _may_forbid(params: SamplingParams) -> bool:
+    forced = params.forced_bos_token_id is not None or params.forced_eos_token_id is not None
+    return forced or bool(
+        params.no_repeat_ngram_size
         or params.bad_words_ids
+        or params.min_tokens
         or params.allowed_token_ids
         or params.suppress_tokens
-    )
-
-
-def _acts_somewhere(params: SamplingParams) -> bool:
-    forced = params.forced_bos_token_id is not None or params.forced_eos_token_id is not None
-    return forced or bool(params.min_tokens or params.begin_suppress_tokens)
-
-
-def _acts_here(position: Position) -> bool:
-    early = position.answer_length < position.history.params.min_tokens
-    return (
-        early
-        or forced_token(position) is not None
-        or bool(suppressed_tokens(position) or begin_suppressed_tokens(position))
+        or params.begin_suppress_tokens
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shaping:
-    """The processors of P positions.
+    """The processors of N positions.
 
     A position at which they forbid every token gets the model's logits back, within its strongest constraint: grammar,
     else forced token, else allowed tokens, else all tokens. A constraint that allows nothing is ignored. If all logits
     within it are −∞, its tokens are equally probable.
     """
 
-    positions: Sequence[Position]  # [P]
-    steps: Sequence[_Step]
+    penalties: Sequence[_Penalty]
+    constraints: Sequence[_Constraint]
+    positions: Sequence[Position]  # [N]; [0] without constraints
+    constrained: Tensor  # [M] int64, the positions at which a constraint may act
 
     @classmethod
-    def build(cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str) -> "Shaping":
-        """Build from the positions that need it."""
-        steps = (
-            LogitBias.build(positions, vocab_size, device),
-            Penalties.build(positions, vocab_size, device),
-            Bans.build((repeated_ngrams, bad_words), (bad_tokens, early_end_tokens), positions, vocab_size, device),
-            AllowedTokens.build(positions, vocab_size, device),
-            ForcedTokens.build(positions, vocab_size, device),
-            Bans.build((), (suppressed_tokens, begin_suppressed_tokens), positions, vocab_size, device),
-            GrammarMasks.build(positions, device),
-        )
-        return cls(positions, [step for step in steps if step is not None])
+    def build(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str) -> "Shaping | None":
+        """Build from the positions of requests, N in all; None if no processor acts."""
+        penalties = (LogitBias.build(requests, vocab_size, device), Penalties.build(requests, vocab_size, device))
+        constraints: tuple[_Constraint | None, ...] = ()
+        positions: list[Position] = []
+        if any(map(_is_constrained, requests)):
+            positions = [position for request in requests for position in request.singly()]
+            constraints = (
+                Bans.build((repeated_ngrams, bad_words), (bad_tokens, early_end_tokens), positions, vocab_size, device),
+                AllowedTokens.build(positions, vocab_size, device),
+                ForcedTokens.build(positions, vocab_size, device),
+                Bans.build((), (suppressed_tokens, begin_suppressed_tokens), positions, vocab_size, device),
+                GrammarMasks.build(positions, device),
+            )
+        acting = [step for step in penalties if step is not None], [step for step in constraints if step is not None]
+        if not any(acting):
+            return None
+        may_act = [_is_constrained(request) for request in requests for _ in request.depths]
+        rows = [row for row, constrained in enumerate(may_act) if constrained]
+        return cls(*acting, positions, tensor_on(device, rows, torch.int64))
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Process logits, [P, V] float32; returns the same shape."""
+        """Process logits, [N, V] float32; returns the same shape."""
         shaped = logits.clone()
-        for step in self.steps:
+        for step in (*self.penalties, *self.constraints):
             step.apply_(shaped)
-        if not all(isinstance(step, (LogitBias, Penalties)) for step in self.steps):
+        if self.constraints:
             self._restore_(shaped, logits)
         return shaped
 
+    @contextmanager
+    def applied(self, logits: Tensor) -> Iterator[Tensor]:
+        """Yield the processed logits, [N, V]. Without constraints that takes no copy: the change is undone at the end.
+
+        logits: [N, V] float32, no two elements at one address.
+        """
+        if self.constraints:
+            yield self(logits)
+            return
+        before = [step.apply_(logits) for step in self.penalties]
+        yield logits
+        for step, values in zip(reversed(self.penalties), reversed(before), strict=True):
+            step.undo_(logits, values)
+
     def _restore_(self, shaped: Tensor, logits: Tensor) -> None:
-        """Restore positions at which every token is forbidden. Both: [P, V]."""
-        dead = shaped.amax(dim=-1) == -inf
-        for row in dead.nonzero().flatten().tolist():
+        """Restore positions at which every token is forbidden. Both: [N, V]."""
+        everywhere = len(self.constrained) == len(shaped)
+        dead = (shaped if everywhere else shaped[self.constrained]).amax(dim=-1) == -inf
+        for row in self.constrained[dead].tolist():
             possible = _possible(self.positions[row], logits.shape[-1]).to(logits.device)
             kept = logits[row].masked_fill(~possible, -inf)
             shaped[row] = kept if kept.amax() > -inf else torch.zeros_like(kept).masked_fill_(~possible, -inf)

@@ -57,9 +57,13 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     _read_keys(config.http, folder)
     for name, model in config.models.items():
         model.path = _anchor(model.path, folder)
-        if model.path.startswith((".", "/", "~")) and not Path(locate(model.path)).is_dir():
-            raise ConfigError(f"models.{name}.path: there is no folder {model.path!r}")
+        if model.path.startswith((".", "/", "~")) and not _is_checkpoint(locate(model.path)):
+            raise ConfigError(f"models.{name}.path: there is no folder or .gguf file {model.path!r}")
     return config
+
+
+def _is_checkpoint(path: str) -> bool:
+    return Path(path).is_file() if path.lower().endswith(".gguf") else Path(path).is_dir()
 
 
 def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:

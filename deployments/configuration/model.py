@@ -27,7 +27,8 @@ class ModelConfig(StrictModel):
     """A model to load, and the resources of each replica."""
 
     path: Annotated[str, Field(min_length=1)] = Field(
-        description="A folder, relative to the configuration's own folder, or an id on the Hugging Face Hub."
+        description="A folder or a .gguf file, relative to the configuration's own folder; or an id on the Hugging "
+        "Face Hub."
     )
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
     trust_remote_code: bool = Field(False, description="Run the Python code that comes with the checkpoint.")
@@ -106,8 +107,8 @@ class ModelConfig(StrictModel):
 
 
 def locate(path: str) -> str:
-    """Return a model's folder on this machine; Hub ids and absolute paths stay as they are.
+    """Return a model's folder or file on this machine; Hub ids and absolute paths stay as they are.
 
-    Folders in the checkout are configured relative to it, because every node has its own copy.
+    Those in the checkout are configured relative to it, because every node has its own copy.
     """
-    return str(ROOT / path) if (ROOT / path).is_dir() else path
+    return str(ROOT / path) if (ROOT / path).exists() else path

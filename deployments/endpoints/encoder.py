@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from decoding.errors import InvalidRequestError
+from decoding.errors import ContextLengthError, InvalidRequestError
 from deployments.requests.fields import Prompt
 from deployments.requests.json_body import have_more_values
 from deployments.requests.message import Message
@@ -96,7 +96,7 @@ class Encoder:
     def _check_length(self, text: str, field: str) -> None:
         if len(text) > self._most_characters or self._begins_too_long(text):
             reason = f"{field}: {len(text)} characters are more than {self._context_length} tokens can hold."
-            raise InvalidRequestError(reason, field=field)
+            raise ContextLengthError(reason, field=field)
 
     def _begins_too_long(self, text: str) -> bool:
         """Whether a prefix of a very long text already exceeds the context. Bounds the cost of tokenizing."""

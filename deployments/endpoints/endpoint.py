@@ -10,11 +10,12 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
+from actors.loading.gguf import settings_folder
 from actors.loading.tokenizer_pairs import vocabulary_of
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
-from decoding.errors import ConfigError, InvalidRequestError
+from decoding.errors import ConfigError, ContextLengthError, InvalidRequestError
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.alignment import Compatibility
@@ -168,8 +169,10 @@ class ServedEndpoint:
         """Limit of an answer's tokens: the client's, or the default within the context. most: the logprob budget's."""
         field, wanted = body.prompt_field, body.wanted_max_tokens
         room = self.context_length - len(prompt)
-        if not prompt or room < 1:
-            raise InvalidRequestError(
+        if not prompt:
+            raise InvalidRequestError(f"{field}: should have at least one token.", field=field)
+        if room < 1:
+            raise ContextLengthError(
                 f"{field}: has {len(prompt)} tokens, but should have 1 to {self.context_length - 1}.", field=field
             )
         if wanted is None:
@@ -177,7 +180,7 @@ class ServedEndpoint:
         if body.limit_is_upper_bound:
             return min(wanted, room, most or room)
         if wanted > room:
-            raise InvalidRequestError(
+            raise ContextLengthError(
                 f"{field} and max_tokens: {len(prompt)} + {wanted} tokens don't fit into the context of "
                 f"{self.context_length}; set max_tokens to {room} or less, or shorten {field}.",
                 field="max_tokens",
@@ -273,7 +276,7 @@ def _text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], s
 
 
 def _vocab_size(model: ModelConfig) -> int:
-    path, trusted = locate(model.path), model.trust_remote_code
+    path, trusted = settings_folder(locate(model.path)), model.trust_remote_code
     config = AutoConfig.from_pretrained(path, revision=model.revision, trust_remote_code=trusted)
     return int(config.get_text_config().vocab_size)
 
@@ -282,7 +285,9 @@ def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tu
     """EOS ids of the generation configuration and of the tokenizer."""
     try:
         revision = model.revision or "main"
-        configured = GenerationConfig.from_pretrained(locate(model.path), revision=revision).eos_token_id
+        configured = GenerationConfig.from_pretrained(
+            settings_folder(locate(model.path)), revision=revision
+        ).eos_token_id
     except OSError:  # many checkpoints have none
         configured = None
     ids = configured if isinstance(configured, list) else [configured]

@@ -1,10 +1,11 @@
 """Reads and checks request bodies, large ones off the event loop. Knows no fields."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
 
@@ -19,6 +20,8 @@ from deployments.requests.json_body import most_values, read_json
 SMALL_BYTES = 2**15  # larger bodies are read in a thread
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_IGNORED = "X-Consort-Ignored-Fields"
+_log = logging.getLogger(__name__)
 _NO_JSON = "The body: should be JSON; send the header Content-Type: application/json"
 
 
@@ -60,13 +63,25 @@ def large_body_route(max_body_bytes: int) -> type[APIRoute]:
                 read = partial(read_json, content, model, max_values=max_values)
                 request.state.large = len(content) > SMALL_BYTES
                 loop = asyncio.get_running_loop()
-                body = await loop.run_in_executor(reading, read) if request.state.large else read()
+                body, ignored = await loop.run_in_executor(reading, read) if request.state.large else read()
                 response: Response = await self.endpoint(body=body, request=request)
+                if ignored:
+                    _warn_once(names := ", ".join(filter(_is_header_text, ignored)))
+                    response.headers[_IGNORED] = names
                 return response
 
             return handle
 
     return LargeBodyRoute
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(names: str) -> None:
+    _log.warning("requests have fields that are ignored: %s", names)
+
+
+def _is_header_text(name: str) -> bool:
+    return name.isascii() and name.isprintable()
 
 
 def _is_json(content_type: str) -> bool:

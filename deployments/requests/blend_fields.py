@@ -11,6 +11,8 @@ _DEFAULTS = BlendParams()
 class BlendFields(StrictModel):
     """Settings of a blend. null means the endpoint's value in a request, the default in an endpoint."""
 
+    always_strict = True
+
     kind: BlendKind | None = Field(
         None,
         description="mixture (weighted mean of probabilities; the default), product (of log-probabilities), vote, "

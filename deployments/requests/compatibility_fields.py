@@ -1,10 +1,10 @@
-"""Fields that clients send by habit and that have no effect. Values that would need one are refused with a reason."""
+"""Fields that clients send by habit. Values without effect are ignored; others are refused with a reason."""
 
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from deployments.requests.fields import Items, at_most, only
+from deployments.requests.fields import Items, at_most, only, without_effect
 from deployments.validation.strict import StrictModel
 
 _NEWER = "send tools and tool_choice"
@@ -19,7 +19,7 @@ class CompatibilityFields(StrictModel):
     safety_identifier: str | None = Field(None, description="The same.")
     prompt_cache_key: str | None = Field(None, description="The same.")
     service_tier: str | None = Field(None, description="The same.")
-    store: Annotated[bool, only(False, why="answers are not stored")] | None = Field(None, description="Only false.")
+    store: Annotated[Any, without_effect(False)] = Field(None, description="Without effect: answers are not stored.")
     skip_special_tokens: (
         Annotated[bool, only(True, why="texts have no special tokens; `return_token_details` shows them")] | None
     ) = Field(None, description="Only true.")
@@ -37,13 +37,13 @@ class ChatCompatibilityFields(StrictModel):
     function_call: Annotated[Any, only("none", "auto", why=_NEWER)] = Field(
         None, description="Only `none` or `auto`; `tool_choice` has replaced it."
     )
-    reasoning_effort: Annotated[Any, only("none", why="see chat_template_kwargs")] = Field(
-        None, description="Only `none`; a model's own switches go into `chat_template_kwargs`."
+    reasoning_effort: Annotated[Any, without_effect("none")] = Field(
+        None, description="Without effect; a model's own switches go into `chat_template_kwargs`."
     )
-    verbosity: Annotated[Any, only("medium", why="it is not supported")] = Field(None, description="Only `medium`.")
+    verbosity: Annotated[Any, without_effect("medium")] = Field(None, description="Without effect.")
     modalities: Annotated[Items[str], only(["text"], why="answers are text")] | None = Field(
         None, description='Only `["text"]`.'
     )
     audio: Annotated[Any, only(why="answers are text")] = Field(None, description="Only null.")
-    prediction: Annotated[Any, only(why="drafts come from the drafter")] = Field(None, description="Only null.")
+    prediction: Annotated[Any, without_effect()] = Field(None, description="Without effect: drafts come from drafters.")
     web_search_options: Annotated[Any, only(why="there is no web search")] = Field(None, description="Only null.")

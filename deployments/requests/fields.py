@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, PlainValidator, ValidationInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from deployments.validation.strict import Text, without_surrogates
+from deployments.validation.strict import IgnoredFields, Text, without_surrogates
 
 Prompt = str | list[int]
 
@@ -44,6 +44,23 @@ def only(*accepted: object, why: str) -> AfterValidator:
         return value
 
     return _Only(check, accepted)
+
+
+def without_effect(*accepted: object) -> BeforeValidator:
+    """Validator for a field that changes nothing: any other value is ignored, or an error in a strict request."""
+    expected = " or ".join(map(repr, accepted)) or "null"
+
+    def check(value: object, info: ValidationInfo) -> object:
+        if value is None or any(type(value) is type(known) and value == known for known in accepted):
+            return value
+        if not isinstance(info.context, IgnoredFields):
+            raise PydanticCustomError(
+                "only", "should be {expected}; another value has no effect", {"expected": expected}
+            )
+        info.context.note(info.field_name or "")
+        return None
+
+    return BeforeValidator(check, json_schema_input_type=Any)
 
 
 def at_most(count: int) -> BeforeValidator:

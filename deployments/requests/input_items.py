@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from deployments.requests.fields import Items, only
+from deployments.requests.fields import Items, without_effect
 from deployments.requests.message import Message
 from deployments.validation.strict import StrictModel, Text, wrong_field
 
@@ -32,7 +32,7 @@ class ItemPart(StrictModel):
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
-    annotations: Annotated[list[Any], only([], why="they are not supported")] | None = None
+    annotations: Annotated[Any, without_effect([])] = None
     logprobs: list[Any] | None = None  # of an earlier output; ignored
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from decoding.errors import InvalidRequestError
-from deployments.validation.strict import problem_of
+from deployments.validation.strict import IgnoredFields, problem_of
 
 MAX_BODY_BYTES = 6 * 2**20  # default: 4 MB of text with its escapes
 _BYTES_PER_VALUE = 32  # body bytes for each value that it may have
@@ -27,8 +27,8 @@ def most_values(max_body_bytes: int) -> int:
     return max(1, max_body_bytes // _BYTES_PER_VALUE)
 
 
-def read_json(body: bytes, model: type[Model], *, max_values: int) -> Model:
-    """Parse and validate a body.
+def read_json(body: bytes, model: type[Model], *, max_values: int) -> tuple[Model, list[str]]:
+    """Parse and validate a body. Returns it and the names of fields that were ignored; none if it says `strict: true`.
 
     Raises:
         InvalidRequestError: not JSON, too many values, or a field is wrong; names the field.
@@ -43,8 +43,9 @@ def read_json(body: bytes, model: type[Model], *, max_values: int) -> Model:
     for name, value in data.items() if isinstance(data, dict) else ():
         if _is_deep(value):
             raise InvalidRequestError(f"{name}: is nested more than {_MOST_LEVELS} levels deep.", field=name)
+    ignored = None if isinstance(data, dict) and data.get("strict") is True else IgnoredFields()
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=ignored), list(ignored.names if ignored else ())
     except ValidationError as error:
         field, problem = problem_of(error)
         raise InvalidRequestError(f"{field or 'The body'}: {problem}", field=field or None) from error

@@ -33,7 +33,7 @@ class Message(StrictModel):
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> "Message":
-        if self.content is None and not self.tool_calls:
+        if self.content is None and self.role != "assistant":  # an answer may have been empty
             raise wrong_field("content", "is required")
         if self.tool_calls and self.role != "assistant":
             raise wrong_field("tool_calls", f"has no place in the role {self.role!r}")

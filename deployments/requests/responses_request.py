@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from decoding.sampling.params import Structure
-from deployments.requests.fields import Items, Limit, only
+from deployments.requests.fields import Items, Limit, only, without_effect
 from deployments.requests.input_items import InputItem, conversation
 from deployments.requests.message import Message
 from deployments.requests.schema import GenerationRequest
@@ -46,7 +46,7 @@ class TextOptions(StrictModel):
     """Options of the output's text."""
 
     format: TextFormat | None = None
-    verbosity: Annotated[Any, only("medium", why="it is not supported")] = None
+    verbosity: Annotated[Any, without_effect("medium")] = None
 
 
 class ResponsesRequest(GenerationRequest, FlatToolFields):
@@ -61,8 +61,8 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
     instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
     text: TextOptions | None = Field(None, description="`format`: what `response_format` is in chat.")
-    include: Items[Literal["message.output_text.logprobs"]] | None = Field(
-        None, description="`message.output_text.logprobs`: log-probabilities of the output."
+    include: Items[Text] | None = Field(
+        None, description="`message.output_text.logprobs`: log-probabilities of the output. Others are ignored."
     )
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Report this many most probable tokens per position, and include log-probabilities."
@@ -72,9 +72,9 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
     background: Annotated[bool, only(False, why=_NO_STATE)] | None = Field(None, description="Only false.")
     prompt: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
     max_tool_calls: int | None = Field(None, description="Changes nothing: only tools of a server are counted.")
-    reasoning: Annotated[Any, only(why="a model reasons as it is used to")] = Field(None, description="Only null.")
-    truncation: Annotated[str, only("disabled", why="shorten the input instead")] | None = Field(
-        None, description="Only `disabled`."
+    reasoning: Annotated[Any, without_effect()] = Field(None, description="Without effect.")
+    truncation: Annotated[Any, without_effect("disabled")] = Field(
+        None, description="Without effect: an input that is too long is an error."
     )
 
     def _conditions(self) -> list[tuple[bool, str, str]]:
@@ -95,7 +95,6 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
                 "has no place beside max_output_tokens; set one of them",
             ),
             *self.tool_conditions(),
-            (not self.must_call or self._text_structure is None, "tool_choice", "gives the answer another structure"),
         ]
 
     @property
@@ -109,7 +108,8 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
 
     @property
     def logprob_count(self) -> int | None:
-        return (self.top_logprobs or 0) if self.include or self.top_logprobs is not None else None
+        wanted = "message.output_text.logprobs" in (self.include or ()) or self.top_logprobs is not None
+        return (self.top_logprobs or 0) if wanted else None
 
     @property
     def structure(self) -> Structure | None:

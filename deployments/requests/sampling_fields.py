@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from deployments.requests.fields import BadWords, Limit, LogitBias, StopStrings, TokenId, TokenIds
 from deployments.validation.strict import StrictModel
@@ -15,7 +15,9 @@ class SamplingFields(StrictModel):
 
     temperature: float | None = Field(None, description="0 is greedy; 1 by default.")
     top_p: float | None = Field(None, description="Nucleus sampling; 1, the default, turns it off.")
-    top_k: Limit | None = Field(None, description="Sample from the k most likely tokens; 0, the default, turns it off.")
+    top_k: Annotated[Limit, AfterValidator(lambda value: max(value, 0) if value == -1 else value)] | None = Field(
+        None, description="Sample from the k most likely tokens; 0, the default, or -1 turns it off."
+    )
     min_p: float | None = Field(None, description="Only tokens at least so likely, relative to the likeliest; 0: off.")
     typical_p: float | None = Field(None, description="Locally typical sampling (arXiv 2202.00666); 1: off.")
     epsilon_cutoff: float | None = Field(None, description="Only tokens at least so likely (arXiv 2210.15191); 0: off.")

@@ -1,4 +1,4 @@
-"""Bodies of completions and chat, as in OpenAI's API. Every accepted field works; any other is refused by name."""
+"""Bodies of completions and chat, as in OpenAI's API. Every known field works or is refused with a reason."""
 
 import secrets
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ _MAX_CHOICES = 128
 _MAX_DRAFT_LENGTH = 32
 _MAX_CHAT_LOGPROBS = 20
 _SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
+_DRAW_SEED = -1  # as in llama.cpp and vLLM
 _NO_DEFAULTS = SamplingFields()
 
 Choices = Annotated[int, Field(ge=1, le=_MAX_CHOICES)]
@@ -44,7 +45,8 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         "", description="An endpoint's name, as GET /v1/models lists them; below its own base URL it may be left out."
     )
     max_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
-    seed: int | None = Field(None, description="Same seed, same text; drawn if missing, and returned either way.")
+    seed: int | None = Field(None, description="Same seed, same text; drawn if missing or -1, and returned either way.")
+    strict: bool | None = Field(None, description="true: refuse unknown fields instead of ignoring them.")
     n: Choices | None = Field(None, description="Answers per prompt; 1 by default.")
     best_of: Choices | None = Field(
         None, description="Make this many answers per prompt; return the `n` with the highest mean log-probability."
@@ -198,7 +200,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
 
     def seed_or_new(self) -> int:
         """The client's seed, or a new one."""
-        return secrets.randbits(_SEED_BITS) if self.seed is None else self.seed
+        return secrets.randbits(_SEED_BITS) if self.seed in (None, _DRAW_SEED) else self.seed
 
 
 class CompletionRequest(GenerationRequest):
@@ -274,7 +276,6 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
             ),
             (not self.top_logprobs or bool(self.logprobs), "top_logprobs", "needs logprobs: true"),
             *self.tool_conditions(),
-            (not self.must_call or super().structure is None, "tool_choice", "gives the answer another structure"),
         ]
 
     @property

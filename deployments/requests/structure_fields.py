@@ -48,6 +48,8 @@ class ResponseFormat(StrictModel):
 class StructuredOutputs(StrictModel):
     """vLLM's `structured_outputs`: exactly one of these fields."""
 
+    always_strict = True
+
     json_: Definition | dict[str, Any] | None = Field(None, alias="json")
     regex: Definition | None = None
     choice: Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1, max_length=1000)] | None = None

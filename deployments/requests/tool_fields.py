@@ -109,14 +109,14 @@ def _choice_reader(form: str, name_of: Callable[[Any], object]) -> PlainValidato
 
 def _nested_name(value: Any) -> object:
     match value:
-        case {"type": "function", "function": {"name": name, **more}, **others} if not more and not others:
+        case {"type": "function", "function": {"name": name}}:
             return name
     return None
 
 
 def _flat_name(value: Any) -> object:
     match value:
-        case {"type": "function", "name": name, **others} if not others:
+        case {"type": "function", "name": name}:
             return name
     return None
 
@@ -157,11 +157,15 @@ class ToolUse(StrictModel):
             return None
         functions = {function.name: function for function in self.given_functions}
         if self.tool_choice.name is not None and self.tool_choice.name in functions:
-            return Structure(kind="json", definition=json.dumps(functions[self.tool_choice.name].schema_or_any))
+            return _compact(functions[self.tool_choice.name].schema_or_any)
         calls = [_call_schema(function) for function in functions.values()]
         bound = {"maxItems": 1} if self.parallel_tool_calls is False else {}
-        schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **bound}
-        return Structure(kind="json", definition=json.dumps(schema))
+        return _compact({"type": "array", "minItems": 1, "items": {"anyOf": calls}, **bound})
+
+
+def _compact(schema: dict[str, Any]) -> Structure:
+    """Return the structure of JSON without blanks, on which small models may spend all their tokens."""
+    return Structure(kind="json", definition=json.dumps(schema | {"x-guidance": {"whitespace_flexible": False}}))
 
 
 def _call_schema(function: FunctionDefinition) -> dict[str, Any]:

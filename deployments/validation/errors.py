@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from decoding.errors import (
     ConsortError,
+    ContextLengthError,
     DeadlineError,
     InvalidRequestError,
     OverloadedError,
@@ -62,6 +63,8 @@ def body_of(error: Exception) -> ErrorBody:
     match error:
         case UnknownModelError():
             return _body(str(error), "invalid_request_error", field, "model_not_found")
+        case ContextLengthError():
+            return _body(str(error), "invalid_request_error", field, "context_length_exceeded")
         case InvalidRequestError():
             return _body(str(error), "invalid_request_error", field)
         case OverloadedError():

@@ -1,35 +1,56 @@
-"""Pydantic models that refuse unknown fields, and one-sentence error messages. Knows no particular model."""
+"""Pydantic models that refuse or ignore unknown fields, and one-sentence error messages. Knows no particular model."""
 
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 _SHOWN_CHARACTERS = 60  # of a wrong value, in messages
 _SHOWN_NAMES = 12
+_MOST_IGNORED = 16  # names to remember
+_MOST_UNKNOWN = 64  # in one object; more are a mistake
 _LONGEST_NAME = 200  # characters; no suggestion for longer names
 _SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) (?=should )")
 _WITHOUT_VALUE = {"field", "missing", "json_invalid", "too_short", "too_long", "string_too_short", "string_too_long"}
 
 
+class IgnoredFields:
+    """The names of fields that a validation ignores. As the context of a validation it makes `StrictModel` lenient."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}  # in the order of the input
+
+    def note(self, name: str) -> None:
+        """Remember a name, of the first few."""
+        if len(self.names) < _MOST_IGNORED:
+            self.names.setdefault(printable(name[:_LONGEST_NAME]))
+
+
 class StrictModel(BaseModel):
-    """Model without unknown keys, type conversion or NaN. The error for an unknown key suggests a known one."""
+    """Model without type conversion or NaN. An unknown key is an error that suggests a known one, or is ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    always_strict: ClassVar[bool] = False  # for objects that are no part of OpenAI's API
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_keys(cls, data: object) -> object:
-        if isinstance(data, dict):
-            known = {field.alias or name for name, field in cls.model_fields.items()}
-            for key in data:
-                if key not in known:
-                    name = printable(str(key)[:_LONGEST_NAME])
-                    raise wrong_field(name, f"is not known; {nearest(str(key), known)}")
-        return data
+    def _check_keys(cls, data: object, info: ValidationInfo) -> object:
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = [key for key in data if key not in known]
+        if not unknown:
+            return data
+        ignored = info.context
+        if not isinstance(ignored, IgnoredFields) or cls.always_strict or len(unknown) > _MOST_UNKNOWN:
+            name = printable(str(unknown[0])[:_LONGEST_NAME])
+            raise wrong_field(name, f"is not known; {nearest(str(unknown[0]), known)}")
+        for key in unknown:
+            ignored.note(str(key))
+        return {key: value for key, value in data.items() if key in known}
 
 
 def without_surrogates(text: str) -> str:

@@ -17,7 +17,7 @@ from actors.loops.options import LoopOptions
 from actors.loops.row_table import Row, RowTable
 from actors.loops.thread import LoopTimes
 from actors.model.forward_input import RowInput
-from actors.model.kv_pages import KVPages
+from actors.model.page_tables import PageTables
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.target.judge import judge
@@ -170,7 +170,7 @@ class Stage:
     """Rows without a model, and a backoff that chooses what is computed at once."""
 
     def __init__(self) -> None:
-        self.rows: RowTable[Row] = RowTable(KVPages(slots=4, capacity=64))
+        self.rows: RowTable[Row] = RowTable(PageTables(slots=4, capacity=64))
         self.times = LoopTimes()
         self.failed: list[tuple[Row, str]] = []
         self.backoff = OomBackoff[Row](

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import SamplingBatch, sample
+from decoding.sampling.sampler import sample
 from evaluation.limits import SpeculationLimits, agreement, tokens_per_step
 
 

@@ -8,9 +8,10 @@ import torch
 from actors.drafter.chain import ChainStart, DraftChain
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import SamplingBatch, sample
+from decoding.sampling.sampler import sample
 from tests.support.models import tiny_model
 
 pytestmark = [

@@ -31,8 +31,8 @@ def begin(runner: Runner, row: BeamRow, *, chunk: int = 256) -> None:
 
 
 def end(runner: Runner, row: BeamRow) -> None:
-    for slot, text in row.texts():
-        runner.cache.give_back(slot, text)
+    for slot in row.slots:
+        runner.cache.give_back(slot)
 
 
 class PlainRow:

@@ -67,7 +67,7 @@ def replace_norms(module: nn.Module) -> None:
 
 def _faster(norm: nn.Module, weight: Tensor, eps: float) -> nn.Module | None:
     """Return a candidate to replace a norm on its device."""
-    if weight.device.type == "cuda" and not hasattr(norm, "_hf_hook"):
+    if weight.device.type != "cpu" and not hasattr(norm, "_hf_hook"):
         return TorchRMSNorm(weight, eps)
     if weight.device.type == "cpu" and weight.dtype in _NAMES and weight.is_contiguous() and library():
         return NativeRMSNorm(norm, weight, eps)

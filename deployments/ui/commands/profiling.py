@@ -17,9 +17,10 @@ from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import SamplingBatch, sample
+from decoding.sampling.sampler import sample
 from deployments.configuration.config import ServerConfig
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.requests.schema import CompletionRequest

@@ -1,4 +1,4 @@
-"""A tensor-parallel group writes what one process writes, with drafts, trees and shared prefixes."""
+"""A tensor-parallel group writes and drafts what one process does, with trees and shared prefixes, without graphs."""
 
 import multiprocessing
 import socket
@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loading.checkpoint import ModelSpec
-from actors.loading.tensor_parallel import Rank, TensorParallelGroup, follow_in_group, load_sharded_runner
+from actors.loading.tensor_parallel import Rank, TensorParallelGroup, follow, load_sharded_runner
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
+from actors.replica.roles import Role
 from decoding.sampling.params import SamplingParams
 
 SIZE: dict[str, Any] = {"slots": 3, "max_length": 96, "max_query": 64}
@@ -29,41 +30,50 @@ def requests() -> list[Request]:
     ]
 
 
-def answers(target: Runner) -> list[list[int]]:
-    drafter = AutoModelForCausalLM.from_pretrained(DRAFTER, dtype=torch.float32)
-    with Engine({"target": ("target", target), "drafter": ("drafter", Runner(drafter, **SIZE))}) as engine:
+def answers(target: Runner, drafter: Runner) -> tuple[list[list[int]], int]:
+    """Return the tokens of all answers, and how many steps the drafter took."""
+    with Engine({"target": ("target", target), "drafter": ("drafter", drafter)}) as engine:
         answers = engine.generate(requests())
-    return [[token for delta in answer for token in delta.tokens] for answer in answers]
+        drafter_steps = engine.loops["drafter"].times.steps
+    return [[token for delta in answer for token in delta.tokens] for answer in answers], drafter_steps
 
 
-def take_part(rank: int, port: int, result: Connection | None) -> None:
+def whole(path: str) -> Runner:
+    return Runner(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), **SIZE)
+
+
+def take_part(role: Role, rank: int, port: int, result: Connection | None) -> None:
     """Run a rank of the group; rank 0 serves requests and sends the answers."""
     spec = ModelSpec(
         name="m", path=TARGET, dtype="float32", device="cpu", threads=1, slots=3, max_length=96, prefill_chunk=64
     )
-    member = Rank(rank, 2, "127.0.0.1", port)
+    group = TensorParallelGroup(Rank(rank, 2, "127.0.0.1", port))
+    runner = load_sharded_runner(spec, group)
+    runner.use_graphs(capture=lambda run: run)  # a runner on a GPU does this by itself
+    assert runner.recorder is None
     if result is None:
-        follow_in_group(spec, member)
+        follow(runner, group)
     else:
-        group = TensorParallelGroup(member)
-        runner = load_sharded_runner(spec, group)
-        result.send((answers(runner), next(tuple(keys.shape) for keys, _ in runner.cache.layers.values())))
-        group.close()
+        pair = (runner, whole(DRAFTER)) if role == "target" else (whole(TARGET), runner)
+        result.send((*answers(*pair), next(tuple(keys.shape) for keys, _ in runner.cache.layers.values())))
+    group.close()
 
 
 @pytest.mark.timeout(240)
-def test_two_processes_write_what_one_writes() -> None:
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_two_processes_write_what_one_writes(role: Role) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    processes = [context.Process(target=take_part, args=(rank, port, (sender, None)[rank])) for rank in range(2)]
+    processes = [context.Process(target=take_part, args=(role, rank, port, (sender, None)[rank])) for rank in range(2)]
     for process in processes:
         process.start()
-    expected = answers(Runner(AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32), **SIZE))
-    actual, shape = receiver.recv()
+    expected, _ = answers(whole(TARGET), whole(DRAFTER))
+    actual, drafter_steps, shape = receiver.recv()
     for process in processes:
         process.join()
         assert process.exitcode == 0
     assert actual == expected
+    assert drafter_steps > 0
     assert shape[1] == 1  # of two key-value heads

@@ -4,7 +4,7 @@ from actors.loops import mailbox
 from actors.loops.mailbox import Mailbox
 from actors.loops.row_table import Row, RowTable
 from actors.loops.thread import LoopTimes
-from actors.model.kv_pages import KVPages
+from actors.model.page_tables import PageTables
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import Admit, Cancel, Heartbeat, Offer, Report
 from decoding.sampling.params import SamplingParams
@@ -18,7 +18,7 @@ class Desk:
         exchange = LocalExchange()
         self.coordinator: LocalLink = exchange.join("coordinator")
         self.times = LoopTimes()
-        self.rows: RowTable[Row] = RowTable(KVPages(slots=1, capacity=8))
+        self.rows: RowTable[Row] = RowTable(PageTables(slots=1, capacity=8))
         self.mailbox = Mailbox(exchange.join("target"), self.rows, self.times, clock=lambda: self.now_s)
 
     def admit(self) -> None:

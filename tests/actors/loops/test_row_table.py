@@ -1,25 +1,36 @@
-"""Rows get slots in order of admission, and chosen prefills fit their budget."""
+"""Rows get slots in order of admission and pages from each other; chosen prefills fit their budget."""
+
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.loops.row_table import Row, RowTable, choose_prefill, in_slot_order
-from actors.model.kv_pages import KVPages
+from actors.model.page_tables import PageTables
 from actors.wire.messages import Admit
 from decoding.sampling.params import SamplingParams
 from tests.support.properties import repeatable
 
 
-def make_row(request_id: int, length: int = 3, peer: str = "c") -> Row:
-    return Row(peer, Admit(request_id, [1] * length, length, SamplingParams(max_tokens=5), 4, drafter=True))
+def make_row(request_id: int, length: int = 3, peer: str = "c", *, tokens: list[int] | None = None) -> Row:
+    text = tokens or [1] * length
+    return Row(peer, Admit(request_id, text, len(text), SamplingParams(max_tokens=5), 4, drafter=True))
 
 
-def make_table(slots: int) -> RowTable[Row]:
-    return RowTable(KVPages(slots=slots, capacity=8))
+def make_table(slots: int, *, capacity: int = 8, pages: int | None = None) -> tuple[RowTable[Row], PageTables]:
+    tables = PageTables(slots=slots, capacity=capacity, pages=pages, page_size=4)
+    return RowTable(tables), tables
+
+
+def compute(tables: PageTables, row: Row, limit: int) -> None:
+    """Compute a row's next tokens."""
+    run = row.next_input(limit)
+    tables.reserve(row.slot, run.start, run.end)
+    row.cached = run.end
 
 
 def test_rows_wait_for_slots_in_order() -> None:
-    table = make_table(2)
+    table = make_table(2)[0]
     rows = [make_row(i) for i in range(4)]
     for row in rows:
         table.add(row)
@@ -33,7 +44,7 @@ def test_rows_wait_for_slots_in_order() -> None:
 
 
 def test_a_waiting_row_can_be_removed_and_unknown_keys_are_ignored() -> None:
-    table = make_table(1)
+    table = make_table(1)[0]
     first, second = make_row(1), make_row(2)
     table.add(first)
     table.add(second)
@@ -44,7 +55,7 @@ def test_a_waiting_row_can_be_removed_and_unknown_keys_are_ignored() -> None:
 
 
 def test_a_row_of_the_same_key_is_replaced() -> None:
-    table = make_table(2)
+    table = make_table(2)[0]
     table.add(make_row(1))
     again = make_row(1)
     table.add(again)
@@ -56,7 +67,7 @@ def test_a_row_of_the_same_key_is_replaced() -> None:
 
 
 def test_a_report_names_attached_drafters() -> None:
-    table = make_table(1)
+    table = make_table(1)[0]
     rows = [make_row(1), make_row(2), make_row(3)]
     rows[0].attached_drafter = rows[2].attached_drafter = "drafter"
     for row in rows:
@@ -68,7 +79,7 @@ def test_a_report_names_attached_drafters() -> None:
 @repeatable
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=40), st.integers(1, 3))
 def test_no_slot_is_lost_or_used_twice(calls: list[tuple[bool, int]], slots: int) -> None:
-    table = make_table(slots)
+    table = make_table(slots)[0]
     known: dict[int, Row] = {}
     for add, request_id in calls:
         if add:
@@ -95,9 +106,101 @@ def test_chosen_prefills_fit_the_budget(lengths: list[int], budget: int) -> None
 
 def test_running_rows_are_in_slot_order_after_others_were_removed() -> None:
     """Then they read the cache as one slice. A reused slot breaks the order of admission."""
-    table = make_table(3)
+    table = make_table(3)[0]
     for request_id in (1, 2, 3):
         table.add(make_row(request_id))
     table.remove(make_row(1).key)
     table.add(make_row(4))
     assert [row.slot for row in in_slot_order(table)] == [0, 1, 2]
+
+
+def test_rows_with_the_same_prompt_wait_for_the_first_and_take_over_its_pages() -> None:
+    table, tables = make_table(4, capacity=32)
+    prompt = list(range(14))
+    first, *_ = rows = [make_row(i, tokens=[*prompt, i]) for i in range(3)]
+    other = make_row(3, tokens=[9] * 14)
+    for row in (*rows, other):
+        table.add(row)
+    table.make_ready()
+    assert [row.ready for row in (*rows, other)] == [True, False, False, True]
+    compute(tables, first, 8)
+    table.make_ready()
+    assert ([row.cached for row in rows], [row.ready for row in rows]) == ([8, 8, 8], [True, False, False])
+    compute(tables, first, 7)
+    table.make_ready()
+    assert ([row.cached for row in rows], [row.ready for row in rows]) == ([15, 12, 12], [True, True, True])
+    assert tables.allocator.used == 4
+    assert tables.allocator.shared == 3
+
+
+def test_nobody_waits_for_a_row_that_is_gone_or_rests() -> None:
+    table, _ = make_table(3, capacity=32)
+    rows = [make_row(i, tokens=list(range(14))) for i in range(3)]
+    for row in rows:
+        table.add(row)
+    table.make_ready()
+    assert [row.ready for row in rows] == [True, False, False]
+    table.remove(rows[0].key)
+    table.make_ready()
+    assert [row.ready for row in rows[1:]] == [True, False]
+    with mock.patch.object(Row, "resting", True):
+        table.make_ready()
+    assert [row.ready for row in rows[1:]] == [True, True]
+
+
+def test_a_row_that_must_compute_its_prompt_takes_nothing_over() -> None:
+    table, tables = make_table(2, capacity=32)
+    first, second = make_row(1, tokens=list(range(14))), make_row(2, tokens=list(range(14)))
+    table.add(first)
+    compute(tables, first, 14)
+    with mock.patch.object(Row, "may_share", False):
+        table.make_ready()
+        table.add(second)
+        table.make_ready()
+    assert (second.cached, second.ready) == (0, True)
+
+
+def test_rows_wait_until_there_are_pages_for_their_text_and_for_others_to_grow() -> None:
+    table, _ = make_table(4, capacity=24, pages=7)
+    rows = [make_row(i, tokens=[i] * 7) for i in range(3)]
+    for row in rows:
+        table.add(row)
+    assert [row.slot for row in rows] == [0, 1, -1]  # each has two pages, and may need a third
+    assert table.report().waiting == 1
+    table.remove(rows[0].key)
+    assert rows[2].slot == 0
+
+
+def test_a_text_that_fills_the_memory_enters_alone() -> None:
+    table, _ = make_table(2, capacity=16, pages=4)
+    row = make_row(1, tokens=[1] * 15)
+    table.add(row)
+    assert row.slot == 0
+
+
+def test_a_preempted_row_comes_back_first_and_takes_over_what_is_left() -> None:
+    table, tables = make_table(2, capacity=32)
+    rows = [make_row(i, tokens=[i] * 14) for i in range(4)]
+    for row in rows:
+        table.add(row)
+        if row.slot >= 0:
+            compute(tables, row, 14)
+    assert table.preempt_youngest()
+    assert (rows[1].slot, rows[1].cached, table.preemptions) == (-1, 0, 1)
+    assert not table.preempt_youngest()  # the other row alone holds pages
+    assert tables.allocator.used == 4
+    table.make_ready()
+    assert (rows[1].cached, rows[2].slot) == (12, -1)
+    assert [key for _, key in (row.key for row in table)] == [0, 1]
+
+
+def test_pages_of_a_removed_row_are_known_and_free() -> None:
+    table, tables = make_table(1, capacity=32)
+    row = make_row(1, tokens=list(range(14)))
+    table.add(row)
+    compute(tables, row, 14)
+    table.remove(row.key)
+    assert tables.allocator.used == 0
+    again = make_row(2, tokens=list(range(16)))
+    table.add(again)
+    assert again.cached == 12

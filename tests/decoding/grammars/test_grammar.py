@@ -37,7 +37,6 @@ def chain(link: Callable[[str], dict[str, Any]]) -> str:
         ("json", "true", "a schema is an object"),
         ("json", '{"type": "objct"}', "Invalid type: objct"),
         ("json", '{"type": "string", "format": "zip"}', "Unknown format: zip"),
-        ("json", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("json", '{"not": {"type": "string"}}', "not"),
         ("json", '{"if": {"type": "string"}, "then": {"maxLength": 3}}', "if"),
         ("json", '{"$ref": "https://example.com/schema"}', "example.com"),

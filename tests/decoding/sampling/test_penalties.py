@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from decoding.sampling.history import History, Position
+from decoding.sampling.history import History, Position, Positions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.penalties import LogitBias, Penalties
 from tests.support.positions import OUR_SETTINGS, VOCAB, logits_of, paths, texts
@@ -20,6 +20,10 @@ contexts = st.tuples(texts, st.lists(st.integers(0, 3), max_size=5), paths)  # p
 def position_of(context: tuple[list[int], list[int], list[int]], params: SamplingParams) -> Position:
     prompt, answer, path = context
     return Position(History(params, [*prompt, *answer], len(prompt)), path)
+
+
+def requests_of(positions: list[Position]) -> list[Positions]:
+    return [Positions.gather([position]) for position in positions]
 
 
 def ids_of(position: Position) -> Any:
@@ -46,11 +50,14 @@ def test_repetition_penalty(data: st.DataObject, values: list[float]) -> None:
         ]
         for value, position, row in zip(values, positions, logits, strict=True)
     ]
-    penalties = Penalties.build(positions, VOCAB, "cpu")
+    penalties = Penalties.build(requests_of(positions), VOCAB, "cpu")
     assert (penalties is None) == (set(values) == {1.0})
     if penalties:
-        penalties.apply_(logits)
+        kept = logits.clone()
+        before = penalties.apply_(logits)
         assert torch.equal(logits, torch.stack(expected))
+        penalties.undo_(logits, before)
+        assert torch.equal(logits, kept)
 
 
 @repeatable
@@ -63,7 +70,7 @@ def test_presence_and_frequency_penalty(data: st.DataObject, values: list[tuple[
     positions = [position_of(data.draw(contexts), settings) for settings in params]
     logits = data.draw(logits_of(len(values)))
     expected = [by_vllm(row, position, *value) for row, position, value in zip(logits, positions, values, strict=True)]
-    penalties = Penalties.build(positions, VOCAB, "cpu")
+    penalties = Penalties.build(requests_of(positions), VOCAB, "cpu")
     if penalties:
         penalties.apply_(logits)
     assert torch.equal(logits, torch.stack(expected))
@@ -79,7 +86,7 @@ def test_repetition_penalty_comes_first(
     logits = data.draw(logits_of(1))
     repeated = RepetitionPenaltyLogitsProcessor(repetition)(ids_of(position), logits)[0]
     expected = by_vllm(repeated, position, 1.5, 0.5)
-    penalties = Penalties.build([position], VOCAB, "cpu")
+    penalties = Penalties.build(requests_of([position]), VOCAB, "cpu")
     assert penalties is not None
     penalties.apply_(logits)
     assert torch.equal(logits[0], expected)
@@ -95,7 +102,7 @@ def test_logit_bias(data: st.DataObject, biases: list[tuple[tuple[int, float], .
         if bias:
             processor = SequenceBiasLogitsProcessor([[[token], value] for token, value in bias])
             expected[row] = processor(torch.tensor([[0]]), logits[row : row + 1])
-    step = LogitBias.build([Position(History(settings, [0], 1)) for settings in params], VOCAB, "cpu")
+    step = LogitBias.build([Positions(History(settings, [0], 1)) for settings in params], VOCAB, "cpu")
     if step:
         step.apply_(logits)
     assert torch.equal(logits, expected)
@@ -106,7 +113,7 @@ def test_tokens_that_a_smaller_vocabulary_lacks_are_left_out() -> None:
     positions = [Position(History(params, [VOCAB + 3, 2], 0), [VOCAB, 3])]
     logits = torch.zeros(1, VOCAB)
     for kind in (LogitBias, Penalties):
-        step = kind.build(positions, VOCAB, "cpu")
+        step = kind.build(requests_of(positions), VOCAB, "cpu")
         assert step is not None
         step.apply_(logits)
     assert logits[0].tolist() == [0, 3, -1, -1, *[0] * (VOCAB - 4)]

@@ -10,9 +10,10 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from decoding.drafts.trie import Draft
 from decoding.drafts.verify import accepted_path
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import SamplingBatch, process, rank, sample
+from decoding.sampling.sampler import process, rank, sample
 from tests.support.chi_square import count, p_value
 
 DRAWS = 200_000

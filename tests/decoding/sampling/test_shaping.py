@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.sampler import SamplingBatch, probabilities, process, rank, sample
+from decoding.sampling.sampler import probabilities, process, rank, sample
 from tests.support.positions import SETTINGS, VOCAB, logits_of, params_of, positions_of, processed
 from tests.support.properties import repeatable
 
@@ -131,7 +132,8 @@ def test_a_grammar_mask_may_be_shorter_or_longer_than_the_vocabulary() -> None:
 def test_a_greedy_position_where_nothing_acts_takes_an_argmax_alone(asked: dict[str, float]) -> None:
     params = SamplingParams(max_tokens=9, temperature=0, **asked)  # type: ignore[arg-type]
     batch = SamplingBatch.build([Position(History(params, [0] * 6, 3), [0] * depth) for depth in range(5)], VOCAB)
-    assert len(batch.active) == 0
+    assert batch.shaping is None
+    assert not batch.used
 
 
 class Counted(tuple[Any, ...]):

@@ -124,8 +124,6 @@ def test_a_forced_call_follows_the_schema(
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": "always"}, "tool_choice"),
         ({"tools": [TOOLS[1], TOOLS[1]]}, "tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -92,7 +92,7 @@ def test_log_probabilities_are_included_if_wanted(client: openai.OpenAI) -> None
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
+        ({"store": True, "strict": True}, "store"),
         ({"tools": [{**FUNCTION, "type": "web_search"}]}, "tools.0.type"),
         ({"input": []}, "input"),
         ({"input": [{"type": "reasoning"}]}, "input.0.type"),
@@ -100,10 +100,9 @@ def test_log_probabilities_are_included_if_wanted(client: openai.OpenAI) -> None
         ({"input": [{"role": "user", "content": "x", "output": "y"}]}, "input.0.output"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"tools": [FUNCTION], "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
         ({"tools": [FUNCTION]}, "tools"),  # the model's template has none
         ({"n": 2}, "n"),
-        ({"max_output_token": 2}, "max_output_token"),
+        ({"max_output_token": 2, "strict": True}, "max_output_token"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ],
 )

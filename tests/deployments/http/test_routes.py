@@ -171,7 +171,7 @@ def test_what_is_no_object_is_refused(fake: TestClient, body: str) -> None:
 
 
 def test_unknown_names_get_a_suggestion(fake: TestClient) -> None:
-    typo = fake.post("/v1/completions", json={**BODY, "temprature": 1}).json()["error"]
+    typo = fake.post("/v1/completions", json={**BODY, "temprature": 1, "strict": True}).json()["error"]
     assert typo["message"] == "temprature: is not known; did you mean 'temperature'?"
     model = fake.post("/v1/completions", json={**BODY, "model": "concort"})
     assert model.status_code == 404

@@ -39,7 +39,7 @@ def test_a_conversation(fake: TestClient, coordinator: Any) -> None:
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": []}, "prompt"),
         ("/tokenize", {"prompt": "x" * 3_000_000}, "prompt"),
-        ("/tokenize", {"text": "x"}, "text"),
+        ("/tokenize", {"text": "x"}, "prompt"),
         ("/detokenize", {"tokens": [2048]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens.0"),
         ("/detokenize", {}, "tokens"),

@@ -16,7 +16,7 @@ class Anything(BaseModel):
 
 
 def read(text: str, max_values: int = 100) -> object:
-    return read_json(text.encode(), Anything, max_values=max_values).x
+    return read_json(text.encode(), Anything, max_values=max_values)[0].x
 
 
 @pytest.mark.parametrize(

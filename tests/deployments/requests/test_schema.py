@@ -176,7 +176,6 @@ def test_text_parts_are_joined() -> None:
 
 def test_the_schema_says_what_is_accepted() -> None:
     properties = ChatRequest.model_json_schema()["properties"]
-    assert {"enum": [False]} in properties["store"]["anyOf"]
     assert properties["audio"]["type"] == "null"
     prompts = CompletionRequest.model_json_schema()["properties"]["prompt"]["anyOf"]
     assert {"type": "string", "minLength": 1} in prompts

@@ -1,0 +1,100 @@
+"""Pages of a KV cache: who holds them, what they contain, which may be used again.
+
+Knows nothing of tensors, rows or slots. Pages with known content that nobody holds stay until their memory is needed,
+the least recently used first.
+"""
+
+from collections.abc import Hashable
+
+from decoding.errors import OutOfPagesError
+
+
+class PageAllocator:
+    """Reference counts of the pages 1 … `pages`, and the keys under which full pages are known."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self.evictions = 0
+        self.shared = 0  # pages with more than one holder
+        self._counts = [0] * (pages + 1)
+        self._free = list(range(pages, 0, -1))  # the last is taken first
+        self._evictable: dict[int, None] = {}  # known pages that nobody holds, the least recently used first
+        self._keys: dict[int, Hashable] = {}
+        self._known: dict[Hashable, int] = {}  # the inverse of `_keys`
+
+    @property
+    def available(self) -> int:
+        """Number of pages that `allocate` can give out."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def used(self) -> int:
+        """Number of pages that somebody holds."""
+        return self.pages - self.available
+
+    def allocate(self) -> int:
+        """Return a page with one holder and unknown content.
+
+        Raises:
+            OutOfPagesError: none is free or evictable.
+        """
+        if self._free:
+            page = self._free.pop()
+        elif self._evictable:
+            page = next(iter(self._evictable))
+            del self._evictable[page]
+            self.forget(page)
+            self.evictions += 1
+        else:
+            raise OutOfPagesError(f"all {self.pages} pages are in use")
+        self._counts[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """Add a holder to a page that is held or known."""
+        if not self._counts[page]:
+            del self._evictable[page]
+        self._counts[page] += 1
+        self.shared += self._counts[page] == 2
+
+    def release(self, page: int) -> None:
+        """Remove a holder. Without any, the page is evictable if its content is known, else free."""
+        self._counts[page] -= 1
+        self.shared -= self._counts[page] == 1
+        if not self._counts[page]:
+            if page in self._keys:
+                self._evictable[page] = None
+            else:
+                self._free.append(page)
+
+    def is_shared(self, page: int) -> bool:
+        """Return whether the page has more than one holder."""
+        return self._counts[page] > 1
+
+    def is_held(self, page: int) -> bool:
+        """Return whether the page has a holder."""
+        return self._counts[page] > 0
+
+    def find(self, key: Hashable) -> int | None:
+        """Return the page that is known by the key, if any."""
+        return self._known.get(key)
+
+    def register(self, page: int, key: Hashable) -> int:
+        """Make a page known by its content. Return the page that is known by it, which may be an earlier one."""
+        known = self._known.setdefault(key, page)
+        if known == page:
+            self._keys[page] = key
+        return known
+
+    def forget(self, page: int) -> None:
+        """Make a page unknown, because its content will change. Its holders keep it."""
+        key = self._keys.pop(page, None)
+        if key is not None:
+            del self._known[key]
+
+    def forget_unheld(self) -> None:
+        """Forget the content of all pages that nobody holds."""
+        for page in self._evictable:
+            self.forget(page)
+        self._free += self._evictable
+        self._evictable = {}

@@ -1,0 +1,195 @@
+"""The page tables of a KV cache: which page holds which columns of a slot, and which pages slots share.
+
+A slot is a line of the tables. Full pages of text are known by a key made of their tokens and all tokens before, so any
+slot with the same text takes them without a copy. Knows nothing of models, and of tensors only the table itself.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from heapq import heappop, heappush
+
+import torch
+
+from actors.model.page_allocator import PageAllocator
+from decoding.errors import OutOfPagesError
+
+PAGE_SIZE = 16  # columns
+
+
+def extend_keys(keys: list[bytes], text: Sequence[int], count: int, page_size: int = PAGE_SIZE) -> None:
+    """Append to the keys of a text's first pages until there are `count`.
+
+    A key is a hash of the page's tokens and the key before, so it stands for the whole text up to there.
+    """
+    for index in range(len(keys), count):
+        tokens = array("i", text[index * page_size : (index + 1) * page_size])
+        parent = keys[index - 1] if index else b""
+        keys.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+
+
+@dataclass(slots=True)
+class _Slot:
+    pages: list[int] = field(default_factory=list)
+    known: int = 0  # first pages that hold text and are known by its keys
+
+
+class PageTables:
+    """Pages of slots 0 … slots - 1. One more slot, without pages, is for padding: it reads and writes page 0."""
+
+    def __init__(self, *, slots: int, capacity: int, pages: int | None = None, page_size: int = PAGE_SIZE) -> None:
+        """capacity: the most columns of a slot. pages: for all slots together; None: as many as they can ever need."""
+        self.slots, self.capacity, self.page_size = slots, capacity, page_size
+        self.pages_per_slot = -(-capacity // page_size)  # at most, P
+        self.allocator = PageAllocator(slots * self.pages_per_slot if pages is None else pages)
+        self.tables = torch.zeros(slots + 1, self.pages_per_slot, dtype=torch.int32)
+        self._entries = self.tables.numpy()  # the same memory, with a faster assignment
+        self._slots = [_Slot() for _ in range(slots + 1)]
+        self._free_slots = list(range(slots))  # a heap
+        self._written: dict[tuple[int, int], None] = {}  # entries that other copies of the tables lack: slot, index
+        self._copies: dict[int, int] = {}  # pages whose content is still to be copied: target to source
+
+    @property
+    def free(self) -> int:
+        """Number of free slots."""
+        return len(self._free_slots)
+
+    def take(self, keys: Sequence[bytes] = ()) -> tuple[int, int]:
+        """Take the lowest free slot. Return it, and how many columns of a text it has from other slots.
+
+        keys: of the text's full pages. The caller checks `free` first.
+        """
+        slot = heappop(self._free_slots)
+        return slot, self.extend(slot, keys, 0)
+
+    def give_back(self, slot: int) -> None:
+        """Make a slot free. Known pages stay known until their memory is needed."""
+        self.clear(slot)
+        heappush(self._free_slots, slot)
+
+    def clear(self, slot: int) -> None:
+        """Release all pages of a slot, so that its last pages are evicted first."""
+        pages = self._slots[slot].pages
+        for index in reversed(range(len(pages))):
+            self.allocator.release(pages[index])
+            self._write(slot, index, 0)
+        self._slots[slot] = _Slot()
+
+    def clear_all(self) -> None:
+        """Release the pages of all slots, after calls that took none."""
+        for slot in range(self.slots):
+            self.clear(slot)
+
+    def extend(self, slot: int, keys: Sequence[bytes], held: int) -> int:
+        """Take over known pages of a text whose first `held` tokens the slot has. Return how many it has then."""
+        state, first = self._slots[slot], held // self.page_size
+        for index in range(first, len(keys)):
+            page = self.allocator.find(keys[index])
+            if page is None:
+                break
+            self._hold(slot, index, page)
+            state.known, held = index + 1, (index + 1) * self.page_size
+        return held
+
+    def note_text(self, slot: int, keys: Sequence[bytes]) -> None:
+        """Make the slot's first pages, which are full of text, known by these keys."""
+        state = self._slots[slot]
+        for index in range(state.known, len(keys)):
+            self._hold(slot, index, self.allocator.register(state.pages[index], keys[index]))
+            state.known = index + 1
+
+    def known_pages(self, slot: int) -> int:
+        """Return how many of the slot's first pages are known."""
+        return self._slots[slot].known
+
+    def reserve(self, slot: int, start: int, end: int) -> None:
+        """Give a slot private pages for columns start … end - 1, which will be written. Shared pages are copied.
+
+        Raises:
+            OutOfPagesError: too few pages are free or evictable. Nothing has changed then.
+        """
+        if slot == self.slots:  # padding
+            return
+        state, first, last = self._slots[slot], start // self.page_size, -(-end // self.page_size)
+        written = range(first, min(last, len(state.pages)))
+        shared = [index for index in written if self.allocator.is_shared(state.pages[index])]
+        new = range(len(state.pages), last)
+        if len(shared) + len(new) > self.allocator.available:
+            raise OutOfPagesError(
+                f"{len(shared) + len(new)} KV pages are needed, but of {self.allocator.pages} only "
+                f"{self.allocator.available} are free"
+            )
+        for index in shared:
+            self._copy_page(slot, index, keep=index * self.page_size < start)
+        for index in written:
+            self.allocator.forget(state.pages[index])
+        state.known = min(state.known, first)
+        for index in new:
+            state.pages.append(self.allocator.allocate())
+            self._write(slot, index, state.pages[index])
+
+    def fork(self, source: int, target: int, end: int) -> None:
+        """Let the target have the source's first `end` columns, by reference."""
+        self.clear(target)
+        pages = self._slots[target].pages
+        for index, page in enumerate(self._slots[source].pages[: -(-end // self.page_size)]):
+            self.allocator.share(page)
+            pages.append(page)
+            self._write(target, index, page)
+
+    def held_pages(self, slot: int) -> int:
+        """Return the number of pages that a slot holds."""
+        return len(self._slots[slot].pages)
+
+    def missing_pages(self, keys: Sequence[bytes], length: int) -> int:
+        """Return how many of the available pages a new slot would need for a text of that length. keys: the text's."""
+        missing = -(-length // self.page_size)
+        for page in map(self.allocator.find, keys):
+            if page is None:
+                break
+            missing -= self.allocator.is_held(page)
+        return missing
+
+    def page(self, slot: int, column: int) -> int:
+        """Return the page of a slot's column; 0: none."""
+        return int(self._entries[slot, column // self.page_size])
+
+    def pop_entries(self) -> list[tuple[int, int, int]]:
+        """Return the entries written since the last call: slot, index, page."""
+        entries = [(slot, index, int(self._entries[slot, index])) for slot, index in self._written]
+        self._written.clear()
+        return entries
+
+    def pop_copies(self) -> list[tuple[int, int]]:
+        """Return which pages to copy before the next forward, as pairs of target and source."""
+        copies, self._copies = list(self._copies.items()), {}
+        return copies
+
+    def _hold(self, slot: int, index: int, page: int) -> None:
+        """Let a slot hold a known page at an index, in place of its own if it has one there."""
+        pages = self._slots[slot].pages
+        if index == len(pages):
+            pages.append(0)
+        if pages[index] == page:
+            return
+        self.allocator.share(page)
+        if pages[index]:
+            self.allocator.release(pages[index])
+        pages[index] = page
+        self._write(slot, index, page)
+
+    def _copy_page(self, slot: int, index: int, *, keep: bool) -> None:
+        """Replace a shared page by a private one. keep: with the same content."""
+        pages = self._slots[slot].pages
+        source, target = pages[index], self.allocator.allocate()
+        self.allocator.release(source)
+        pages[index] = target
+        self._write(slot, index, target)
+        self._copies.pop(target, None)
+        if keep:
+            self._copies[target] = self._copies.get(source, source)
+
+    def _write(self, slot: int, index: int, page: int) -> None:
+        self._entries[slot, index] = page
+        self._written[slot, index] = None

@@ -1,0 +1,33 @@
+"""Finds the fused choice of tokens for a device, if there is one."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Choose(Protocol):
+    """From logits to tokens in one pass: temperature, top_k, top_p, min_p, noise and the largest scores.
+
+    Equal to `rank` of decoding/sampling/sampler.py in plain torch, to the bit: scores too, but for a last bit once in
+    10⁸, where two devices round a logarithm in another way.
+    """
+
+    def __call__(self, logits: Tensor, settings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the best tokens, best first.
+
+        Args:
+            logits: [N, V] float32, contiguous, shaped by bias, penalties and constraints already.
+            settings: [N, 6] float64 on the same device: temperature (0: greedy, the rest does not count), top_k
+                (0: off), top_p (1: off), min_p (0: off), and the two int32 keys of the noise.
+            count: how many tokens; at most V.
+
+        Returns:
+            [N, count] int64 tokens, the lowest id at a tie for the best; [N, count] float32 scores, −∞ for tokens that
+            top_k, top_p or min_p drop.
+        """
+
+
+def fused_choice(device: torch.device) -> Choose | None:
+    """Return the fused choice for tensors on the device; None if there is none."""
+    return None

@@ -1,0 +1,121 @@
+"""What the sampler must know of the positions of a batch, as tensors on the device of the logits.
+
+Built once a step. Must not know where the positions come from.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+
+from decoding.sampling.history import History, Position, Positions
+from decoding.sampling.noise import noise_keys
+from decoding.sampling.params import SamplingParams
+from decoding.sampling.processors import COMMON, RARE, Stage
+from decoding.sampling.shaping import Shaping, is_shaped, never_needs_shaping
+from decoding.sampling.transfer import copy_to
+
+COLUMNS = (*COMMON, "first key", "second key")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingBatch:
+    """The settings of N positions."""
+
+    # [N, 6] float64, a column for each of COLUMNS. Temperature 0: greedy, then the others do not count. Off: top_k 0,
+    # top_p 1, min_p 0. The keys of the noise are int32, which float64 holds exactly.
+    settings: Tensor
+    used: frozenset[str] = frozenset(COMMON)  # common processors that act anywhere; "temperature": any row is random
+    largest_k: int | None = None  # of any row; None: not known
+    stages: tuple[Stage, ...] = ()  # rare processors
+    shaping: Shaping | None = None  # processors that depend on the text; None: none acts
+
+    @property
+    def temperature(self) -> Tensor:
+        """[N] float64; 0: greedy."""
+        return self.settings[:, 0]
+
+    @property
+    def keys(self) -> Tensor:
+        """[N, 2] int32, the noise keys."""
+        return self.settings[:, -2:].int()
+
+    @classmethod
+    def build(
+        cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str = "cpu"
+    ) -> "SamplingBatch":
+        """Build from N positions, those of a request adjacent."""
+        requests = (list(group) for _, group in groupby(positions, attrgetter("history")))
+        return cls.of(list(map(Positions.gather, requests)), vocab_size, device)
+
+    @classmethod
+    def of(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str = "cpu") -> "SamplingBatch":
+        """Build from the positions of requests, N in all."""
+        params = [request.history.params for request in requests]
+        random = [p for p in params if not p.greedy]
+        used = {field for field in ("top_k", "top_p", "min_p") if any(getattr(p, field) != _OFF[field] for p in random)}
+        return cls(
+            settings=copy_to(device, _settings(requests)),
+            used=frozenset(used | ({"temperature"} if random else set())),
+            largest_k=max((p.top_k for p in random), default=0),
+            stages=tuple(_stages(requests, device)) if any(map(has_rare_processors, random)) else (),
+            shaping=Shaping.build(requests, vocab_size, device) if any(map(is_shaped, requests)) else None,
+        )
+
+
+_OFF = {field: SamplingParams.__dataclass_fields__[field].default for field in (*COMMON, *RARE)}
+
+
+def can_chain(params: SamplingParams) -> bool:
+    """Whether all that decides on a token is in a row of `chain_settings` and the logits."""
+    return not (params.rejects or params.structure or has_rare_processors(params)) and never_needs_shaping(params)
+
+
+def chain_settings(rows: Sequence[tuple[SamplingParams, int]], length: int, count: int) -> Tensor:
+    """Return the settings of successive positions, [length, count, 6] float64, on the CPU.
+
+    Args:
+        rows: parameters, and the position of the first token to sample; others up to `count` are padding.
+    """
+    settings = torch.zeros(length, count, len(COLUMNS), dtype=torch.float64)
+    if rows:
+        histories = [History(params, [], 0) for params, _ in rows]
+        of_rows = torch.tensor([history.settings for history in histories], dtype=torch.float64)  # [B, 4]
+        noises = torch.tensor([history.stream_key for history in histories])  # [B, 2]
+        firsts = torch.tensor([first for _, first in rows])
+        settings[:, : len(rows), :-2] = of_rows
+        positions = (torch.arange(length)[:, None] + firsts).flatten()
+        settings[:, : len(rows), -2:] = noise_keys(noises.repeat(length, 1), positions).view(length, -1, 2)
+    return settings
+
+
+def has_rare_processors(params: SamplingParams) -> bool:
+    """Whether the distribution is shaped by more than the columns of a batch's settings say."""
+    return params.typical_p != 1 or params.epsilon_cutoff != 0 or params.eta_cutoff != 0
+
+
+def _settings(requests: Sequence[Positions]) -> Tensor:
+    """Return the settings of N positions, [N, 6] float64, on the CPU."""
+    counts = torch.tensor([len(request.depths) for request in requests])
+    settings = torch.zeros(int(counts.sum()), len(COLUMNS), dtype=torch.float64)
+    if any(not request.history.params.greedy for request in requests):
+        of_requests = torch.tensor([request.history.settings for request in requests], dtype=torch.float64)  # [B, 4]
+        noises = torch.tensor([(*request.history.stream_key, len(request.history.tokens)) for request in requests])
+        settings[:, :-2] = of_requests.repeat_interleave(counts, dim=0)
+        noises = noises.repeat_interleave(counts, dim=0)  # [N, 3] int64
+        depths = torch.tensor(list(chain.from_iterable(request.depths for request in requests)))
+        settings[:, -2:] = noise_keys(noises[:, :2], noises[:, 2] + depths)
+    return settings
+
+
+def _stages(requests: Sequence[Positions], device: torch.device | str) -> Iterator[Stage]:
+    """Yield the rare processors that act on any of the positions."""
+    params = [request.history.params for request in requests for _ in request.depths]
+    for field, function in RARE.items():
+        values = [(row, getattr(p, field)) for row, p in enumerate(params) if not p.greedy]
+        values = [(row, value) for row, value in values if value != _OFF[field]]
+        if values:
+            yield Stage.build(function, values, device)

@@ -1,0 +1,175 @@
+"""GGUF files are converted once, whole or not at all, and load like any other checkpoint."""
+
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from actors.loading.checkpoint import ModelSpec, load_model, load_sampling_defaults, load_tokenizer
+from actors.loading.gguf import settings_folder, weights_folder
+from decoding.errors import ConfigError
+
+BUNDLED = Path(__file__).parents[3] / "models" / "drafter"
+HEADS, HIDDEN, VOCABULARY = 2, 32, 2048
+NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"} | {
+    f"model.layers.0.{layer}": f"blk.0.{short}"
+    for layer, short in {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }.items()
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of converted files. There is a tokenizer beside the files to convert."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(BUNDLED / name, tmp_path)
+    return tmp_path / "cache" / "consort" / "gguf"
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=64,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def write_gguf(path: Path, model: LlamaForCausalLM, *, architecture: str = "llama") -> Path:
+    """Write the model's weights unquantised, without a tokenizer."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name("test")
+    writer.add_context_length(model.config.max_position_embeddings)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(model.config.intermediate_size)
+    writer.add_block_count(1)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    writer.add_vocab_size(VOCABULARY)
+    for name, tensor in model.state_dict().items():
+        layer, _, kind = name.rpartition(".")
+        weights = tensor.numpy()
+        if layer.endswith(("q_proj", "k_proj")):  # llama.cpp interleaves the halves that rotate together
+            weights = weights.reshape(HEADS, 2, -1, HIDDEN).swapaxes(1, 2).reshape(HIDDEN, HIDDEN)
+        writer.add_tensor(f"{NAMES[layer]}.{kind}", np.ascontiguousarray(weights))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def spec(path: Path, dtype: str = "float32") -> ModelSpec:
+    return ModelSpec(name="m", path=str(path), dtype=dtype, device="cpu", max_length=32)
+
+
+@torch.no_grad()
+def test_the_weights_are_those_of_the_file(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    loaded = load_model(spec(write_gguf(tmp_path / "m.gguf", model)))
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    assert torch.allclose(loaded(tokens).logits, model(tokens).logits, atol=1e-6)
+    assert load_model(spec(tmp_path / "m.gguf", "auto")).dtype == torch.bfloat16
+
+
+def test_a_file_is_converted_once_and_again_when_it_changes(
+    tmp_path: Path, model: LlamaForCausalLM, cache: Path
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", model)
+    folder = weights_folder(str(path), "float32")
+    written_ns = (Path(folder) / "model.safetensors").stat().st_mtime_ns
+    assert weights_folder(str(path), "float32") == folder
+    assert (Path(folder) / "model.safetensors").stat().st_mtime_ns == written_ns
+    with torch.no_grad():
+        model.lm_head.weight += 1
+    path.unlink()
+    assert weights_folder(str(write_gguf(path, model)), "float32") != folder
+
+
+def test_a_tokenizer_beside_the_file_is_used(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    path = str(write_gguf(tmp_path / "m.gguf", model))
+    assert load_tokenizer(path).encode("def main():") == load_tokenizer(str(BUNDLED)).encode("def main():")
+    assert load_tokenizer(path).chat_template
+    assert load_sampling_defaults(path).given() == {}
+
+
+def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path, model: LlamaForCausalLM, cache: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    with pytest.raises(ConfigError, match=r"m\.gguf.*tokenizer"):
+        load_tokenizer(str(write_gguf(tmp_path / "cache" / "m.gguf", model)))
+    assert not list(cache.glob("*/settings"))
+
+
+def test_an_architecture_that_cannot_be_read_is_refused(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    with pytest.raises(ConfigError, match=r"models\.m\.path: .*rwkv6"):
+        load_model(spec(write_gguf(tmp_path / "m.gguf", model, architecture="rwkv6")))
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 100])
+def test_a_broken_file_is_refused_and_leaves_nothing(tmp_path: Path, cache: Path, content: bytes) -> None:
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"models\.m\.path: can't load .*can't be converted"):
+        load_model(spec(tmp_path / "m.gguf"))
+    assert not [folder for folder in cache.glob("*/*") if folder.is_dir()]
+
+
+def test_a_file_that_lacks_weights_is_refused(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    complete = LlamaForCausalLM.state_dict
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            LlamaForCausalLM, "state_dict", lambda self: {k: v for k, v in complete(self).items() if "up_proj" not in k}
+        )
+        path = write_gguf(tmp_path / "m.gguf", model)
+    with pytest.raises(ConfigError, match="lacks 1 weights"):
+        load_model(spec(path))
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    path = write_gguf(tmp_path / "m.gguf", model)
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ConfigError, match="can't be converted"):
+        load_model(spec(path))
+
+
+def test_a_full_disk_leaves_no_half_written_model(
+    tmp_path: Path, model: LlamaForCausalLM, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", model)
+
+    def fill(self: LlamaForCausalLM, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LlamaForCausalLM, "save_pretrained", fill)
+        with pytest.raises(ConfigError, match="No space left"):
+            weights_folder(str(path), "float32")
+    assert not [folder for folder in cache.glob("*/*") if folder.is_dir()]
+    assert (Path(weights_folder(str(path), "float32")) / "model.safetensors").is_file()
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        settings_folder(str(tmp_path / "none.gguf"))

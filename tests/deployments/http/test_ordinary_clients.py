@@ -1,0 +1,80 @@
+"""What clients of other servers send by habit is accepted, and the response says what was ignored."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+MODEL = {"model": "consort", "max_tokens": 4}
+USER = {"role": "user", "content": "hi"}
+IGNORED = "x-consort-ignored-fields"
+
+
+def chat(fake: TestClient, **fields: Any) -> Any:
+    return fake.post("/v1/chat/completions", json={**MODEL, "messages": [USER], **fields})
+
+
+@pytest.mark.parametrize(
+    ("message", "ignored"),
+    [
+        ({"content": "yes", "refusal": None, "annotations": [], "parsed": None}, "refusal, annotations, parsed"),
+        ({"content": "yes", "provider_specific_fields": {"a": 1}}, "provider_specific_fields"),
+        ({"content": "yes", "reasoning_content": "hm", "audio": None}, "reasoning_content, audio"),
+        ({"content": None, "refusal": "no"}, "refusal"),
+        ({"content": "", "tool_calls": [], "function_call": None}, "function_call"),
+    ],
+)
+def test_an_earlier_answer_can_be_sent_back_as_a_client_keeps_it(
+    fake: TestClient, message: dict[str, Any], ignored: str
+) -> None:
+    response = chat(fake, messages=[USER, {"role": "assistant", **message}, USER])
+    assert response.status_code == 200, response.text
+    assert response.headers[IGNORED] == ignored
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"store": True}, "store"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"verbosity": "low", "prediction": {"type": "content", "content": "x"}}, "verbosity, prediction"),
+        ({"stream": True, "stream_options": {"include_obfuscation": False}}, "include_obfuscation"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "continuous_usage_stats"),
+        ({"top_k": -1, "seed": -1}, None),
+        ({"store": False, "reasoning_effort": "none", "prediction": None}, None),
+    ],
+)
+def test_fields_without_effect_are_ignored(fake: TestClient, fields: dict[str, Any], ignored: str | None) -> None:
+    response = chat(fake, **fields)
+    assert response.status_code == 200, response.text
+    assert response.headers.get(IGNORED) == ignored
+    if ignored:
+        assert chat(fake, **fields, strict=True).status_code == 400
+
+
+def test_a_drawn_seed_is_reported(fake: TestClient) -> None:
+    assert chat(fake, seed=-1).json()["seed"] >= 0
+
+
+def test_responses_take_what_their_clients_send(fake: TestClient) -> None:
+    fields = {"store": True, "reasoning": {"effort": "low"}, "truncation": "auto", "include": ["reasoning.summary"]}
+    response = fake.post("/v1/responses", json={"model": "consort", "input": "hi", "max_output_tokens": 4, **fields})
+    assert response.status_code == 200, response.text
+    assert response.headers[IGNORED] == "store, reasoning, truncation"
+
+
+def test_very_many_unknown_fields_are_a_mistake(fake: TestClient) -> None:
+    response = chat(fake, **{f"key{index}": index for index in range(100)})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "key0")
+
+
+def test_ignored_names_fit_into_a_header(fake: TestClient) -> None:
+    response = chat(fake, **{f"{'k' * 500}{index}": 1 for index in range(60)}, **{"é\n": 1})
+    assert response.status_code == 200
+    assert len(response.headers[IGNORED]) < 4096
+
+
+@pytest.mark.parametrize("fields", [{"messages": [{"role": "user", "content": "x " * 1500}]}, {"max_tokens": 2000}])
+def test_a_text_that_is_too_long_has_the_code_that_clients_look_for(fake: TestClient, fields: dict[str, Any]) -> None:
+    response = chat(fake, **fields)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
