@@ -90,6 +90,6 @@ def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 or name.endswith("sinks"):
+            if parameter.ndim > 1 or name.endswith(("sinks", "router.bias")):
                 parameter.normal_(std=0.15, generator=generator)
     return model.eval().float()

@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from actors.model.attention import reference
+from actors.model.native import attention as native
 from actors.model.operator_trace import as_one_operator
 from actors.model.ragged_batch import RaggedBatch
 from decoding.errors import ConfigError
@@ -85,18 +86,18 @@ def _attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """Write the new keys and values to their pages, then attend: [N, heads, Dv]."""
-    return _implementation(query.device)(
+    return _implementation(query, keys)(
         *(query, key, value, keys, values, tables, batch), scale=scale, window=window, softcap=softcap, sinks=sinks
     )
 
 
-def _implementation(device: torch.device) -> Callable[..., Tensor]:
-    """Return the fastest on a device. Triton is imported where there is a GPU only."""
-    if device.type != "cuda":
-        return reference.attend
-    from actors.model.attention import triton_kernel
+def _implementation(query: Tensor, keys: Tensor) -> Callable[..., Tensor]:
+    """Return the fastest for these tensors. Triton is imported where there is a GPU only."""
+    if query.is_cuda:
+        from actors.model.attention import triton_kernel
 
-    return triton_kernel.attend
+        return triton_kernel.attend
+    return native.attend if native.can_attend(query, keys) else reference.attend
 
 
 AttentionInterface.register(NAME, attend_to_pages)

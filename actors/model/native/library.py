@@ -49,6 +49,7 @@ def library() -> ctypes.CDLL | None:
 
 def _load(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
+    loaded.attend.argtypes, loaded.attend.restype = [_pointer], None
     for name, arguments in _ARGUMENTS.items():
         for kind in _TYPES:
             function = getattr(loaded, f"{name}_{kind}")
