@@ -30,4 +30,8 @@ class Choose(Protocol):
 
 def fused_choice(device: torch.device) -> Choose | None:
     """Return the fused choice for tensors on the device; None if there is none."""
-    return None
+    if device.type != "cuda":
+        return None
+    from decoding.kernels.triton_choice import choose  # imported where there is a GPU only
+
+    return choose
