@@ -71,7 +71,7 @@ def _choose(
     dropped_token = -1  # it is dropped, and so is all before it in the order of logits, then tokens
     last_score = float("inf")
     last_token = -1
-    for rank in range(0, count):
+    for rank in range(count):
         token, score = _best(
             *(line, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
             *(dropped, dropped_token, last_score, last_token, BLOCK),

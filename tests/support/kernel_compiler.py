@@ -9,6 +9,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,32 @@ def _usage(cubin: bytes) -> dict[str, int]:
     match = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert match, text
     return {"registers": int(match[1]), "stack_bytes": int(match[2])}
+
+
+def main() -> None:
+    """Compile all kernels with the shapes of an 8 B model in bfloat16."""
+    from actors.model.attention.triton_kernel import attend
+    from actors.model.fixed_order.linear import fixed_order_linear
+    from actors.model.fixed_order.norm import fixed_order_rms_norm
+    from benchmarks.micro.gpu_kernels import text_batch
+    from decoding.kernels.triton_choice import choose
+
+    def launch_attention(cache: torch.dtype, **options: Any) -> None:
+        batch, tables = text_batch(4, 6, 2048, "cpu")
+        new = [torch.zeros(24, heads, 128, dtype=torch.bfloat16) for heads in (32, 8, 8)]
+        keys, values = (torch.zeros(1, 8, *shape).to(cache) for shape in ((128, 16), (16, 128)))
+        attend(*new, keys, values, tables, batch, scale=0.1, **options)
+
+    compile_launches("bfloat16", lambda: launch_attention(torch.bfloat16))
+    compile_launches(
+        "float8", lambda: launch_attention(torch.float8_e4m3fn, window=128, softcap=30.0, sinks=torch.zeros(32))
+    )
+    compile_launches("choice", lambda: choose(torch.zeros(4, 128256), torch.zeros(4, 6, dtype=torch.float64), 1))
+    weight = torch.zeros(4096, 4096, dtype=torch.bfloat16)
+    for tokens in (6, 48, 2048):
+        compile_launches(f"{tokens} tokens", partial(fixed_order_linear, weight[:tokens], weight))
+    compile_launches("norm", lambda: fixed_order_rms_norm(weight, weight[0], 1e-6))
+
+
+if __name__ == "__main__":
+    main()

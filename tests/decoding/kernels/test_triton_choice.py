@@ -38,7 +38,9 @@ def settings_of(rows: Sequence[tuple[float, ...]], seed: int) -> Tensor:
     return torch.tensor([(*row, *key) for row, key in zip(rows, keys, strict=True)], dtype=torch.float64)
 
 
-def check(logits: Tensor, rows: Sequence[tuple[float, ...]], *, seed: int = 0, count: int = 1, block: int = 256) -> None:
+def check(
+    logits: Tensor, rows: Sequence[tuple[float, ...]], *, seed: int = 0, count: int = 1, block: int = 256
+) -> None:
     settings = settings_of(rows, seed)
     wanted, wanted_scores = _best(_scores(logits, SamplingBatch(settings, frozenset(COMMON))), count)
     tokens, scores = choose(logits.to(DEVICE), settings.to(DEVICE), count, block=block)
