@@ -9,22 +9,19 @@ target sends the committed text.
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
-from functools import partial
-
-import torch
-from torch import Tensor
+from collections.abc import Hashable, Iterable, Sequence
 
 from actors.drafter.chain import ChainStart, DraftChain
 from actors.drafter.choice import choose
 from actors.drafter.cross_tokenizer_row import CrossTokenizerRow
-from actors.drafter.row import WIDTH, DrafterRow, DrafterStep
+from actors.drafter.row import WIDTH, DrafterRow
 from actors.drafter.tree import DraftNode
 from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import REPORT_PERIOD_S, Mailbox
-from actors.loops.oom_backoff import OomBackoff
 from actors.loops.options import LoopOptions
-from actors.loops.row_table import PREPARING_S, RowKey, RowTable, choose_prefill
+from actors.loops.row import RowKey
+from actors.loops.row_table import PREPARING_S, RowTable
+from actors.loops.scheduler import Scheduler, Share
 from actors.loops.thread import LoopTimes
 from actors.model.runner import Runner
 from actors.wire.addresses import ReplicaAddress
@@ -32,7 +29,8 @@ from actors.wire.link import ConnectingLink
 from actors.wire.messages import Admit, Advance, Message, Offer, Report, ResendRequest
 from decoding.drafts.calibration import RankCalibration
 from decoding.errors import UnavailableError
-from decoding.sampling.transfer import tensor_on
+
+Shares = Sequence[Share[DrafterRow]]
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +62,7 @@ class Drafter:
         self._chain.warm_up()
         self._mailbox = Mailbox(link, self._rows, self.times)
         chunk = min(options.prefill_chunk, runner.max_query)
-        self._backoff = OomBackoff(
-            runner.cache.slots, self.times, self._give_back, prefill_chunk=chunk, preempt=self._rows.preempt_youngest
-        )
+        self._scheduler = Scheduler(self._rows, self.times, self._give_back, prefill_chunk=chunk)
         self._structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
         self._draft_mappings = {name: mapping.to(runner.device) for name, mapping in options.draft_mappings.items()}
@@ -78,7 +74,7 @@ class Drafter:
     @property
     def drafting(self) -> bool:
         """Whether a row with all its text in the cache wants drafts."""
-        return any(row.pending <= WIDTH for row in self._wanting()[0])
+        return any(not row.prefilling for row in self._due())
 
     def offers(self, keys: Iterable[RowKey]) -> list[Offer]:
         """Return all drafts of some rows. For drafters that are not ahead of the verdicts."""
@@ -88,95 +84,84 @@ class Drafter:
         return [offer for offer in offers if offer is not None]
 
     def turn(self) -> None:
-        """Receive; prefill one chunk of the new rows; run one step or chain of the others; offer."""
+        """Receive, schedule, run, take and offer, flush: one forward over whatever the rows have to run, or a chain."""
         for peer, message in self._mailbox.receive(self.timeout_s()):
             self._handle(peer, message)
         for row, error in self._rows.make_ready():
             self._give_back(row, error)
-        wanting, alternatives = self._wanting()
-        behind = [row for row in wanting if row.pending > WIDTH]
-        running = self._backoff.choose([row for row in wanting if row.pending <= WIDTH])
-        if behind:
-            chosen = choose_prefill(behind, self._backoff.prefill_chunk)
-            self._backoff.prefill(partial(self._prefill, chosen), chosen)
-        if running:
-            self._backoff.step(partial(self._step, running, alternatives), running)
+        for part in self._parts(self._scheduler.schedule(self._due())):
+            self._scheduler.run(self._step, part)
         self._mailbox.close_turn()
-
-    def _prefill(self, rows: list[DrafterRow]) -> None:
-        chunk = self._backoff.prefill_chunk
-        self.times.prefill_s += self._run([(row, row.text_step(chunk)) for row in rows])
-
-    def _step(self, rows: list[DrafterRow], alternatives: int) -> None:
-        length = 0 if alternatives else self._chain_length(rows)
-        if length:
-            self.times.step_s += self._run_chains(rows, length)
-        else:
-            self.times.step_s += self._run([(row, row.next_step(alternatives)) for row in rows])
-        self.times.steps += max(length, 1)
 
     def timeout_s(self) -> float:
         """Return how long to wait for messages, in seconds; 0 while there is something to compute."""
-        if self._wanting()[0]:
+        if self._due():
             return 0.0
         return REPORT_PERIOD_S if all(row.ready for row in self._rows) else PREPARING_S
 
-    def _wanting(self) -> tuple[list[DrafterRow], int]:
-        """Return the rows to run and the most nodes per row. There are alternatives only while no row is late."""
+    def _due(self) -> list[DrafterRow]:
+        """Return the rows that have something to run. There are alternatives only while no row is late."""
         late = any(row.ready and row.is_late() for row in self._rows)
-        alternatives = self._alternatives if self._backoff.speculates and not late else 0
-        return [row for row in self._rows if row.ready and row.wants_step(alternatives)], alternatives
+        alternatives = self._alternatives if self._scheduler.speculates and not late else 0
+        for row in self._rows:
+            row.alternatives = alternatives
+        return [row for row in self._rows if row.due]
+
+    def _parts(self, shares: Shares) -> list[Shares]:
+        """Divide the shares into forwards. Chunks of prompts are in the same as all else, unless that is a chain."""
+        steps = [share for share in shares if not share.row.prefilling]
+        if not self._chain_length([share.row for share in steps]):
+            return [shares]
+        return [[share for share in shares if share.row.prefilling], steps]
+
+    def _step(self, shares: Shares) -> None:
+        began_s = time.perf_counter()
+        prompt_tokens = sum(share.tokens for share in shares if share.row.prefilling)
+        rows = [share.row for share in shares]
+        length = self._chain_length(rows)
+        tokens = self._run_chains(rows, length) if length else self._run(shares)
+        seconds = time.perf_counter() - began_s
+        prompt_s = seconds * prompt_tokens / tokens
+        self.times.prefill_s += prompt_s
+        self.times.step_s += seconds - prompt_s
+        self.times.steps += max(length, tokens > prompt_tokens)
 
     def _give_back(self, row: DrafterRow, error: BaseException) -> None:
         if self._rows.get(row.key) is row:
             self._mailbox.fail(row.key, row.admission, error)
 
-    def _run(self, steps: list[tuple[DrafterRow, DrafterStep]]) -> float:
-        """Run one batched forward, and offer the children of every node that was run. Returns seconds."""
-        began_s = time.perf_counter()
-        logits = self._node_logits([step for _, step in steps])
-        choices = iter(choose([row for row, _ in steps], [step.nodes for _, step in steps], logits))
-        for row, step in steps:
-            calibration = self._calibrations[row.calibration_key]
-            self._offer(row, [child for node in step.nodes for child in row.extend(node, [next(choices)], calibration)])
-        return time.perf_counter() - began_s
+    def _run(self, shares: Shares) -> int:
+        """Run one forward, and offer the children of every node that was run. Returns the number of tokens."""
+        rows = [share.row for share in shares]
+        inputs = [run for row, limit in shares for run in row.inputs(limit)]
+        choices = iter(choose(rows, [row.nodes for row in rows], self._runner.logits(inputs)))
+        for row in rows:
+            self._offer(row, row.take(choices, self._calibrations[row.calibration_key]))
+        return sum(len(run.tokens) for run in inputs)
 
     def _chain_length(self, rows: list[DrafterRow]) -> int:
         """Return how many tokens of each row to draft as one chain; 0: run a single step."""
+        if not rows or any(row.alternatives for row in rows):
+            return 0
         late = [row for row in rows if row.is_late()]
         wanted = max(row.missing_tokens() for row in late or rows)
         allowed = min(row.chain_length(wanted) for row in rows)
         return self._chain.length(allowed, max(row.tree.tip().position for row in rows) + allowed, len(rows))
 
-    def _run_chains(self, rows: list[DrafterRow], length: int) -> float:
-        """Run chains of `length` tokens, and offer every token. Returns seconds."""
-        began_s = time.perf_counter()
-        steps = [row.next_step(0, following=length - 1) for row in rows]
+    def _run_chains(self, rows: list[DrafterRow], length: int) -> int:
+        """Run chains of `length` tokens, and offer every token. Returns the number of tokens."""
+        inputs = [run for row in rows for run in row.inputs(WIDTH, following=length - 1)]
         starts = [
-            ChainStart(step.input, row.params, row.position_below(step.nodes[0]))
-            for row, step in zip(rows, steps, strict=True)
+            ChainStart(run, row.params, row.position_below(row.nodes[0])) for row, run in zip(rows, inputs, strict=True)
         ]
-        for row, step, choices in zip(rows, steps, self._chain.run(starts, length), strict=True):
-            self._offer(row, row.extend(step.nodes[0], choices, self._calibrations[row.calibration_key]))
-        return time.perf_counter() - began_s
+        for row, choices in zip(rows, self._chain.run(starts, length), strict=True):
+            self._offer(row, row.extend(row.nodes[0], choices, self._calibrations[row.calibration_key]))
+        return length * len(rows)
 
     def _offer(self, row: DrafterRow, children: list[DraftNode]) -> None:
         offer = row.offer(children) if children and self._ahead else None
         if offer is not None:
             self._mailbox.put(row.target, offer)
-
-    def _node_logits(self, steps: list[DrafterStep]) -> Tensor:
-        """Return [N, V] logits after each node."""
-        last_only = all(len(step.nodes) <= 1 for step in steps)
-        logits = self._runner.logits([step.input for step in steps], last_only=last_only)  # [N or more, V]
-        wanted: list[int] = []
-        end = 0
-        for step in steps:
-            end += 1 if last_only else len(step.input.tokens)
-            wanted += range(end - len(step.nodes), end)
-        if len(wanted) < len(logits):
-            logits = logits[tensor_on(logits.device, wanted, torch.int64)]
-        return logits
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
@@ -232,7 +217,7 @@ class Drafter:
 
     def _commit(self, row: DrafterRow, message: Advance) -> None:
         """Commit an update's tokens, or ask for those before it. Raises UnavailableError if the row can't follow."""
-        if message.admission > row.admission or not row.can_read(message.tokens):
+        if message.admission > row.admission or (message.tokens and not row.can_read(message.tokens)):
             raise UnavailableError("an admission was lost, or the text has tokens beyond the drafter's")
         if (
             message.base > row.acknowledged_length
@@ -240,6 +225,6 @@ class Drafter:
             self._mailbox.put(
                 row.target, ResendRequest(message.request_id, message.coordinator, row.acknowledged_length)
             )
-        elif message.base + len(message.tokens) > row.acknowledged_length:
+        elif not message.tokens or message.base + len(message.tokens) > row.acknowledged_length:
             row.look_ahead(message.draft_length)
             row.commit(message, self._calibrations[row.calibration_key])

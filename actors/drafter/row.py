@@ -4,11 +4,10 @@ Columns 0 … trunk - 1 contain text. Later columns contain nodes of the tree, i
 that were committed since (the spine) are text too; they are moved next to the trunk only when columns run out.
 """
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
 
 from actors.drafter.tree import DraftChoice, DraftNode, DraftTree
-from actors.loops.row_table import Row
+from actors.loops.row import Row
 from actors.model.forward_input import RowInput
 from actors.model.ragged_batch import MAX_BRANCHES
 from actors.model.runner import Runner
@@ -23,13 +22,6 @@ WIDTH = 8  # the most tokens of a row in one step
 _MAX_CACHED_NODES = 48  # per row; beyond, no more alternatives are run
 
 _SAME = Distribution([], [])  # the same as in an earlier offer
-
-
-class DrafterStep(NamedTuple):
-    """One row's part of a step."""
-
-    input: RowInput
-    nodes: list[DraftNode]  # the input's last tokens, whose logits are wanted
 
 
 class DrafterRow(Row):
@@ -49,6 +41,8 @@ class DrafterRow(Row):
         self._spine: list[int] = []  # columns of the text that follows the trunk
         self._chains = self.draft_mapping is None and can_chain(self.params)
         self._start = 0  # the first column that the last step wrote
+        self.nodes: list[DraftNode] = []  # of the last `inputs`, after which logits are wanted
+        self.alternatives = 0  # the most nodes of a step, chain included; 0: the chain alone
         self.look_ahead(self.draft_length)
         self._plant(None)
 
@@ -103,39 +97,58 @@ class DrafterRow(Row):
             return 0
         return max(0, min(wanted, self._runner.cache.capacity - WIDTH - len(self.tokens) - self.tree.ran))
 
-    def wants_step(self, alternatives: int) -> bool:
-        """Whether there is anything to run. alternatives: the most nodes of a step, chain included."""
+    @property
+    def due(self) -> bool:
+        return self.ready and self._wants_step()
+
+    @property
+    def prefilling(self) -> bool:
+        return self.pending > WIDTH
+
+    @property
+    def step_tokens(self) -> int:
+        return max(1, self.pending, self.alternatives)
+
+    def _wants_step(self) -> bool:
         if self.tree.can_run(self.tree.tip()):
             return True
         if self.params.rejects:  # alternatives are for shared noise only
             return False
-        return not self.pending and self._room(0) > 0 and alternatives > 0 and self.tree.has_pending()
+        return not self.pending and self._room(0) > 0 and self.alternatives > 0 and self.tree.has_pending()
 
-    def next_step(self, alternatives: int, following: int = 0) -> DrafterStep:
-        """Return what to run: pending text; else the chain's tip and the best other nodes, `alternatives` in all.
+    def inputs(self, limit: int, following: int = 0) -> list[RowInput]:
+        """Return pending text, at most `limit` tokens; else the chain's tip and the best other nodes.
 
         following: columns to leave free after it.
         """
         if self.pending:
-            return self.text_step(WIDTH)
-        nodes = self._choose(0 if self.params.rejects else alternatives)
+            return [self._text_input(limit)]
+        nodes = self._choose(0 if self.params.rejects else self.alternatives)
+        return [self._nodes_input(nodes, following)]
+
+    def _nodes_input(self, nodes: list[DraftNode], following: int) -> RowInput:
         limit = self._runner.cache.capacity - WIDTH - following
         if self._used + len(nodes) > min(self._trunk + MAX_BRANCHES - following, limit):
             self._compact()
         if self._used + len(nodes) > limit:  # the slot is almost full, but has room without alternatives
             self.cached -= 1
             self._plant(None)
-            return self.text_step(WIDTH)
-        return DrafterStep(self._assign_columns(nodes), nodes)
+            return self._text_input(WIDTH)
+        self.nodes = nodes
+        return self._assign_columns(nodes)
 
-    def text_step(self, limit: int) -> DrafterStep:
-        """Return a step over at most `limit` pending tokens. No node is cached then, because the root comes first."""
+    def _text_input(self, limit: int) -> RowInput:
+        """Return at most `limit` pending tokens. No node is cached then, because the root comes first."""
         self._compact()
-        run = self.next_input(limit)
+        (run,) = super().inputs(limit)
         self._start = run.start
-        self.cached += len(run.tokens)
-        self._trunk = self._used = self.cached
-        return DrafterStep(run, [] if self.pending else [self.tree.root])
+        self._trunk = self._used = self.cached = run.end
+        self.nodes = [] if self.pending else [self.tree.root]
+        return run
+
+    def take(self, choices: Iterator[DraftChoice], calibration: RankCalibration) -> list[DraftNode]:
+        """Give children to the nodes that were run. choices: what may follow each, and those of later rows."""
+        return [child for node in self.nodes for child in self.extend(node, [next(choices)], calibration)]
 
     def extend(self, node: DraftNode, choices: Sequence[DraftChoice], calibration: RankCalibration) -> list[DraftNode]:
         """Give children to a node that was run, and to the chain below it that was run in the columns after it."""

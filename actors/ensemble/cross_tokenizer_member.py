@@ -108,7 +108,7 @@ class CrossTokenizerMember(MemberRow):
         del self.page_keys[common // self._runner.cache.page_size :]
         self.tokens = tokens
 
-    def step_input(self) -> RowInput:
+    def _step_input(self) -> RowInput:
         """Return the text and as many readings as there is room for; in later steps, the next readings."""
         readings = self._readings[self._computed_readings :]
         sequences = [self.tokens, *(reading.tokens for reading in readings if not reading.unreadable)]
@@ -124,7 +124,7 @@ class CrossTokenizerMember(MemberRow):
             self._last_nodes.append(0 if reading.unreadable else self._tree.add(path))
         return tree_input(self.slot, self._tree_start, self._tree.draft)
 
-    def reply(self, logits: Tensor) -> LogitsReply | None:
+    def _reply(self, logits: Tensor) -> LogitsReply | None:
         first = self._computed_readings
         self.cached = min(self.cached, self._tree_start) if first else len(self.tokens)
         readings = self._readings[first : first + len(self._last_nodes)]

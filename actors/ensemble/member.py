@@ -2,17 +2,17 @@
 
 from torch import Tensor
 
-from actors.loops.row_table import Row
+from actors.loops.served_row import ServedRow
 from actors.model.forward_input import RowInput, draft_input
 from actors.model.runner import Runner
 from actors.wire.logits_codec import pack
 from actors.wire.logits_memory import accept
-from actors.wire.messages import Admit, Join, LogitsReply, LogitsRequest
+from actors.wire.messages import Admit, Join, Joined, LogitsReply, LogitsRequest
 from decoding.drafts.trie import Draft
 from decoding.sampling.params import SamplingParams
 
 
-class MemberRow(Row):
+class MemberRow(ServedRow):
     """`tokens` are the text as last received from the leader; the draft lies in the cache columns behind it."""
 
     def __init__(self, peer: str, join: Join, runner: Runner) -> None:
@@ -35,11 +35,30 @@ class MemberRow(Row):
         return len(self.tokens)
 
     @property
-    def prefilling(self) -> bool:
-        return self.pending > 1
+    def due(self) -> bool:
+        return self.ready and (self.prefilling or self.request is not None)
+
+    @property
+    def step_tokens(self) -> int:
+        return 1 + len(self._draft.tokens)
+
+    @property
+    def withheld(self) -> int:
+        return 1  # the last token runs together with the draft
+
+    def announce(self) -> Joined | None:
+        if self.joined or self.prefilling or not self.ready:
+            return None
+        self.joined = True
+        return Joined(self.key[1], self.admission)
+
+    def rejoins(self, join: Join) -> bool:
+        if join != self.join:
+            return False
+        self.joined = False  # Joined may have been lost
+        return True
 
     def take_request(self, request: LogitsRequest) -> str | None:
-        """Append the new text, and keep the draft for the next step. Returns an error text if that is impossible."""
         if request.base > self.length:
             return "a request was lost on the way to a member"
         parents_come_first = all(-1 <= parent < index for index, parent in enumerate(request.parents))
@@ -60,15 +79,22 @@ class MemberRow(Row):
         self._draft = draft
         return True
 
-    def step_input(self) -> RowInput:
-        """Return the text's last token and the draft."""
+    def inputs(self, limit: int) -> list[RowInput]:
+        """Return a chunk of the text, or its last token and the draft."""
+        return super().inputs(limit) if self.prefilling else [self._step_input()]
+
+    def take(self, logits: Tensor) -> LogitsReply | None:
+        """Return the reply to the leader; None if the row has more to run."""
+        if not self.prefilling:
+            return self._reply(logits)
+        self.cached = self._chunk.end
+        return None
+
+    def _step_input(self) -> RowInput:
         return draft_input(self.slot, self.cached, self.tokens[-1], self._draft)
 
-    def reply(self, logits: Tensor) -> LogitsReply | None:
-        """Return the reply after a step, or None if more steps are needed.
-
-        logits: [n, V] of the step's tokens.
-        """
+    def _reply(self, logits: Tensor) -> LogitsReply | None:
+        """Return the reply after a step, or None if more steps are needed. logits: [n, V] of the step's tokens."""
         self.cached += 1
         best = logits.topk(max(0, min(self._best_count, logits.shape[-1])), dim=-1).indices.tolist()
         return self._make_reply(logits, best)
@@ -79,10 +105,6 @@ class MemberRow(Row):
         request, self.request = self.request, None
         packed = pack(logits, request.transport, self.memory)
         return LogitsReply(self.key[1], request.step, packed, best, self.admission)
-
-    def next_input(self, limit: int) -> RowInput:
-        """Return a prefill chunk without the last token, which runs together with the draft."""
-        return super().next_input(min(limit, self.pending - 1))
 
     def _keep_accepted(self, new_tokens: list[int]) -> None:
         """Keep the cache columns of accepted draft tokens. The text's last token is computed again in any case."""

@@ -38,7 +38,6 @@ class Rank:
 
 class _Forward(msgspec.Struct, frozen=True, tag=True):
     rows: list[RowInput]
-    last_only: bool
 
 
 class _Move(msgspec.Struct, frozen=True, tag=True):
@@ -152,11 +151,11 @@ class ShardedRunner(Runner):
         self._group = group
         self.cache = _ShardedCache(group, slots=slots, capacity=self.cache.capacity)
 
-    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
-        self._group.broadcast(_Forward(list(rows), last_only))
+        self._group.broadcast(_Forward(list(rows)))
         try:
-            return super().logits(rows, last_only=last_only)
+            return super().logits(rows)
         except torch.OutOfMemoryError as error:  # the other ranks are waiting inside a layer
             raise UnavailableError(f"rank 0 ran out of memory: {error}") from error
 
@@ -190,8 +189,8 @@ def follow(runner: Runner, group: TensorParallelGroup) -> None:
     runner.cache = _FollowingCache(slots=runner.cache.slots, capacity=runner.cache.capacity)
     while True:
         match group.receive():
-            case _Forward(rows, last_only):
-                runner.logits(rows, last_only=last_only)
+            case _Forward(rows):
+                runner.logits(rows)
             case _Move(slot, source, target):
                 runner.cache.move(slot, source, target)
             case _ChangePages(entries, copies):

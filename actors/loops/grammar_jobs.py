@@ -6,7 +6,7 @@ from functools import cached_property
 
 from llguidance import LLTokenizer
 
-from actors.loops.row_table import Row
+from actors.loops.row import Row
 from decoding.errors import ConfigError
 from decoding.grammars.grammar import GrammarCompiler
 from decoding.grammars.structure import StructureState

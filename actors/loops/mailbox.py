@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic
 
-from actors.loops.row_table import R, RowKey, RowTable
+from actors.loops.row import R, RowKey
+from actors.loops.row_table import RowTable
 from actors.loops.thread import LoopTimes
 from actors.wire.link import Envelope, Link, Outbox
 from actors.wire.messages import Cancel, Failed, Heartbeat, Message

@@ -1,89 +1,16 @@
-"""Rows: the requests of a model replica, each in a KV slot or waiting for one. Knows nothing of forwards.
+"""The rows of a model replica, each in a KV slot or waiting for one. Knows nothing of forwards.
 
 Rows take over pages that others have computed, before they enter and while their own prompt is computed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic
 
-from actors.model.forward_input import RowInput
+from actors.loops.row import R, RowKey
 from actors.model.page_tables import PageTables, extend_keys
-from actors.wire.messages import Admit, Report
-from decoding.grammars.structure import StructureState
+from actors.wire.messages import Report
 
 PREPARING_S = 0.002  # polling period while no row is ready
-RowKey = tuple[str, int]  # (peer that admitted the request, request_id)
-
-
-class Row:
-    """State that rows of all loops share: tokens, KV slot, and how many tokens the slot holds."""
-
-    def __init__(self, peer: str, admit: Admit) -> None:
-        self.key: RowKey = (peer, admit.request_id)
-        self.admission = admit.admission
-        self.params = admit.params
-        self.prompt_length = admit.prompt_length
-        self.draft_length = admit.draft_length
-        self.tokens = list(admit.tokens)
-        self.cached = 0
-        self.slot = -1
-        self.slots_needed = 1
-        self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
-        self.page_keys: list[bytes] = []  # of the text's first full pages, as far as they were needed
-        self.waits_for_pages = False  # whether another row is computing this row's next page
-        self.preparing: Future[StructureState] | None = None
-        self.structure: StructureState | None = None  # the grammar's state after the answer so far
-        self.attached_drafter: str | None = None  # the drafter that gets Advance, unless colocated
-        self.last_step = 0  # number of the last step it took part in, as OomBackoff counts
-
-    def undo(self) -> None:
-        """Discard what was prepared for a forward that failed."""
-
-    @property
-    def pending(self) -> int:
-        """Number of tokens that are not yet in the cache."""
-        return len(self.tokens) - self.cached
-
-    @property
-    def ready(self) -> bool:
-        """Whether the row can run: its grammar is compiled, and no other row is computing its next page."""
-        return self.preparing is None and not self.waits_for_pages
-
-    @property
-    def cached_prefix(self) -> int:
-        """Number of leading tokens that the slot's first columns hold, in order."""
-        return self.cached
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        return self.params.prompt_logprobs is not None
-
-    @property
-    def may_share(self) -> bool:
-        """Whether keys and values computed for another request may be used."""
-        return True
-
-    @property
-    def resting(self) -> bool:
-        """Whether the row is paused, so its pending tokens are not being computed."""
-        return False
-
-    @property
-    def slots(self) -> list[int]:
-        """All of its slots."""
-        return [self.slot, *self.more_slots]
-
-    def resume(self, count: int) -> None:
-        """Continue after the first `count` tokens, which the slot holds as text. Columns after them mean nothing."""
-        self.cached = count
-
-    def next_input(self, limit: int) -> RowInput:
-        """Return the input for the next pending tokens, at most `limit`."""
-        return RowInput(self.slot, self.cached, self.tokens[self.cached : self.cached + limit])
-
-
-R = TypeVar("R", bound=Row)
 
 
 class RowTable(Generic[R]):
@@ -236,20 +163,3 @@ class RowTable(Generic[R]):
         self._note_text(row)
         for slot in row.slots:
             self._cache.give_back(slot)
-
-
-def choose_prefill(rows: Iterable[R], budget: int) -> list[R]:
-    """Choose the first rows whose next chunks together fit `budget` tokens; at least one."""
-    chosen: list[R] = []
-    tokens = 0
-    for row in rows:
-        tokens += min(row.pending, budget)
-        if chosen and tokens > budget:
-            break
-        chosen.append(row)
-    return chosen
-
-
-def in_slot_order(rows: Iterable[R]) -> list[R]:
-    """Sort rows by slot, so that neighbouring slots are read as one slice of the cache, without a copy."""
-    return sorted(rows, key=lambda row: row.slot)

@@ -15,6 +15,8 @@ class RowInput:
     Without `paths` they continue the text in columns 0 … start - 1. With `paths` they are nodes of a tree below the
     text in columns 0 … trunk - 1. paths[j] lists the columns of token j's ancestors below the text, topmost first,
     and its own column last. Columns from `trunk` to `start` may contain nodes of earlier calls.
+
+    Logits are wanted after the last `wanted` tokens; None: after all.
     """
 
     slot: int
@@ -22,6 +24,12 @@ class RowInput:
     tokens: Sequence[int]
     trunk: int = 0
     paths: Sequence[Sequence[int]] | None = None
+    wanted: int | None = None
+
+    @property
+    def logits_count(self) -> int:
+        """The number of tokens after which logits are wanted."""
+        return len(self.tokens) if self.wanted is None else self.wanted
 
     @property
     def end(self) -> int:

@@ -134,7 +134,7 @@ class Runner:
         return Example((total, logits), (inputs, positions, torch.arange(logits), batch))
 
     @torch.inference_mode()
-    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
         """Run one forward over ragged rows.
 
         A token attends to the text before it, which this call or earlier ones wrote to the row's slot.
@@ -144,17 +144,20 @@ class Runner:
             OutOfPagesError: there are too few pages for the new tokens. Nothing was written then.
 
         Returns:
-            [N, V] logits after every token, row after row; with `last_only` [B, V], after each row's last token.
+            [n, V] logits after the tokens that want them, row after row.
         """
         end = max(row.end for row in rows)
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         bucket = self._graphs.bucket(rows) if self._graphs else None
+        kept = self._wanted_indices(rows)
         if self._graphs and bucket:
             logits = self._graphs.logits(bucket, rows)
-            return logits[self._ends(rows)] if last_only else logits
-        return self.forward(*self._inputs(rows), self._ends(rows) if last_only else None)
+            logits = logits if kept is None else logits[kept]
+        else:
+            logits = self.forward(*self._inputs(rows), kept)
+        return logits[: sum(row.logits_count for row in rows)]
 
     def forward(
         self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
@@ -182,10 +185,16 @@ class Runner:
         """Return tokens, positions and layout on the device."""
         return pack_inputs(rows, window=self.window).copy_to(self.device).unpack()
 
-    def _ends(self, rows: Sequence[RowInput]) -> Tensor:
-        """Return the index of each row's last token, [B] int64: on the device of the logits, or on the CPU."""
-        ends = [*accumulate(len(row.tokens) for row in rows)]
-        return tensor_on(self.device if self.single_device else "cpu", [end - 1 for end in ends], torch.int64)
+    def _wanted_indices(self, rows: Sequence[RowInput]) -> Tensor | None:
+        """Return the tokens after which logits are wanted, int64, at least one; None: all.
+
+        On the device of the logits, or on the CPU.
+        """
+        if all(row.logits_count == len(row.tokens) for row in rows):
+            return None
+        ends = accumulate(len(row.tokens) for row in rows)
+        wanted = [index for row, end in zip(rows, ends, strict=True) for index in range(end - row.logits_count, end)]
+        return tensor_on(self.device if self.single_device else "cpu", wanted or [0], torch.int64)
 
     def compact(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         """Move the tree nodes in the columns of `path` to the columns from `trunk` on, as text."""

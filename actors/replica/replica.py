@@ -144,7 +144,7 @@ class Replica:
 def _measure_prefill(runner: Runner, tokens: int) -> float:
     """Return the seconds that one prefill chunk takes, the longest work of a turn."""
     began_s = time.perf_counter()
-    runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)], last_only=True).argmax(dim=-1).tolist()
+    runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens, wanted=1)]).argmax(dim=-1).tolist()
     seconds = time.perf_counter() - began_s
     runner.cache.clear_all()
     return seconds

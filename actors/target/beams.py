@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actors.loops.row_table import Row
+from actors.loops.served_row import ServedRow
 from actors.model.forward_input import RowInput
 from actors.model.page_tables import PageTables
-from actors.wire.messages import Admit, Beams
+from actors.wire.messages import Admit, Beams, Failed
 from decoding.beams.options import BeamOptions
 from decoding.beams.search import BeamSearch, beam_noise
 from decoding.errors import InvalidRequestError
@@ -22,7 +22,7 @@ from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 from decoding.sampling.sampler import process
 
 
-class BeamRow(Row):
+class BeamRow(ServedRow):
     """`tokens` are the prompt. Beams are never committed, so on another replica the search begins anew."""
 
     def __init__(self, peer: str, admit: Admit, options: BeamOptions, cache: PageTables) -> None:
@@ -54,23 +54,45 @@ class BeamRow(Row):
         self._begin()
 
     @property
+    def due(self) -> bool:
+        return self.ready
+
+    @property
     def prefilling(self) -> bool:
         return self.pending > 0
 
-    def inputs(self) -> list[RowInput]:
-        """Return the last token of each live beam, [B], once `take` has had the logits after the prompt."""
+    @property
+    def step_tokens(self) -> int:
+        return len(self.search.live)
+
+    @property
+    def done(self) -> bool:
+        return self.search.done
+
+    def inputs(self, limit: int) -> list[RowInput]:
+        """Return a chunk of the prompt; afterwards the last token of each live beam, [B]."""
+        if self.prefilling:
+            return super().inputs(limit)
         answers = self.search.live
         columns = [self.prompt_length + len(answer) - 1 for answer in answers]
         beams = zip(self._by_beam, columns, answers, strict=True)
         return [RowInput(self.slots[index], column, answer[-1:]) for index, column, answer in beams]
 
-    def take(self, logits: Tensor) -> bool:
-        """Advance every beam by one token. Returns whether the search has ended.
+    def take(self, logits: Tensor) -> Beams | Failed | None:
+        """Advance every beam by one token. Returns the answers, or why there are none, once the search has ended.
 
-        logits: [B, V] of any float type, after each of `inputs`; in the first call [1, V], after the prompt.
+        logits: [B, V] of any float type; first [1, V] after the prompt, before that [0, V].
         """
-        self.cached = self.prompt_length
+        if self.prefilling:
+            self.cached = self._chunk.end
+            if self.prefilling:
+                return None
         self._is_taking = True
+        self._advance(logits)
+        self._is_taking = False
+        return self._result() if self.done else None
+
+    def _advance(self, logits: Tensor) -> None:
         answers = self.search.live
         log_probs = logits.float().log_softmax(dim=-1).expand(len(answers), -1)
         fork = self.search.advance(self._process(log_probs, answers), self._noise(log_probs))
@@ -78,12 +100,11 @@ class BeamRow(Row):
             self._note_logprobs(log_probs, answers)
         self._fork(fork.parents, self.prompt_length + len(answers[0]))
         self.steps += 1
-        self._is_taking = False
-        return self.search.done
 
-    def result(self) -> Beams:
-        """Return the answers, once the search has ended."""
+    def _result(self) -> Beams | Failed:
         answers = self.search.best()
+        if self.error is not None and not answers:
+            return Failed(self.key[1], str(self.error), self.error.field, self.admission)
         wanted = self.params.logprobs is not None
         logprobs = [self._logprobs[tuple(answer.tokens)] for answer in answers] if wanted else None
         return Beams(self.key[1], answers, self.steps, logprobs, self.admission)

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
-from actors.loops.row_table import RowKey
+from actors.loops.row import Row, RowKey
 from actors.model.runner import Runner
 from actors.target.row import TargetRow
 from actors.wire.addresses import ReplicaAddress
@@ -55,7 +55,7 @@ class ColocatedDrafter:
         spent = self._drafter.times - before
         return spent.step_s / spent.steps if spent.steps else None
 
-    def remove(self, row: TargetRow) -> None:
+    def remove(self, row: Row) -> None:
         """Let the drafter forget the row."""
         if self._sent_lengths.pop(row.key, None) is not None:
             self._link.send(_DRAFTER, [Cancel(row.key[1])])

@@ -6,16 +6,15 @@ Knows nothing of logits, or of when steps are taken.
 from collections.abc import Sequence
 
 from msgspec.structs import replace
-from torch import Tensor
 
 from actors.loops.mailbox import Mailbox
+from actors.loops.served_row import ServedRow
 from actors.model.runner import Runner
-from actors.target.beams import BeamRow
 from actors.target.inbox import TargetInbox
 from actors.target.judge import Verdict
 from actors.target.planner import DraftPlanner
-from actors.target.row import TargetRow
-from actors.target.rows import ServedRow, TargetRows
+from actors.target.row import TargetRow, Verification
+from actors.target.rows import TargetRows
 from actors.wire.messages import Commit
 from decoding.drafts.trie import Draft
 from decoding.sampling.stopping import cut_at_stop
@@ -29,10 +28,10 @@ class Committer:
     ) -> None:
         self._rows, self._runner, self._planner, self._inbox, self._mailbox = rows, runner, planner, inbox, mailbox
 
-    def commit_step(self, rows: Sequence[TargetRow], drafts: Sequence[Draft], verdicts: Sequence[Verdict]) -> int:
+    def commit(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> int:
         """Commit each row's accepted draft tokens and the target's own token. Returns the number of all."""
         committed = 0
-        for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
+        for (row, draft, *_), verdict in zip(verifications, verdicts, strict=True):
             if self._check(row, verdict):
                 path = verdict.path
                 self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
@@ -40,24 +39,6 @@ class Committer:
                 self._commit(row, draft, verdict)
                 committed += len(path) + 1
         return committed
-
-    def commit_first(self, rows: Sequence[TargetRow], verdicts: Sequence[Verdict]) -> None:
-        """Commit the first token of rows whose prompt is in the cache."""
-        for row, verdict in zip(rows, verdicts, strict=True):
-            row.cached -= 1  # as in a step, where the cache lacks the last token: `_commit` counts it
-            if self._check(row, verdict):
-                self._commit(row, Draft([], []), verdict)
-
-    def fork_beams(self, row: BeamRow, logits: Tensor) -> None:
-        """Advance a beam search, and send its answers if that ended it. logits: as in `BeamRow.take`."""
-        if not row.take(logits):
-            return
-        result = row.result()
-        if row.error is not None and not result.answers:
-            self._inbox.fail(row, row.error)
-        else:
-            self._mailbox.put(row.key[0], result)
-            self._rows.remove(row.key)
 
     def _check(self, row: TargetRow, verdict: Verdict) -> bool:
         """Return whether the row can commit. Fails a row whose structure allows nothing after its text."""

@@ -8,12 +8,13 @@ from actors.ensemble.cross_tokenizer_member import CrossTokenizerMember
 from actors.ensemble.member import MemberRow
 from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import Mailbox
+from actors.loops.served_row import ServedRow
 from actors.model.runner import Runner
 from actors.target.beams import BeamRow
 from actors.target.leader import EnsembleLeader
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
-from actors.target.rows import ServedRow, TargetRows
+from actors.target.rows import TargetRows
 from actors.tokenizers.logits_mapping import LogitsMapping
 from actors.wire.messages import (
     Admit,
@@ -75,21 +76,21 @@ class TargetInbox:
     def _handle(self, peer: str, message: Message) -> None:
         match message:
             case Offer(request_id, _, tokens):
-                row = self._rows.get((message.coordinator, request_id))
-                if isinstance(row, TargetRow) and self._runner.can_run([*tokens, *message.drawn_from()]):
+                row = self._rows.writer((message.coordinator, request_id))
+                if row is not None and self._runner.can_run([*tokens, *message.drawn_from()]):
                     # A late draft never fits if it was drawn at random, so there a misfit tells nothing.
                     fits = row.offer(message) or row.params.rejects
                     self._planner.note_offer(row, time.perf_counter(), fits=fits)
             case Admit() | Join() | LogitsRequest():
                 self._handle_request(peer, message)
             case ResendRequest(request_id, coordinator, length):
-                row = self._rows.get((coordinator, request_id))
-                if isinstance(row, TargetRow) and row.attached_drafter == peer:
+                row = self._rows.writer((coordinator, request_id))
+                if row is not None and row.attached_drafter == peer:
                     row.acknowledge(min(max(0, length), len(row.tokens)))
                     self.update_drafter(row)
             case AttachDrafter(request_id, drafter):
-                row = self._rows.get((peer, request_id))
-                if isinstance(row, TargetRow):
+                row = self._rows.writer((peer, request_id))
+                if row is not None:
                     row.attach_drafter(drafter)
             case Joined() | LogitsReply() | MemberLost() | Failed():
                 failed = self._leader.receive(peer, message, time.perf_counter())
@@ -130,7 +131,7 @@ class TargetInbox:
             proposer = self._ngrams.make(message.ngram, message.draft_length, rejects=message.params.rejects)
         row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
         self._structures.begin(row)
-        self._rows.add(row)  # first: this removes an earlier row of the request, and its members' rows
+        self._rows.add_writer(row)  # first: this removes an earlier row of the request, and its members' rows
         if message.ensemble is not None:
             self._leader.invite(row, message.ensemble, time.perf_counter())
 
@@ -145,8 +146,7 @@ class TargetInbox:
 
     def _join(self, peer: str, message: Join) -> None:
         row = self._rows.get((peer, message.request_id))
-        if isinstance(row, MemberRow) and row.join == message:  # sent again: Joined may have been lost
-            row.joined = False
+        if row is not None and row.rejoins(message):
             return
         logits_mapping = self._logits_mappings.get(message.leader)
         member_row: MemberRow | None = None
@@ -160,6 +160,6 @@ class TargetInbox:
 
     def _request_logits(self, peer: str, message: LogitsRequest) -> None:
         row = self._rows.get((peer, message.request_id))
-        error = row.take_request(message) if isinstance(row, MemberRow) else "the request is not here"
+        error = "the request is not here" if row is None else row.take_request(message)
         if error is not None:
             raise UnavailableError(error)

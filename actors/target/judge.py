@@ -3,19 +3,19 @@
 Knows nothing of messages, caches or where the logits come from.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from actors.target.row import TargetRow
+from actors.target.row import Verification
 from decoding.drafts.rejection import RejectionRow, verify_by_rejection
 from decoding.drafts.trie import Draft
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.batch import SamplingBatch
-from decoding.sampling.history import Position
+from decoding.sampling.history import Positions
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 from decoding.sampling.sampler import probabilities, sample
 from decoding.sampling.transfer import tensor_on
@@ -38,77 +38,70 @@ class Verdict(NamedTuple):
         return [*(draft.tokens[index] for index in self.path), self.own]
 
 
-def judge(
-    rows: Sequence[TargetRow], drafts: Sequence[Draft], logits: Tensor, masks: Sequence[Tensor | None]
-) -> list[Verdict]:
-    """Return the verdicts on the rows' drafts.
+def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
+    """Launch the verification of drafts. The function that is returned waits for the device, and returns the verdicts.
 
-    Args:
-        logits: [N, V], after each row's text and after each of its K draft tokens, row after row.
-        masks: per row [K + 1, ⌈V / 32⌉] int32, the tokens that its structure allows; None for all.
+    logits: [N or more, V] a step's, which contain those of the verifications, one after the other.
     """
-    verdicts: dict[int, Verdict] = {}
-    starts = [0, *accumulate(len(draft.tokens) + 1 for draft in drafts)]
+    starts = [0, *accumulate(len(verification.logits) for verification in verifications)]
+    if starts[-1] < len(logits):
+        logits = torch.cat([logits[:0], *(verification.logits for verification in verifications)])
+    waits: list[tuple[list[int], Callable[[], list[Verdict]]]] = []
     for rule in (_coupled, _by_rejection):
-        chosen = [index for index, row in enumerate(rows) if row.params.rejects == (rule is _by_rejection)]
+        chosen = [i for i, (row, *_) in enumerate(verifications) if row.params.rejects == (rule is _by_rejection)]
         if not chosen:
             continue
         chosen_logits = logits
-        if len(chosen) < len(rows):
+        if len(chosen) < len(verifications):
             logits_rows = [logits_row for index in chosen for logits_row in range(starts[index], starts[index + 1])]
             chosen_logits = logits[tensor_on(logits.device, logits_rows, torch.int64)]
-        chosen_rows, chosen_drafts = [rows[index] for index in chosen], [drafts[index] for index in chosen]
-        chosen_verdicts = rule(chosen_rows, chosen_drafts, chosen_logits, [masks[index] for index in chosen])
-        verdicts.update(zip(chosen, chosen_verdicts, strict=True))
-    ordered = [verdicts[index] for index in range(len(rows))]
-    return _with_logprobs(rows, drafts, ordered, logits, starts)
+        waits.append((chosen, rule([verifications[index] for index in chosen], chosen_logits)))
+
+    def wait() -> list[Verdict]:
+        verdicts = {index: verdict for chosen, wait in waits for index, verdict in zip(chosen, wait(), strict=True)}
+        return _with_logprobs(verifications, [verdicts[index] for index in range(len(verifications))], logits, starts)
+
+    return wait
 
 
-def _coupled(
-    rows: Sequence[TargetRow], drafts: Sequence[Draft], logits: Tensor, masks: Sequence[Tensor | None]
-) -> list[Verdict]:
+def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
     """Verify by sampling with shared noise. Siblings in a tree have the same position, so the same noise."""
-    batch = SamplingBatch.build(_positions(rows, drafts, masks), logits.shape[-1], logits.device)
-    sampled = sample(logits, batch).tolist()
-    verdicts = []
-    start = 0
-    for draft in drafts:
-        own = sampled[start : start + len(draft.tokens) + 1]
-        path, rejected = accepted_path(own, draft)
-        verdicts.append(Verdict(path, own[path[-1] + 1 if path else 0], rejected))
-        start += len(own)
-    return verdicts
+    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device)
+    sampled = sample(logits, batch)  # [N]
+
+    def wait() -> list[Verdict]:
+        tokens = iter(sampled.tolist())  # the step's only copy to the host
+        verdicts = []
+        for _, draft, *_ in verifications:
+            own = list(islice(tokens, len(draft.tokens) + 1))
+            path, rejected = accepted_path(own, draft)
+            verdicts.append(Verdict(path, own[path[-1] + 1 if path else 0], rejected))
+        return verdicts
+
+    return wait
 
 
-def _by_rejection(
-    rows: Sequence[TargetRow], drafts: Sequence[Draft], logits: Tensor, masks: Sequence[Tensor | None]
-) -> list[Verdict]:
-    batch = SamplingBatch.build(_positions(rows, drafts, masks), logits.shape[-1], logits.device)
-    judged = [RejectionRow(draft, row.params.seed, len(row.tokens)) for row, draft in zip(rows, drafts, strict=True)]
-    return [Verdict(*verdict) for verdict in verify_by_rejection(probabilities(logits, batch), judged)]
+def _by_rejection(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
+    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device)
+    distribution = probabilities(logits, batch)  # [N, V]
+    judged = [RejectionRow(draft, row.params.seed, len(row.tokens)) for row, draft, *_ in verifications]
+    return lambda: [Verdict(*verdict) for verdict in verify_by_rejection(distribution, judged)]
 
 
-def _positions(rows: Sequence[TargetRow], drafts: Sequence[Draft], masks: Sequence[Tensor | None]) -> list[Position]:
-    """Return the positions after each row's text and after each of its draft tokens."""
-    return [
-        Position(row.history, path, None if mask is None else mask[index])
-        for row, draft, mask in zip(rows, drafts, masks, strict=True)
-        for index, path in enumerate([[], *draft.paths()])
-    ]
+def _positions(verification: Verification) -> Positions:
+    """Return the positions after a row's text and after each of its draft tokens."""
+    row, draft, _, mask = verification
+    return Positions(row.history, (0, *draft.depths()), lambda: [(), *draft.paths()], mask)
 
 
 def _with_logprobs(
-    rows: Sequence[TargetRow],
-    drafts: Sequence[Draft],
-    verdicts: list[Verdict],
-    logits: Tensor,
-    starts: Sequence[int],
+    verifications: Sequence[Verification], verdicts: list[Verdict], logits: Tensor, starts: Sequence[int]
 ) -> list[Verdict]:
     """Add log-probabilities to the verdicts on rows that want them. starts: [B + 1] each row's first of `logits`."""
     logits_rows: list[int] = []
     tokens: list[int] = []
     counts: list[int] = []
-    for row, draft, verdict, start in zip(rows, drafts, verdicts, starts[:-1], strict=True):
+    for (row, draft, *_), verdict, start in zip(verifications, verdicts, starts[:-1], strict=True):
         if row.params.logprobs is not None:
             logits_rows += [start + logits_row for logits_row in verdict.logits_rows()]
             tokens += verdict.tokens(draft)
@@ -121,5 +114,5 @@ def _with_logprobs(
         verdict
         if row.params.logprobs is None
         else verdict._replace(logprobs=[next(logprobs) for _ in range(len(verdict.path) + 1)])
-        for row, verdict in zip(rows, verdicts, strict=True)
+        for (row, *_), verdict in zip(verifications, verdicts, strict=True)
     ]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from actors.ensemble.rounds import EnsembleRounds
+from actors.loops.row import Row
 from actors.model.runner import Runner
 from actors.target.row import TargetRow
 from actors.wire.link import ConnectingLink
@@ -189,13 +190,14 @@ class EnsembleLeader:
                 self._link.disconnect(replica)
                 del self._used_at_s[replica]
 
-    def remove(self, row: TargetRow) -> None:
-        """Forget a row, and cancel it at all members, those that were dropped included."""
-        if self._rows.get(row.key[1]) is row:
-            del self._rows[row.key[1]]
-        if row.ensemble is not None:
-            for replica in filter(None, row.ensemble.replicas):
-                self._release((row.key[1], replica))
+    def remove(self, row: Row) -> None:
+        """Forget a row, if it leads an ensemble, and cancel it at all members, those that were dropped included."""
+        request_id = row.key[1]
+        leading = self._rows.get(request_id)
+        if leading is row and leading.ensemble is not None:
+            del self._rows[request_id]
+            for replica in filter(None, leading.ensemble.replicas):
+                self._release((request_id, replica))
 
     def _mark_answered(self, member_key: _MemberKey, step: int) -> None:
         """Stop resending what a member has answered. step: of the round; 0 for a Join."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 
-from actors.loops.row_table import RowKey
+from actors.loops.row import RowKey
 from actors.model.runner import Runner
 from actors.target.row import TargetRow
 from actors.target.speculation_trial import SpeculationTrial
@@ -34,7 +34,7 @@ class DraftPlanner:
         # Since the last step: actual and expected seconds of prefill, and whether a draft was offered.
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
         self._mean_step_s = self._step_cost_s(1)
-        self.trial = SpeculationTrial()
+        self.trial = SpeculationTrial(self._plain_cost_s[False])
         self.active_rows = 1  # includes rows in prefill, which will run soon
         self._draft_token_s: float | None = None  # latency of a draft token
 
@@ -43,8 +43,8 @@ class DraftPlanner:
         """The expected acceptance rate of a new row's drafts."""
         return self._acceptance.value
 
-    def choose_drafts(self, rows: Sequence[TargetRow], now_s: float) -> list[Draft]:
-        """Return as much of each row's draft as pays in this step."""
+    def choose_drafts(self, rows: Sequence[TargetRow], now_s: float, *, others: int = 0) -> list[Draft]:
+        """Return as much of each row's draft as pays in this step. others: tokens of other rows in the same forward."""
         drafts = [row.best_draft() for row in rows]
         for row, draft in zip(rows, drafts, strict=True):
             if row.incomplete_since_s is not None:  # the wanted draft did not come in time
@@ -54,7 +54,9 @@ class DraftPlanner:
             return drafts
         if not self.speculates():
             return [draft.first(0) for draft in drafts]
-        counts = choose_draft_tokens([draft.probabilities for draft in drafts], self._cost_s(rows))
+        cost_s = self._cost_s(rows)
+        probabilities = [draft.probabilities for draft in drafts]
+        counts = choose_draft_tokens(probabilities, lambda tokens: cost_s(tokens + others))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
@@ -83,7 +85,7 @@ class DraftPlanner:
         self._acceptance.note(drafted=drafted, accepted=accepted)
 
     def note_step(self, tokens: int, seconds: float) -> None:
-        """Learn from the time of a step over so many tokens."""
+        """Learn from the time of a step over so many tokens, without chunks of prompts."""
         self._step_cost_s.note(tokens, seconds)
         self._mean_step_s += _SMOOTHING * (seconds - self._mean_step_s)
 
@@ -92,19 +94,30 @@ class DraftPlanner:
         self._round_cost_s.note(tokens, seconds)
 
     def note_prefill(self, tokens: int, seconds: float) -> None:
-        """Learn from the time of a prefill chunk, which drafters on the same hardware slow down, too."""
+        """Learn from the time of a forward over chunks of prompts alone.
+
+        Drafters on the same hardware slow these down, too.
+        """
         self._prefilled_s += seconds
         self._prefill_work_s += self._prefill_cost_s(tokens)
         if self.trial.is_resting:
             self._prefill_cost_s.note(tokens, seconds)
 
-    def note_round(self, rows: Sequence[TargetRow], committed: int, seconds: float, *, drafted: bool) -> None:
+    def note_round(
+        self, rows: Sequence[TargetRow], committed: int, seconds: float, *, drafted: bool, prompt_tokens: int = 0
+    ) -> None:
         """Learn from a step and the wait before it, which took `seconds` together.
 
-        committed: tokens of all rows. drafted: whether the step verified drafts.
+        Args:
+            rows: that verified drafts, or none.
+            committed: tokens of all rows.
+            drafted: whether the step verified drafts.
+            prompt_tokens: in the same forward. What they add is expected work, as if they had been computed alone.
         """
         plain_cost_s = self._plain_cost_s[any(row.ensemble is not None for row in rows)]
         is_typical = 2 * len(rows) > self.active_rows  # few rows say little about the cost of many
+        with_prompts = len(rows) + prompt_tokens
+        self._prefill_work_s += self._prefill_cost_s(with_prompts) - self._prefill_cost_s(len(rows))
         if self._adaptive and is_typical and any(row.speculates for row in rows):
             self.trial.note(
                 self.active_rows,
@@ -114,7 +127,9 @@ class DraftPlanner:
                 drafted=drafted,
                 offered=self._offered,
             )
-            if self.trial.is_resting:
+            if self.trial.is_resting and prompt_tokens:
+                self._prefill_cost_s.note(with_prompts, seconds)
+            elif self.trial.is_resting:
                 plain_cost_s.note(len(rows), seconds)
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
 

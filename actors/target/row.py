@@ -1,9 +1,12 @@
 """A request on the target: its text, its draft trie, and how long it waits for which draft."""
 
+from dataclasses import replace
+from typing import NamedTuple
+
 from torch import Tensor
 
 from actors.ensemble.rounds import EnsembleRounds
-from actors.loops.row_table import Row
+from actors.loops.served_row import ServedRow
 from actors.model.forward_input import RowInput, draft_input
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.length import AcceptanceEstimate
@@ -12,8 +15,19 @@ from decoding.drafts.trie import Draft, DraftTrie
 from decoding.sampling.history import History
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 
+_NO_DRAFT = Draft([], [])
 
-class TargetRow(Row):
+
+class Verification(NamedTuple):
+    """A draft of K tokens that was run, and the logits that decide on it."""
+
+    row: "TargetRow"
+    draft: Draft
+    logits: Tensor  # [K + 1, V] after the text, and after each draft token
+    mask: Tensor | None  # [K + 1, ⌈V / 32⌉] int32, the tokens that the row's structure allows; None for all
+
+
+class TargetRow(ServedRow):
     """`tokens` are all committed. While the row is running, all but the last are in the cache."""
 
     def __init__(self, peer: str, admit: Admit, *, acceptance: float, proposer: Proposer | None = None) -> None:
@@ -37,29 +51,59 @@ class TargetRow(Row):
         self.drafted_at_plan = 0  # draft tokens that were there when the wait began
         self.deadline_s = 0.0
         self.rejected_at = 0  # length of the text when a draft token was last rejected
+        self.step_draft = _NO_DRAFT  # that the next step verifies
+        self.mask: Tensor | None = None  # as in Verification
+        self._verification: Verification | None = None  # of the logits that were taken last
+
+    @property
+    def due(self) -> bool:
+        return self.ready and (self.prefilling or self.verifies)
+
+    @property
+    def verifies(self) -> bool:
+        is_open = self.ensemble is None or (self.ensemble.is_joined and self.ensemble.round is None)
+        return is_open and self.ready and not self.prefilling
+
+    @property
+    def withheld(self) -> int:
+        return 1 if self.ensemble else 0  # all members of an ensemble run the last token in the same step
+
+    def samples(self, limit: int) -> bool:
+        """Whether `inputs` reaches the end of the text, so that tokens are chosen from the logits after it."""
+        return not self.prefilling or (not self.withheld and limit >= self.pending)
+
+    def inputs(self, limit: int) -> list[RowInput]:
+        """Return a chunk of the prompt, or the text's last token and a draft of what follows it."""
+        if not self.prefilling:
+            return [draft_input(self.slot, self.cached, self.tokens[-1], self.step_draft)]
+        chunks = super().inputs(limit)
+        return [replace(chunk, wanted=None) for chunk in chunks] if self.wants_prompt_logprobs else chunks
+
+    def take(self, logits: Tensor) -> None:
+        """Keep what decides on the draft. The leader of an ensemble blends it with what the members reply."""
+        if self.prefilling:
+            if self.wants_prompt_logprobs:
+                self._note_prompt(self._chunk, logits)
+            self.cached = self._chunk.end
+            if self.pending:
+                return
+            self.cached -= 1  # as in a step, which runs the last token
+            logits = logits[-1:]
+        if self.ensemble is None:
+            self._verification = Verification(self, self.step_draft, logits, self.mask)
+        else:
+            self.ensemble.add_own_logits(logits, self.mask)
+        self.step_draft, self.mask = _NO_DRAFT, None
+
+    def claim_verification(self) -> Verification | None:
+        """Return what the logits that were taken last decide on, once."""
+        verification, self._verification = self._verification, None
+        return verification
 
     def undo(self) -> None:
+        self.step_draft, self.mask, self._verification = _NO_DRAFT, None, None
         if self.ensemble is not None:
             self.ensemble.round = None  # the next step requests logits again
-
-    @property
-    def prefilling(self) -> bool:
-        return self.pending > 1
-
-    @property
-    def can_step(self) -> bool:
-        """Whether its next step may begin."""
-        if self.ensemble is not None and (self.ensemble.round is not None or not self.ensemble.is_joined):
-            return False
-        return self.ready and not self.prefilling
-
-    def step_input(self, draft: Draft) -> RowInput:
-        """Return the text's last token and a draft of what follows it."""
-        return draft_input(self.slot, self.cached, self.tokens[-1], draft)
-
-    def next_input(self, limit: int) -> RowInput:
-        """Return a prefill chunk. The leader of an ensemble leaves the last token to the step that all members take."""
-        return super().next_input(min(limit, self.pending - 1) if self.ensemble else limit)
 
     @property
     def may_share(self) -> bool:
@@ -120,13 +164,15 @@ class TargetRow(Row):
     def next_advance(self, draft_length: int) -> Advance | None:
         """Return the update for the attached drafter, if it needs one, and count it as acknowledged.
 
-        draft_length: how long a draft would pay in the next step; after one update with 0 the drafter rests.
+        draft_length: how long a draft would pay in the next step; after one update with 0 the drafter rests. Without
+        new text, the update only lets it rest or go on.
         """
-        resting = self._drafter_rests and draft_length == 0
-        if self.attached_drafter is None or resting or self._acknowledged_length >= len(self.tokens):
+        rests, rested = draft_length == 0, self._drafter_rests
+        knows_text = self._acknowledged_length >= len(self.tokens)
+        if self.attached_drafter is None or (rests and rested) or (knows_text and rests == rested):
             return None
         advance = self.advance(self._acknowledged_length, draft_length)
-        self._acknowledged_length, self._drafter_rests = len(self.tokens), draft_length == 0
+        self._acknowledged_length, self._drafter_rests = len(self.tokens), rests
         return advance
 
     def advance(self, base: int, draft_length: int) -> Advance:
@@ -136,7 +182,7 @@ class TargetRow(Row):
             request_id, coordinator, self.admission, base, self.tokens[base:], draft_length, self.rejected_at
         )
 
-    def note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
+    def _note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
         """Keep the prompt's log-probabilities. logits: [N, V], after each token of a prefill chunk."""
         following = self.tokens[chunk.start + 1 : min(chunk.end + 1, self.prompt_length)]
         counts = [self.params.prompt_logprobs or 0] * len(following)
@@ -147,8 +193,7 @@ class TargetRow(Row):
         return len(self.draft()) >= min(self.wanted_draft_length, self.usable_draft_length)
 
     def wait_s(self, now_s: float) -> float:
-        """Return how much longer to wait for the wanted draft, in seconds; 0 if the row is ready."""
-        if not self.expects_drafts or self.has_wanted_draft():
+        if not self.verifies or not self.expects_drafts or self.has_wanted_draft():
             return 0.0
         return max(0.0, self.deadline_s - now_s)
 

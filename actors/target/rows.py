@@ -1,50 +1,53 @@
-"""The rows of a target, of all kinds, and which of them are ready for what."""
+"""The rows of a target, of all kinds, and which of those that write a text are ready for what."""
 
-from actors.ensemble.member import MemberRow
+from collections.abc import Callable, Iterable, Iterator
+
+from actors.loops.row import RowKey
 from actors.loops.row_table import RowTable
-from actors.target.beams import BeamRow
-from actors.target.row import TargetRow
-
-ServedRow = TargetRow | MemberRow | BeamRow
+from actors.loops.scheduler import Share
+from actors.loops.served_row import ServedRow
+from actors.model.page_tables import PageTables
+from actors.target.row import TargetRow, Verification
 
 
 class TargetRows(RowTable[ServedRow]):
     """The row table of one target."""
 
-    @property
-    def prefilling(self) -> list[ServedRow]:
-        """Rows with more pending tokens than a step computes."""
-        return [row for row in self if row.prefilling and row.ready]
+    def __init__(self, cache: PageTables, removed: Callable[[ServedRow], None] = lambda row: None) -> None:
+        super().__init__(cache, removed)
+        self._writers: dict[RowKey, TargetRow] = {}
+
+    def add_writer(self, row: TargetRow) -> None:
+        """Add a row that writes a text. Replaces a row of the same key."""
+        self.add(row)
+        self._writers[row.key] = row
+
+    def remove(self, key: RowKey) -> None:
+        self._writers.pop(key, None)
+        super().remove(key)
+
+    def writer(self, key: RowKey) -> TargetRow | None:
+        return self._writers.get(key)
 
     @property
     def running(self) -> list[TargetRow]:
         """Rows whose next step may begin."""
-        return [row for row in self._target_rows if row.can_step]
+        return [row for row in self._active_writers() if row.verifies]
 
     @property
     def blendable(self) -> list[TargetRow]:
         """Rows of ensemble leaders that have the logits of all members."""
-        return [row for row in self._target_rows if row.ensemble is not None and row.ensemble.is_complete]
+        return [row for row in self._active_writers() if row.ensemble is not None and row.ensemble.is_complete]
 
-    @property
-    def requested(self) -> list[MemberRow]:
-        """Members' rows for which a leader waits and that one step can answer."""
-        return [row for row in self._member_rows if row.request is not None and row.ready and not row.prefilling]
+    def sampling(self, shares: Iterable[Share[ServedRow]]) -> list[TargetRow]:
+        """Return the rows that choose tokens after these shares."""
+        pairs = [(self._writers.get(row.key), tokens) for row, tokens in shares]
+        return [row for row, tokens in pairs if row is not None and row.samples(tokens)]
 
-    @property
-    def joining(self) -> list[MemberRow]:
-        """Members' rows that are ready, but whose leaders have not been sent a Joined yet."""
-        return [row for row in self._member_rows if not row.joined and row.ready and not row.prefilling]
+    def verifications(self, shares: Iterable[Share[ServedRow]]) -> list[Verification]:
+        """Take what the rows of these shares have to verify."""
+        rows = filter(None, (self._writers.get(row.key) for row, _ in shares))
+        return [verification for row in rows if (verification := row.claim_verification()) is not None]
 
-    @property
-    def searching(self) -> list[BeamRow]:
-        """Beam searches whose prompt is in the cache."""
-        return [row for row in self if isinstance(row, BeamRow) and row.ready and not row.prefilling]
-
-    @property
-    def _target_rows(self) -> list[TargetRow]:
-        return [row for row in self if isinstance(row, TargetRow)]
-
-    @property
-    def _member_rows(self) -> list[MemberRow]:
-        return [row for row in self if isinstance(row, MemberRow)]
+    def _active_writers(self) -> Iterator[TargetRow]:
+        return filter(None, (self._writers.get(row.key) for row in self))

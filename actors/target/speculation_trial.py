@@ -2,10 +2,12 @@
 
 A drafter may share cores, memory bandwidth or a GPU with the target, clients may be slow, an estimate may be wrong.
 So a target compares its speed with and without speculation. The two are measured one right after the other, because the
-machine's own speed changes, too. The time that trials lose is counted, and limited by a budget.
+machine's own speed changes, too. A trial begins when the time that it may lose has been earned, and ends when that is
+lost. So many rows at once begin with plain decoding.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _MIN_SETTLING_STEPS, _MAX_SETTLING_STEPS = 3, 12  # until drafters have caught up, or rest
@@ -13,7 +15,11 @@ _TRIAL_STEPS = 6  # a settled window tells a speed after so many steps …
 _TRIAL_TOKENS = 48  # … and so many tokens, if it speculates: their number per step is random
 _MIN_STEPS, _MIN_TOKENS, _CLEARLY_SLOWER = 2, 16, 0.85  # below this speed ratio, fewer steps and tokens suffice
 _BUDGET = 0.01  # the share of the time that trials of the slower mode may lose
-_CREDIT_S = 0.4  # what trials may lose before it is earned: 1.3 % of the first half minute
+_FIRST_S = 0.25  # what the first trial of a size may lose before it is earned: 0.8 % of the first half minute
+_MAX_CREDIT_S, _MAX_CREDIT = 2.0, 4.0  # the most that is kept: seconds, and first trials
+_UNKNOWN_LOSS_STEPS = _MIN_SETTLING_STEPS + _MIN_STEPS  # plain steps that a first trial is expected to lose
+_PATIENCE = 1.5  # multiple of the expected loss at which a trial is broken off …
+_AFTER_BREAK_OFF = 1.5  # … and factor on that loss: the next trial may lose more
 _MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the length of the last trial
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
@@ -21,6 +27,7 @@ _MAX_AGREEING = 20  # trials are counted
 _MAX_LOSS = 2.0  # times the expected time; what is beyond is a hiccup, which the trial did not cause
 _SMOOTHING = 0.6  # weight of the newest trial
 _FADING = 0.95  # factor per step on what was measured before, so that it is as recent as a trial
+_INHERITED = 1  # powers of two between sizes of which the smaller's gain says something about the larger's
 _SIZE_TOLERANCE = 0.75  # in powers of two: batches this near count as of one size, so that sizes don't alternate
 
 
@@ -96,13 +103,15 @@ class _Evidence:
 class SpeculationTrial:
     """A continued comparison of speculative with plain decoding on one target."""
 
-    def __init__(self) -> None:
-        self._size = 0  # of current batches, as a power of two
+    def __init__(self, plain_step_s: Callable[[int], float]) -> None:
+        """plain_step_s: the expected seconds of a plain step, by rows."""
+        self._expected_step_s = plain_step_s
+        self._size = -1  # of current batches, as a power of two; -1: there was none
         self._evidence: dict[int, _Evidence] = {}
-        self._window = _Window(speculating=True, trying=False)
+        self._window = _Window(speculating=False, trying=False)
         self._window_before: _Window | None = None  # the trial: of the mode in use
         self._plain_speed = 1.0  # when last measured
-        self._credit_s = _CREDIT_S
+        self._credit_s = 0.0  # what trials may lose
         self._since_trial_s = self._min_pause_s = 0.0
         self.trials = 0
         self.lost_s = 0.0  # by trials of the mode that proved slower
@@ -142,7 +151,7 @@ class SpeculationTrial:
             offered: whether drafters offered drafts since the last step, so that they do not rest.
         """
         self._update_size(rows)
-        self._credit_s = min(_CREDIT_S, self._credit_s + _BUDGET * seconds)
+        self._credit_s = min(self._max_credit_s, self._credit_s + _BUDGET * seconds)
         self._since_trial_s += seconds
         window, was_settled = self._window, self._window.settled
         window.note(tokens, work_s, seconds, drafted=drafted, offered=offered)
@@ -150,6 +159,10 @@ class SpeculationTrial:
             assert self._window_before is not None
             if window.has_shown_enough(self._window_before.speed):
                 self._close_trial(self._window_before)
+            elif window.loss_s(self._window_before.speed) > self._may_lose_s:
+                self._break_off()
+        elif self._size not in self._evidence and window.speculating and window.loss_s(1.0) > self._may_lose_s:
+            self._break_off()
         elif self._window_before is not None and window.settled and not was_settled:  # the first steps after a trial
             self._charge(not window.speculating, window.loss_s(self._window_before.speed))
             self._window_before = None
@@ -162,23 +175,63 @@ class SpeculationTrial:
         window, evidence = self._window, self._evidence.get(self._size)
         if not window.has_shown_enough(self._plain_speed if window.speculating else 0.0):
             return False
+        cost_s, credit_s = self._expected_loss_s, self._credit_s
         if evidence is None:
-            return True
-        cost_s = min(evidence.loss_s.get(not window.speculating, 0.0), _CREDIT_S)
+            return window.speculating or self._may_begin
         grown_s = self._min_pause_s * _GROWTH[window.speculating] ** (evidence.agreeing - 1)
         pause_s = max(self._min_pause_s, min(grown_s, _MAX_PAUSE_S[window.speculating]))
         if window.speculating and window.speed < _CLEARLY_SLOWER * self._plain_speed:  # a trial is more likely to gain
             cost_s, pause_s = -math.inf, self._min_pause_s
-        return self._since_trial_s >= pause_s and self._credit_s >= cost_s
+        return self._since_trial_s >= pause_s and credit_s >= cost_s
+
+    @property
+    def _expected_loss_s(self) -> float:
+        """The seconds that a trial of the mode that is not in use may lose: as much as the last one lost."""
+        tried = self._window.speculating == self._window.trying
+        evidence = self._evidence.get(self._size)
+        unknown_s = 0.0 if evidence is not None and evidence.trials else self._unknown_loss_s
+        loss_s = unknown_s if evidence is None else evidence.loss_s.get(tried, unknown_s)
+        return min(loss_s, self._max_credit_s)
+
+    @property
+    def _may_begin(self) -> bool:
+        """Whether to speculate with batches of a size that was never tried."""
+        return self._credit_s + _FIRST_S >= self._unknown_loss_s
+
+    @property
+    def _unknown_loss_s(self) -> float:
+        return _UNKNOWN_LOSS_STEPS * self._expected_step_s(2 ** max(self._size, 0))
+
+    @property
+    def _may_lose_s(self) -> float:
+        """The seconds after which a trial is broken off."""
+        return max(self._credit_s, _PATIENCE * max(self._expected_loss_s, _FIRST_S))
+
+    @property
+    def _max_credit_s(self) -> float:
+        return max(_MAX_CREDIT_S, _MAX_CREDIT * self._unknown_loss_s)
+
+    def _break_off(self) -> None:
+        """End a trial that has lost too much before it showed anything."""
+        trial, lost_s = self._window, self._may_lose_s  # more than that was a hiccup
+        evidence = self._evidence.setdefault(self._size, _Evidence())
+        evidence.loss_s.pop(trial.speculating, None)
+        self._charge(trial.speculating, lost_s)
+        evidence.loss_s[trial.speculating] = _AFTER_BREAK_OFF * lost_s
+        self._begin_pause(trial)
+        self._open(not trial.speculating, trying=False)
+
+    def _begin_pause(self, trial: _Window) -> None:
+        self._since_trial_s, self._min_pause_s = 0.0, max(_MIN_PAUSE_S, _MIN_PAUSE * trial.total_s)
 
     def _close_trial(self, before: _Window) -> None:
         """Learn from the trial, and go on with the faster mode. before: the window before the trial."""
-        trial, first = self._window, not self._evidence
+        trial = self._window
         evidence = self._evidence.setdefault(self._size, _Evidence())
         log_ratio = math.log(trial.speed / before.speed)
         evidence.note(log_ratio if trial.speculating else -log_ratio)
         self._plain_speed = before.speed if trial.speculating else trial.speed
-        self._since_trial_s, self._min_pause_s = 0.0, max(_MIN_PAUSE_S, _MIN_PAUSE * trial.total_s)
+        self._begin_pause(trial)
         self.trials += 1
         winner = evidence.log_gain > 0
         if winner != trial.speculating:
@@ -186,8 +239,6 @@ class SpeculationTrial:
             self._charge(trial.speculating, trial.loss_s(before.speed))
         else:
             self._window_before = None
-            if first:  # then the window before was a trial, too
-                self._charge(before.speculating, before.loss_s(trial.speed))
         self._open(winner, trying=False)
 
     def _charge(self, tried: bool, loss_s: float) -> None:
@@ -210,10 +261,15 @@ class SpeculationTrial:
         if self._window.trying and self._window_before is not None and self._size in self._evidence:
             self._charge(self._window.speculating, self._window.loss_s(self._window_before.speed))
         self._size, self._window_before = round(size), None
-        if not self._evidence:
-            self._open(self._window.speculating, trying=False)
-            return
         if self._size not in self._evidence:
-            nearest = self._evidence[min(self._evidence, key=lambda other: abs(other - self._size))]
-            self._evidence[self._size] = _Evidence(nearest.log_gain)
-        self._open(self._evidence[self._size].log_gain > 0, trying=False)
+            self._inherit()
+        evidence = self._evidence.get(self._size)
+        self._open(self._may_begin if evidence is None else evidence.log_gain > 0, trying=False)
+
+    def _inherit(self) -> None:
+        """Begin a size with the gain of the nearest. Gains rarely grow with it, so a much larger is tried first."""
+        nearest = min(self._evidence, key=lambda other: abs(other - self._size), default=None)
+        if nearest is not None and (
+            abs(nearest - self._size) <= _INHERITED or (nearest > self._size) == (self._evidence[nearest].log_gain > 0)
+        ):
+            self._evidence[self._size] = _Evidence(self._evidence[nearest].log_gain)

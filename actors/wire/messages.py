@@ -106,7 +106,7 @@ class ResendRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Advance(msgspec.Struct, frozen=True, tag=True):
-    """Committed tokens from absolute position `base` on, for the request's drafter."""
+    """Committed tokens from absolute position `base` on, for the request's drafter. Without any it sets the length."""
 
     request_id: int
     coordinator: str  # that admitted the request

@@ -45,9 +45,9 @@ def check_graphs(target: Runner, drafter: Runner, prompts: Sequence[list[int]]) 
 def _text(runner: Runner, prompts: Sequence[list[int]]) -> list[list[int]]:
     """Return the prompts with their greedy continuations."""
     texts = [list(prompt) for prompt in prompts]
-    runs = [RowInput(slot, 0, prompt) for slot, prompt in enumerate(prompts)]
+    runs = [RowInput(slot, 0, prompt, wanted=1) for slot, prompt in enumerate(prompts)]
     for _ in range(_TOKENS):
-        tokens = runner.logits(runs, last_only=True).argmax(dim=-1).tolist()
+        tokens = runner.logits(runs).argmax(dim=-1).tolist()
         runs = [
             RowInput(slot, len(text), [token]) for slot, (text, token) in enumerate(zip(texts, tokens, strict=True))
         ]
@@ -58,7 +58,7 @@ def _text(runner: Runner, prompts: Sequence[list[int]]) -> list[list[int]]:
 
 def _starts(runner: Runner, prompts: Sequence[list[int]]) -> list[ChainStart]:
     """Run the prompts, and return the starts of chains after them. Every other row is sampled."""
-    runner.logits([RowInput(slot, 0, prompt) for slot, prompt in enumerate(prompts)], last_only=True)
+    runner.logits([RowInput(slot, 0, prompt, wanted=1) for slot, prompt in enumerate(prompts)])
     return [
         ChainStart(
             RowInput(slot, len(prompt) - 1, prompt[-1:]),

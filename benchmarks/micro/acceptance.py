@@ -52,7 +52,7 @@ class Pair:
     def prefill(self, rows: list[Row]) -> None:
         """Run all but the last token of each prompt."""
         for runner in (self.target, self.drafter):
-            runner.logits([RowInput(row.number, 0, row.tokens[:-1]) for row in rows], last_only=True)
+            runner.logits([RowInput(row.number, 0, row.tokens[:-1], wanted=0) for row in rows])
 
     def verify_logits(self, rows: list[Row], drafts: list[Draft]) -> Tensor:
         """Return the target's logits after each text and each of its draft tokens, [N, V]."""
@@ -68,8 +68,8 @@ class Pair:
         for row, draft in zip(rows, drafts, strict=True):
             text = row.tokens + draft.tokens
             start = len(text) - 1 if draft.tokens else row.known
-            inputs.append(RowInput(row.number, start, text[start:]))
-        return self.drafter.logits(inputs, last_only=True) / self.temperature
+            inputs.append(RowInput(row.number, start, text[start:], wanted=1))
+        return self.drafter.logits(inputs) / self.temperature
 
 
 DraftRows = Callable[[Pair, list[Row], int], list[Draft]]

@@ -84,7 +84,7 @@ class Alternation:
             inputs = []
             for i in drafting:
                 text = [*rows[i].tokens, *drafts[i]]
-                inputs.append(RowInput(rows[i].slot, rows[i].in_drafter, text[rows[i].in_drafter :]))
+                inputs.append(RowInput(rows[i].slot, rows[i].in_drafter, text[rows[i].in_drafter :], wanted=1))
                 rows[i].in_drafter = len(text)
             ends = [Position(rows[i].history, tuple(drafts[i])) for i in drafting]
             tokens = self._next_tokens(self._drafter, inputs, ends)
@@ -128,7 +128,7 @@ class Alternation:
     @staticmethod
     def _next_tokens(runner: Runner, inputs: list[RowInput], ends: list[Position]) -> list[int]:
         """Sample the token that follows each row's inputs. ends: the positions of these tokens."""
-        logits = runner.logits(inputs, last_only=True)  # [B, V]
+        logits = runner.logits(inputs)  # [B, V]
         tokens: list[int] = sample(logits, SamplingBatch.build(ends, logits.shape[-1], logits.device)).tolist()
         return tokens
 

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread, LoopTimes
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
     from actors.wire.zmq_link import ReplicaZmqLink  # needs ZeroMQ, which a GPU machine may lack
 
 Role = Literal["target", "adaptive-target", "drafter", "both"]
+T = TypeVar("T")
 Sweep = dict[int, float]  # seconds of a step, by tokens per row
 _CACHED = 160  # tokens before the timed ones: about the middle of an answer
 _ROUNDS = 3  # per call; a comparison calls once per repetition
-_MAX_SWEEP_S = 300.0
+_MAX_CALL_S = 300.0
 _WARM_UP = 2  # rounds that are not counted
 
 
@@ -76,17 +78,26 @@ class MeasuredReplica:
 
     def sweep(self, *, rows: int, sizes: Sequence[int]) -> Sweep:
         """Time steps of `rows` rows for each number of tokens per row. The loop must have no requests."""
-        future: Future[Sweep] = Future()
+        return self._in_loop(partial(time_steps, self._runner, rows=rows, sizes=sizes))
 
-        def work() -> None:
+    def restart(self) -> None:
+        """Begin again with a loop that has learned nothing. The loop must have no requests."""
+        self._in_loop(self._begin)
+        self._last_times = self._loop.times - self._loop.times
+
+    def _in_loop(self, work: Callable[[], T]) -> T:
+        """Return the result of a call in the loop's thread."""
+        future: Future[T] = Future()
+
+        def call() -> None:
             try:
-                future.set_result(time_steps(self._runner, rows=rows, sizes=sizes))
+                future.set_result(work())
             except Exception as error:
                 future.set_exception(error)
 
-        self._calls.put(work)
+        self._calls.put(call)
         self.link.wake()
-        return future.result(_MAX_SWEEP_S)
+        return future.result(_MAX_CALL_S)
 
     def stop(self) -> None:
         """End the loop, and wait until it has ended."""
@@ -96,8 +107,11 @@ class MeasuredReplica:
     def _load(self) -> None:
         self._runner = self._make_runner()
         use_own_stream(self._runner.device)
-        colocated = None if self._make_colocated is None else self._make_colocated()
-        options = LoopOptions(adaptive=self._role != "target", colocated=colocated)
+        self._colocated = None if self._make_colocated is None else self._make_colocated()
+        self._begin()
+
+    def _begin(self) -> None:
+        options = LoopOptions(adaptive=self._role != "target", colocated=self._colocated)
         role: ReplicaRole = "target" if self._role == "adaptive-target" else self._role
         self._loop = make_loop(role, self._runner, self.link, options)
 

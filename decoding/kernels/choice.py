@@ -5,6 +5,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from decoding.kernels.native import library
+from decoding.kernels.native_choice import choose_tokens
+
 
 class Choose(Protocol):
     """From logits to tokens in one pass: temperature, top_k, top_p, min_p, noise and the largest scores.
@@ -30,8 +33,8 @@ class Choose(Protocol):
 
 def fused_choice(device: torch.device) -> Choose | None:
     """Return the fused choice for tensors on the device; None if there is none."""
-    if device.type != "cuda":
-        return None
-    from decoding.kernels.triton_choice import choose  # imported where there is a GPU only
+    if device.type == "cuda":
+        from decoding.kernels.triton_choice import choose  # imported where there is a GPU only
 
-    return choose
+        return choose
+    return choose_tokens if device.type == "cpu" and library() is not None else None

@@ -161,10 +161,11 @@ class TokenCounts:
 
     def after(self, path: Sequence[int]) -> list[float]:
         """Return the counts of a path's tokens in the answer and the path, [len(path)]. Follows `of_text`."""
-        return [
-            path.count(token) + (0 if (index := self._index.get(token)) is None else self._counts[index])
-            for token in path
-        ]
+        index, counts = self._index, self._counts
+        before = [counts[index[token]] if token in index else 0.0 for token in path]
+        if len(set(path)) == len(path):
+            return [count + 1 for count in before]
+        return [count + path.count(token) for count, token in zip(before, path, strict=True)]
 
     def _catch_up(self) -> None:
         for position in range(self._end, len(self._text)):

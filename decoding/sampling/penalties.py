@@ -6,14 +6,15 @@ They change the logits of P positions, [P, V] float32, in place.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from decoding.kernels.native import library
+from decoding.kernels.native_penalties import penalise_, restore_
 from decoding.sampling.history import Positions
 from decoding.sampling.params import SamplingParams
-from decoding.sampling.token_lists import Span, TokenLists, find_spans
+from decoding.sampling.token_lists import Entries, Span, TokenLists, find_spans
 from decoding.sampling.transfer import copy_to
 
 
@@ -46,14 +47,6 @@ class LogitBias:
             logits[start:end, tokens] = values_before
 
 
-class _Entries(NamedTuple):
-    """E pairs of a position and a token that occurs before it."""
-
-    rows: Tensor  # [E] int64, in 0…N−1
-    tokens: Tensor  # [E] int64, in 0…V−1
-    counts: Tensor  # [E] float32, in the answer
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Penalties:
     """Repetition, frequency and presence penalty, in this order.
@@ -63,8 +56,11 @@ class Penalties:
     answer, as in vLLM and OpenAI's API: logit − frequency × count − presence × (count > 0).
     """
 
-    texts: _Entries  # the tokens of the texts
-    paths: _Entries  # draft tokens before a position; their counts replace those in the text
+    tokens: Tensor  # [U] int64, the distinct tokens of the texts, one text after another
+    counts: Tensor  # [U] float32, their counts in the answers
+    shape: Tensor  # [2, N] int64: how many of them come before each position, and the first of them
+    total: int  # the sum of shape[0]
+    paths: Entries  # draft tokens before a position, with their counts, which replace those in the text
     settings: Tensor  # [3, N] float32: repetition, frequency, presence
 
     @classmethod
@@ -77,22 +73,42 @@ class Penalties:
 
     def apply_(self, logits: Tensor) -> Sequence[Tensor]:
         """Change logits, [N, V], in place. Returns what `undo_` needs."""
-        before = logits[self.texts.rows, self.texts.tokens], logits[self.paths.rows, self.paths.tokens]
-        for entries, values in zip((self.texts, self.paths), before, strict=True):
-            logits[entries.rows, entries.tokens] = self._penalise(entries, values)
-        return before
+        of_paths = logits[self.paths.rows, self.paths.tokens]
+        if self._is_native(logits):
+            texts = [penalise_(logits, self.shape, self.tokens, self.counts, self.settings, self.total)]
+        else:
+            rows, tokens, counts = self._spread()
+            texts = [logits[rows, tokens], rows, tokens]
+            logits[rows, tokens] = self._penalise(texts[0], rows, counts)
+        logits[self.paths.rows, self.paths.tokens] = self._penalise(of_paths, self.paths.rows, self.paths.values)
+        return [of_paths, *texts]
 
     def undo_(self, logits: Tensor, before: Sequence[Tensor]) -> None:
         """Restore logits, [N, V], in place."""
-        for entries, values in zip((self.texts, self.paths), before, strict=True):
-            logits[entries.rows, entries.tokens] = values
+        of_paths, of_texts, *entries = before
+        logits[self.paths.rows, self.paths.tokens] = of_paths
+        if entries:
+            logits[entries[0], entries[1]] = of_texts
+        else:
+            restore_(logits, self.shape, self.tokens, of_texts)
 
-    def _penalise(self, entries: _Entries, logits: Tensor) -> Tensor:
-        """Return the new logits of entries, [E]. logits: [E]."""
-        repetition, frequency, presence = self.settings[:, entries.rows]
+    def _is_native(self, logits: Tensor) -> bool:
+        return logits.device.type == "cpu" and logits.is_contiguous() and library() is not None
+
+    def _spread(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a position, a token before it and its count, each [total]."""
+        lengths, firsts = self.shape
+        rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths, output_size=self.total)
+        shifts = firsts - lengths.cumsum(0) + lengths  # [N]
+        index = torch.arange(self.total, device=lengths.device) + shifts[rows]
+        return rows, self.tokens[index], self.counts[index]
+
+    def _penalise(self, logits: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+        """Return the new logits of tokens, [E]. All: [E]."""
+        repetition, frequency, presence = self.settings[:, rows]
         penalised = torch.where(logits < 0, logits * repetition, logits / repetition)
-        penalised -= frequency * entries.counts
-        penalised -= presence * (entries.counts > 0)
+        penalised -= frequency * counts
+        penalised -= presence * (counts > 0)
         return penalised
 
 
@@ -135,9 +151,14 @@ class _PenaltyLists:
         starts = lengths.cumsum(0) - lengths
         shape = torch.stack([lengths[owners], starts[owners]])  # [2, N]
         settings = torch.tensor(self._settings)[owners].T.contiguous()  # [3, N]
-        total = int(shape[0].sum())
-        texts = _spread(copy_to(device, tokens), copy_to(device, counts), copy_to(device, shape), total)
-        return Penalties(texts, _Entries(*self._paths.entries(vocab_size, device)), copy_to(device, settings))
+        return Penalties(
+            copy_to(device, tokens),
+            copy_to(device, counts),
+            copy_to(device, shape),
+            int(shape[0].sum()),
+            self._paths.entries(vocab_size, device),
+            copy_to(device, settings),
+        )
 
     def _known(self, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens below `vocab_size`, their counts, and how many each request has: a drafter may lack some."""
@@ -149,18 +170,3 @@ class _PenaltyLists:
             return tokens, counts, lengths
         owners = torch.arange(len(lengths)).repeat_interleave(lengths)
         return tokens[known], counts[known], owners[known].bincount(minlength=len(lengths))
-
-
-def _spread(tokens: Tensor, counts: Tensor, shape: Tensor, total: int) -> _Entries:
-    """Return the E entries of N positions, on the device.
-
-    Args:
-        tokens, counts: [U] of the texts, one after another.
-        shape: [2, N] how many of these belong to each position, and the first of them.
-        total: E
-    """
-    lengths, firsts = shape
-    rows = torch.arange(len(lengths), device=tokens.device).repeat_interleave(lengths, output_size=total)  # [E]
-    shifts = firsts - lengths.cumsum(0) + lengths  # [N]
-    index = torch.arange(total, device=tokens.device) + shifts[rows]
-    return _Entries(rows, tokens[index], counts[index])

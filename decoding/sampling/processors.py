@@ -34,7 +34,7 @@ def weights(logits: Tensor) -> Tensor:
     a sum.
     """
     largest = logits.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
-    exponent = ((logits - largest) * _LOG2_E).clamp_(min=-64.0)  # [N, V]
+    exponent = ((logits - largest) * _LOG2_E).clamp_(min=-63.0)  # [N, V]
     whole = exponent.floor()
     fraction = exponent.sub_(whole)
     mantissa = torch.full_like(fraction, _POWER_OF_2[-1])

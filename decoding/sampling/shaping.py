@@ -41,7 +41,7 @@ def never_needs_shaping(params: SamplingParams) -> bool:
     return not (params.logit_bias or is_penalised(params) or _may_forbid(params))
 
 
-def _is_constrained(request: Positions) -> bool:
+def _is_constrained(request: Positions | Position) -> bool:
     return request.allowed is not None or _may_forbid(request.history.params)
 
 
@@ -89,8 +89,7 @@ class Shaping:
         acting = [step for step in penalties if step is not None], [step for step in constraints if step is not None]
         if not any(acting):
             return None
-        may_act = [_is_constrained(request) for request in requests for _ in request.depths]
-        rows = [row for row, constrained in enumerate(may_act) if constrained]
+        rows = [row for row, position in enumerate(positions) if _is_constrained(position)]
         return cls(*acting, positions, tensor_on(device, rows, torch.int64))
 
     def __call__(self, logits: Tensor) -> Tensor:

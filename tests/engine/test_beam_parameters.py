@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from actors.model.runner import Runner
-from actors.wire.messages import Beams
+from actors.wire.messages import Beams, Failed
 from decoding.beams.options import BeamOptions
 from decoding.errors import InvalidRequestError
 from decoding.grammars.structure import StructureState
 from decoding.sampling.params import SamplingParams, Structure
 from tests.actors.target.test_beams import Reference, assert_same
-from tests.support.beam_loop import beam_row, begin, end
+from tests.support.beam_loop import beam_row, begin, end, step
 from tests.support.structures import END, NO_DRAFT, VOCAB_SIZE, compiled, follow, unpacked
 
 REGEX = "(yes|no|maybe)(, (but|and) [a-z]{1,8}){0,2}"
@@ -44,11 +44,12 @@ def search(runner: Runner, prompt: Sequence[int], params: SamplingParams, option
     if params.structure is not None:
         grammar = compiled(params.structure.kind, params.structure.definition)
         row.structure = follow(grammar, [])
-    begin(runner, row)
-    while not row.search.done:
-        row.take(runner.logits(row.inputs()))
+    result = begin(runner, row)
+    while result is None:
+        result = step(runner, row)
     end(runner, row)
-    return row.result()
+    assert isinstance(result, Beams)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -84,13 +85,13 @@ def test_beams_that_nothing_can_follow_are_left(reference: Reference) -> None:
     for lost, left in ((range(3), 0), (range(1), 3)):
         row = beam_row(reference.runner, 1, (prompt, params, BeamOptions(num_beams=3, num_return_sequences=3)))
         row.structure, structure.lost = structure, ()
-        begin(reference.runner, row)
+        result = begin(reference.runner, row)
         structure.lost = lost
-        while not row.search.done:
-            row.take(reference.runner.logits(row.inputs()))
+        while result is None:
+            result = step(reference.runner, row)
         end(reference.runner, row)
         assert str(row.error) == "stuck"
-        assert len(row.result().answers) == left
+        assert (len(result.answers) if isinstance(result, Beams) else result) == (left or Failed(1, "stuck", "x"))
 
 
 def test_log_probabilities_are_those_of_a_plain_forward(reference: Reference) -> None:

@@ -142,7 +142,7 @@ def test_small_batches_do_not_run_the_models_forward(checked: Checked) -> None:
     text = random_text(40)
     with mock.patch.object(checked.runner.model, "forward", side_effect=AssertionError):
         checked.runner.logits([RowInput(0, 0, text), RowInput(1, 0, text[:7])])
-        logits = checked.runner.logits([RowInput(0, 40, [5]), RowInput(1, 7, [8])], last_only=True)
+        logits = checked.runner.logits([RowInput(0, 40, [5]), RowInput(1, 7, [8])])
     assert_close(logits, torch.stack([checked.expected([*text, 5])[-1], checked.expected([*text[:7], 8])[-1]]))
     rows = [RowInput(slot, 0, random_text(45)) for slot in range(3)]
     with mock.patch.object(checked.runner, "_traced", side_effect=AssertionError):

@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loops.oom_backoff import OomBackoff
 from actors.loops.options import LoopOptions
-from actors.loops.row_table import Row, RowTable
-from actors.loops.thread import LoopTimes
+from actors.loops.scheduler import Scheduler
 from actors.model.forward_input import RowInput
-from actors.model.page_tables import PageTables
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.target.judge import judge
@@ -28,7 +25,6 @@ from decoding.blending.params import BlendParams
 from decoding.errors import UnavailableError
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import process
-from tests.actors.loops.test_row_table import make_row
 from tests.engine.test_parameters import noisy
 from tests.support.models import VOCAB, tiny_model
 
@@ -43,9 +39,9 @@ class ScarceRunner(Runner):
     failing = 0.0
     rng = random.Random(0)
 
-    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
         tokens = sum(len(row.tokens) for row in rows)
-        logits = super().logits(rows, last_only=last_only)
+        logits = super().logits(rows)
         if tokens > self.most_tokens or (tokens > 1 and self.rng.random() < self.failing):
             raise torch.OutOfMemoryError(f"{tokens} tokens")
         return logits
@@ -121,7 +117,7 @@ def expected() -> list[object]:
 )
 def test_texts_are_those_of_a_device_with_enough_memory(scarce: dict[str, Any], expected: list[object]) -> None:
     with (
-        mock.patch.object(OomBackoff, "_give_up_on", lambda self, row: self._remove_limits()),
+        mock.patch.object(Scheduler, "_give_up_on"),
         running(**scarce) as engine,
     ):
         assert texts(engine.generate(ASKED)) == expected
@@ -155,64 +151,7 @@ def test_memory_that_is_lacking_after_the_forward(expected: list[object]) -> Non
         mock.patch("actors.target.loop.judge", sometimes(judge)),
         mock.patch("actors.target.beams.process", sometimes(process)),
         mock.patch.object(BeamGroup, "_candidates", sometimes(BeamGroup._candidates)),
-        mock.patch.object(OomBackoff, "_give_up_on", lambda self, row: self._remove_limits()),  # try again
+        mock.patch.object(Scheduler, "_give_up_on"),  # try again
         running() as engine,
     ):
         assert texts(engine.generate(ASKED)) == expected
-
-
-def computing(fits: bool) -> None:
-    if not fits:
-        raise torch.OutOfMemoryError
-
-
-class Stage:
-    """Rows without a model, and a backoff that chooses what is computed at once."""
-
-    def __init__(self) -> None:
-        self.rows: RowTable[Row] = RowTable(PageTables(slots=4, capacity=64))
-        self.times = LoopTimes()
-        self.failed: list[tuple[Row, str]] = []
-        self.backoff = OomBackoff[Row](
-            4, self.times, lambda row, error: self.failed.append((row, str(error))), prefill_chunk=32
-        )
-
-    def step(self, most: int) -> list[int]:
-        """Return the rows that were computed. most: how many fit into memory."""
-        rows = self.backoff.choose(list(self.rows))
-        fits = len(rows) <= most
-        self.backoff.step(lambda: computing(fits), rows)
-        return [row.key[1] for row in rows] if fits else []
-
-
-def test_rows_take_turns_until_there_is_memory_again() -> None:
-    stage = Stage()
-    for index in range(4):
-        stage.rows.add(make_row(index))
-    assert stage.step(2) == []
-    assert not stage.backoff.speculates  # speculation is the first thing given up
-    assert [stage.step(2) for _ in range(4)] == [[], [0, 1], [2, 3], [0, 1]]
-    stage.rows.remove(make_row(1).key)
-    assert [stage.step(2) for _ in range(3)] == [[2, 3], [0, 2], [0, 3]]
-    for _ in range(256):
-        stage.step(4)
-    assert (stage.step(4), stage.backoff.speculates) == ([0, 2, 3], True)
-    assert (stage.failed, stage.times.out_of_memory) == ([], 2)
-
-
-def test_chunks_of_prompts_shrink_and_grow_again() -> None:
-    stage = Stage()
-    stage.rows.add(make_row(1, 40))
-    rows = list(stage.rows)
-
-    def chunk_after(calls: int, *, most: int) -> int:
-        """most: how many tokens fit into memory."""
-        for _ in range(calls):
-            stage.backoff.prefill(lambda: computing(stage.backoff.prefill_chunk <= most), rows)
-        return stage.backoff.prefill_chunk
-
-    assert [chunk_after(10, most=most) for most in (8, 1)] == [8, 1]
-    assert [chunk_after(calls, most=32) for calls in (256, 256, 1000, 1000)] == [2, 4, 32, 32]
-    chunk_after(6, most=0)
-    assert stage.failed == [(rows[0], "the device has too little memory for it, even alone: 40 tokens in a KV slot")]
-    assert stage.backoff.prefill_chunk == 32

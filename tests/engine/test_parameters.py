@@ -76,9 +76,9 @@ TARGET, DRAFTER = tiny_model("llama-gqa"), noisy(tiny_model("llama-gqa"))
 class SlowRunner(Runner):
     """A runner so slow that drafts arrive in time."""
 
-    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
         time.sleep(0.01)
-        return super().logits(rows, last_only=last_only)
+        return super().logits(rows)
 
 
 @contextmanager

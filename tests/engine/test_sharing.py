@@ -9,7 +9,7 @@ import pytest
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
-from actors.loops.row_table import Row
+from actors.loops.row import Row
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role

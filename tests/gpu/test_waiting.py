@@ -44,7 +44,7 @@ def waiting_is_an_error(runner: Runner) -> Iterator[None]:
 def step(runner: Runner, start: int) -> torch.Tensor:
     """Run a prompt as a call and a step with drafts as a replay; return the tokens, on the GPU."""
     rows = range(len(PARAMS))
-    runner.logits([RowInput(slot, start, [1 + slot] * 40) for slot in rows], last_only=True)
+    runner.logits([RowInput(slot, start, [1 + slot] * 40, wanted=0) for slot in rows])
     logits = runner.logits([RowInput(slot, start + 40, [1, 2, 3]) for slot in rows])
     histories = [History(params, [1] * 44, 4) for params in PARAMS]
     positions = [Position(history, [2, 3][:count]) for history in histories for count in range(3)]

@@ -6,7 +6,7 @@ from itertools import chain
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.target.beams import BeamRow
-from actors.wire.messages import Admit
+from actors.wire.messages import Admit, Beams, Failed
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.sampling.params import SamplingParams
@@ -20,14 +20,17 @@ def beam_row(runner: Runner, request_id: int, request: Asked) -> BeamRow:
     return BeamRow("coordinator", admit, options, runner.cache)
 
 
-def begin(runner: Runner, row: BeamRow, *, chunk: int = 256) -> None:
-    """Give the row its slots, prefill, and choose its first tokens."""
+def begin(runner: Runner, row: BeamRow, *, chunk: int = 256) -> Beams | Failed | None:
+    """Give the row its slots, prefill, and choose its first tokens. Returns the result if that ends the search."""
     row.slot, *row.more_slots = [runner.cache.take()[0] for _ in range(row.slots_needed)]
+    result = None
     while row.prefilling:
-        run = row.next_input(chunk)
-        logits = runner.logits([run], last_only=True)
-        row.cached += len(run.tokens)
-    row.take(logits)
+        result = step(runner, row, chunk=chunk)
+    return result
+
+
+def step(runner: Runner, row: BeamRow, *, chunk: int = 256) -> Beams | Failed | None:
+    return row.take(runner.logits(row.inputs(chunk)))
 
 
 def end(runner: Runner, row: BeamRow) -> None:
@@ -42,7 +45,7 @@ class PlainRow:
         self._runner = runner
         self.tokens = list(prompt)
         self.slot, _ = runner.cache.take()
-        logits = runner.logits([RowInput(self.slot, 0, prompt)], last_only=True)
+        logits = runner.logits([RowInput(self.slot, 0, prompt, wanted=1)])
         self.tokens.append(int(logits.argmax()))
 
     def input(self) -> RowInput:
@@ -62,7 +65,7 @@ def search_all(
         active = _without_done(runner, active)
         if not active:
             continue
-        inputs = [row.inputs() for row in active]
+        inputs = [row.inputs(chunk) for row in active]
         logits = runner.logits([*chain.from_iterable(inputs), *(plain.input() for plain in beside)])
         parts = logits.split([*map(len, inputs), *(1 for _ in beside)])
         for row, part in zip(active, parts, strict=False):

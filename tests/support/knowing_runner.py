@@ -29,16 +29,16 @@ class KnowingRunner(Runner):
         self._texts = [text.lstrip(b" ") for text in texts]  # tokenizers differ in leading spaces
         self._next: dict[bytes, int | None] = {}
 
-    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
-        """Return [N or B, V]: a high logit for the known next token, 0 for others."""
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
+        """Return [n, V]: a high logit for the known next token, 0 for others."""
         logits: list[Tensor] = []
         for row in rows:
             columns = self.columns[row.slot]
             columns[row.start : row.end] = row.tokens
-            for index in [len(row.tokens) - 1] if last_only else range(len(row.tokens)):
+            for index in range(len(row.tokens) - row.logits_count, len(row.tokens)):
                 path = range(row.start + index + 1) if row.paths is None else [*range(row.trunk), *row.paths[index]]
                 logits.append(self._logits_after([columns[column] for column in path]))
-        return torch.stack(logits)
+        return torch.stack(logits) if logits else torch.zeros(0, self.vocab_size)
 
     def compact(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         columns = self.columns[slot]

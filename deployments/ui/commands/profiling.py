@@ -170,7 +170,7 @@ def _answer(runner: Runner, requests: Sequence[Request]) -> list[TargetAnswer]:
     running = list(range(len(requests)))
     while running:
         rows = [RowInput(slot, len(texts[slot]) - 1, texts[slot][-1:]) for slot in running]
-        logits = runner.logits(rows, last_only=True)
+        logits = runner.logits(rows)
         batch = SamplingBatch.build([Position(histories[slot]) for slot in running], logits.shape[-1], logits.device)
         for slot, token in zip(running, sample(logits, batch).tolist(), strict=True):
             texts[slot].append(token)

@@ -32,9 +32,9 @@ _STEP_S = 0.1
 class SlowRunner(Runner):
     """So slow that work would go on for long if it were not cancelled."""
 
-    def logits(self, rows: Sequence[RowInput], *, last_only: bool = False) -> Tensor:
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
         time.sleep(_STEP_S)
-        return super().logits(rows, last_only=last_only)
+        return super().logits(rows)
 
 
 class Fleet:

@@ -186,6 +186,15 @@ def test_it_rests_while_drafts_do_not_pay_and_resumes_when_they_do() -> None:
     assert tokens == stage.continuation([*text, wrong, 9], 3)
 
 
+def test_updates_without_text_let_it_rest_and_go_on() -> None:
+    stage = Stage()
+    assert stage.say(admit(1, PROMPT, 4, GREEDY, 0, drafter=True)) == []
+    base, tokens = longest(stage.say(advance(1, 4, [], 1)))
+    assert (base, tokens) == (4, stage.continuation(PROMPT, 3))
+    assert stage.say(advance(1, 4, [], 0), advance(1, 4, tokens, 0)) == []
+    assert longest(stage.say(advance(1, 7, [], 1))) == (7, stage.continuation([*PROMPT, *tokens], 3))
+
+
 def test_what_follows_an_alternative_is_there_before_the_verdict() -> None:
     stage = Stage()
     offers = stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))

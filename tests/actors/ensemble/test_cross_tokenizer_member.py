@@ -46,9 +46,7 @@ class Member:
 
     def _prefill(self) -> None:
         while self.row.prefilling:
-            chunk = self.row.next_input(8)
-            self.runner.logits([chunk])
-            self.row.cached += len(chunk.tokens)
+            self.row.take(self.runner.logits(self.row.inputs(8)))
 
     def reply(
         self, base: int, text: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
@@ -59,9 +57,9 @@ class Member:
         self._prefill()
         while True:
             self.steps += 1
-            row_input = self.row.step_input()
+            (row_input,) = self.row.inputs(8)
             assert row_input.end <= self.runner.cache.capacity
-            reply = self.row.reply(self.runner.logits([row_input]))
+            reply = self.row.take(self.runner.logits([row_input]))
             if reply is not None:
                 return reply
 
@@ -107,7 +105,7 @@ def test_what_was_drafted_rightly_is_not_computed_again() -> None:
     member = Member(tokenizer, text[:PROMPT])
     member.reply(PROMPT, [], text[PROMPT:8])
     member.reply(PROMPT, text[PROMPT:9], [])
-    assert len(member.row.step_input().tokens) <= 4
+    assert len(member.row.inputs(8)[0].tokens) <= 4
 
 
 def test_amid_a_character_that_it_has_no_bytes_for_it_is_silent() -> None:

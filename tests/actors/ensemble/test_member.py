@@ -3,6 +3,7 @@
 import pytest
 
 from actors.ensemble.member import MemberRow
+from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.wire.logits_codec import LogitsTransport, PackedLogits, pack, unpack
 from actors.wire.messages import Join, LogitsRequest
@@ -15,8 +16,8 @@ TEXT = list(range(5, 15))
 def member() -> MemberRow:
     row = MemberRow("leader", Join(1, list(TEXT), "leader", len(TEXT)), RUNNER)
     row.slot = 0
-    RUNNER.logits([row.next_input(16)])
-    row.cached = len(TEXT) - 1
+    row.take(RUNNER.logits(row.inputs(16)))
+    assert row.cached == len(TEXT) - 1
     return row
 
 
@@ -28,13 +29,12 @@ def logits_request(base: int, text: list[int], tokens: list[int], parents: list[
 def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
     row = member()
     assert row.take_request(logits_request(10, [], [20, 21, 22, 30], [-1, 0, 1, 0])) is None
-    step = row.step_input()
-    logits = RUNNER.logits([step])
-    row.reply(logits)
+    logits = RUNNER.logits(row.inputs(16))
+    row.take(logits)
     assert row.take_request(logits_request(10, [20, 30, 7], [8])) is None
     assert (row.cached, row.pending) == (12, 1)
-    computed = RUNNER.logits([row.step_input()])
-    plain = RUNNER.logits([type(step)(1, 0, [*TEXT, 20, 30, 7, 8])])
+    computed = RUNNER.logits(row.inputs(16))
+    plain = RUNNER.logits([RowInput(1, 0, [*TEXT, 20, 30, 7, 8])])
     assert computed.allclose(plain[-2:], atol=1e-5)
     assert logits[4].allclose(plain[11], atol=1e-5)  # after 20, 30, as a branch of the draft
 
@@ -58,7 +58,7 @@ def test_a_wrong_request_is_refused(wrong_request: LogitsRequest, problem: str) 
 
 
 def test_logits_that_make_no_sense_are_refused() -> None:
-    good = pack(RUNNER.logits([type(member().step_input())(1, 0, TEXT)]), LogitsTransport(top_k=3))
+    good = pack(RUNNER.logits([RowInput(1, 0, TEXT)]), LogitsTransport(top_k=3))
     assert unpack(good).shape == (10, VOCAB)
     for bad in (
         PackedLogits(0, 8, "float32", b"", None),

@@ -2,7 +2,8 @@
 
 from actors.loops import mailbox
 from actors.loops.mailbox import Mailbox
-from actors.loops.row_table import Row, RowTable
+from actors.loops.row import Row
+from actors.loops.row_table import RowTable
 from actors.loops.thread import LoopTimes
 from actors.model.page_tables import PageTables
 from actors.wire.link import LocalExchange, LocalLink

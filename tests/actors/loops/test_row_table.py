@@ -1,11 +1,12 @@
-"""Rows get slots in order of admission and pages from each other; chosen prefills fit their budget."""
+"""Rows get slots in order of admission, and pages from each other."""
 
 from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.loops.row_table import Row, RowTable, choose_prefill, in_slot_order
+from actors.loops.row import Row
+from actors.loops.row_table import RowTable
 from actors.model.page_tables import PageTables
 from actors.wire.messages import Admit
 from decoding.sampling.params import SamplingParams
@@ -24,7 +25,7 @@ def make_table(slots: int, *, capacity: int = 8, pages: int | None = None) -> tu
 
 def compute(tables: PageTables, row: Row, limit: int) -> None:
     """Compute a row's next tokens."""
-    run = row.next_input(limit)
+    (run,) = row.inputs(limit)
     tables.reserve(row.slot, run.start, run.end)
     row.cached = run.end
 
@@ -92,26 +93,6 @@ def test_no_slot_is_lost_or_used_twice(calls: list[tuple[bool, int]], slots: int
         assert len(set(held)) == len(held) == min(slots, len(known))
         assert all(0 <= slot < slots for slot in held)
         assert set(table) == set(list(known.values())[: len(held)]) or len(known) > slots
-
-
-@repeatable
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 32))
-def test_chosen_prefills_fit_the_budget(lengths: list[int], budget: int) -> None:
-    rows = [make_row(i, length) for i, length in enumerate(lengths)]
-    chosen = choose_prefill(rows, budget)
-    assert chosen == rows[: len(chosen)]
-    assert chosen
-    assert sum(len(row.next_input(budget).tokens) for row in chosen) <= budget
-
-
-def test_running_rows_are_in_slot_order_after_others_were_removed() -> None:
-    """Then they read the cache as one slice. A reused slot breaks the order of admission."""
-    table = make_table(3)[0]
-    for request_id in (1, 2, 3):
-        table.add(make_row(request_id))
-    table.remove(make_row(1).key)
-    table.add(make_row(4))
-    assert [row.slot for row in in_slot_order(table)] == [0, 1, 2]
 
 
 def test_rows_with_the_same_prompt_wait_for_the_first_and_take_over_its_pages() -> None:

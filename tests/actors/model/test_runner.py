@@ -73,18 +73,23 @@ def test_prefill_in_chunks_beside_other_rows(family: str) -> None:
     run(runner, RowInput(2, 0, short))
     for start in range(0, 70, 16):
         chunk = long[start : start + 16]
-        logits = runner.logits([RowInput(4, start, chunk), RowInput(2, 8, short[8:])], last_only=True)
+        logits = runner.logits([RowInput(4, start, chunk, wanted=1), RowInput(2, 8, short[8:])])
         assert_close(logits[0], plain(runner.model, long)[start + len(chunk) - 1])
         assert_close(logits[1], plain(runner.model, short)[-1])
 
 
-def test_last_only_of_equal_lengths() -> None:
+@pytest.mark.parametrize("wanted", [(1, 1, 1), (0, 3, 12), (0, 0, 0)], ids=str)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_logits_after_the_last_tokens(wanted: tuple[int, ...], graphs: bool) -> None:
     runner = make_runner()
+    if graphs:
+        runner.use_graphs(lambda run: run)
     rng = random.Random(4)
     texts = [random_tokens(rng, 12) for _ in range(3)]
-    logits = runner.logits([RowInput(slot, 0, text) for slot, text in enumerate(texts)], last_only=True)
-    for row_logits, text in zip(logits, texts, strict=True):
-        assert_close(row_logits, plain(runner.model, text)[-1])
+    rows = zip(texts, wanted, strict=True)
+    logits = runner.logits([RowInput(slot, 0, text, wanted=count) for slot, (text, count) in enumerate(rows)])
+    for row_logits, text, count in zip(logits.split(wanted), texts, wanted, strict=True):
+        assert_close(row_logits, plain(runner.model, text)[len(text) - count :])
 
 
 def test_padding_at_the_end_of_a_slot_touches_no_other_slot() -> None:

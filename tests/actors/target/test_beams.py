@@ -19,7 +19,7 @@ from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions, EarlyStopping
 from decoding.beams.search import BeamSearch, beam_noise
 from decoding.sampling.params import SamplingParams
-from tests.support.beam_loop import Asked, PlainRow, beam_row, begin, search_all
+from tests.support.beam_loop import Asked, PlainRow, beam_row, begin, search_all, step
 from tests.support.models import VOCAB, tiny_model
 
 TARGET = Path("models/target")
@@ -207,9 +207,9 @@ def test_a_search_gives_back_all_pages_and_later_requests_take_over_its_prompt()
     rows: RowTable[BeamRow] = RowTable(runner.cache)
     row = beam_row(runner, 1, asked)
     rows.add(row)
-    row.take(runner.logits([row.next_input(64)], last_only=True))
+    step(runner, row)
     for _ in range(6):
-        row.take(runner.logits(row.inputs()))
+        step(runner, row)
     assert runner.cache.allocator.used <= 3 + 3  # the beams share the prompt's first pages
     rows.remove(row.key)
     assert (runner.cache.free, runner.cache.allocator.used) == (5, 0)
@@ -224,15 +224,15 @@ def test_an_interrupted_search_begins_anew() -> None:
     expected = search_all(runner, [asked])[0]
     row = beam_row(runner, 1, asked)
     begin(runner, row)
-    row.take(runner.logits(row.inputs()))
+    step(runner, row)
     with (
         mock.patch.object(row.search, "advance", side_effect=torch.OutOfMemoryError),
         pytest.raises(torch.OutOfMemoryError),
     ):
-        row.take(runner.logits(row.inputs()))
+        step(runner, row)
     row.undo()
     assert (row.cached, runner.cache.allocator.used) == (0, 0)
-    row.take(runner.logits([row.next_input(64)], last_only=True))
+    step(runner, row)
     while not row.search.done:
-        row.take(runner.logits(row.inputs()))
+        step(runner, row)
     assert row.search.best() == expected

@@ -11,7 +11,6 @@ from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.target.loop import Target
 from actors.target.row import TargetRow
-from actors.target.rows import ServedRow
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import (
     Admit,
@@ -77,18 +76,9 @@ def test_it_writes_without_drafts() -> None:
     assert stage.target.load().active == 0
 
 
-def test_the_first_token_is_sent_before_the_next_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_token_is_sent_at_the_end_of_its_turn() -> None:
     stage = Stage()
-    sent: list[Message] = []
-    step = stage.target._step
-
-    def receive_and_step(rows: list[ServedRow]) -> None:
-        sent.extend(message for _, message in stage.coordinator.receive(0))
-        step(rows)
-
-    monkeypatch.setattr(stage.target, "_step", receive_and_step)
-    stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)
-    assert committed(sent) == stage.text()[4:5]
+    assert committed(stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=1)) == stage.text()[4:5]
 
 
 @pytest.mark.parametrize("done", [1, 5, 11])
@@ -193,6 +183,23 @@ def test_a_drafter_that_may_rest_is_told_that_once_and_all_that_it_missed_when_i
         None,
         (6, [2, 3, 4], 2),
     ]
+
+
+def test_a_drafter_with_all_the_text_is_told_only_to_rest_or_to_go_on() -> None:
+    row = TargetRow("coordinator", Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d"), acceptance=0.5)
+    advances = [row.next_advance(draft_length) for draft_length in (4, 0, 0, 3, 2)]
+    assert [advance and advance.draft_length for advance in advances] == [None, 0, None, 3, None]
+    assert not any(advance.tokens for advance in advances if advance is not None)
+
+
+def test_drafters_rest_as_soon_as_plain_decoding_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that follows is not slowed by drafts that nobody will use."""
+    stage = Stage()
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="d"), turns=3)
+    monkeypatch.setattr(stage.target._planner, "speculates", lambda: False)
+    stage.target._choose_mode()
+    sent = [message for _, message in stage.drafter.receive(0) if isinstance(message, Advance)]
+    assert [(message.tokens, message.draft_length) for message in sent] == [([], 0)]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ class Machine:
         start_error: measured over true time of plain steps at the start.
         drafter_steps: steps that drafters take to catch up, and to come to rest.
         """
-        self.trial = SpeculationTrial()
+        self._load = PAYS
+        self.trial = SpeculationTrial(lambda rows: self._load.plain_s * self._known_factor)
         self._rng = random.Random(seed)
         self._spread, self._drafter_steps = spread, drafter_steps
         self._behind, self._busy = drafter_steps, 0  # steps until drafts come, and until drafters rest
@@ -51,7 +52,7 @@ class Machine:
 
     def run(self, until_s: float, load: Load) -> float:
         """Decode until then. Returns the share of time that the better mode would have saved since the last call."""
-        began_s, best_s = self.seconds, self.best_s
+        began_s, best_s, self._load = self.seconds, self.best_s, load
         while self.seconds < until_s:
             self._step(load)
         return 1 - (self.best_s - best_s) / (self.seconds - began_s)
@@ -87,8 +88,29 @@ def losses(load: Load, *, drafter_steps: int = 2) -> tuple[float, float]:
 @pytest.mark.parametrize("load", [PAYS, LITTLE, COSTS, ONE_ROW, MANY_ROWS, replace(PAYS, tokens=2.2)], ids=str)
 def test_finding_out_costs_little_from_the_start(load: Load, drafter_steps: int) -> None:
     first, later = losses(load, drafter_steps=drafter_steps)
-    assert first < 0.04
+    assert first < (0.04 if drafter_steps < 8 else 0.05)
     assert later < 0.0125
+
+
+@pytest.mark.parametrize("drafter_steps", [0, 2, 8])
+@pytest.mark.parametrize(
+    "load",
+    [replace(COSTS, rows=rows, plain_s=plain_s) for rows, plain_s in ((1, 0.02), (8, 0.035), (32, 0.085), (64, 0.15))],
+    ids=str,
+)
+def test_the_first_half_minute_is_about_as_fast_as_plain_decoding(load: Load, drafter_steps: int) -> None:
+    """Where speculation is worth 0.6, with rows that all come at once."""
+    machines = [Machine(seed=seed, drafter_steps=drafter_steps) for seed in range(10)]
+    assert mean(machine.run(30, load) for machine in machines) < (0.02 if drafter_steps < 8 else 0.035)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32, 64])
+def test_speculation_that_pays_is_found_within_a_minute(rows: int) -> None:
+    load = replace(PAYS, rows=rows, plain_s=0.02 + 0.002 * rows)
+    machine = Machine()
+    machine.run(60, load)
+    assert machine.run(90, load) < 0.03
+    assert machine.speculated_s > 20
 
 
 def test_slow_steps_cost_no_more_than_a_trial() -> None:
@@ -172,7 +194,7 @@ def test_a_hiccup_during_a_trial_does_not_end_trials() -> None:
 
 def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
     """A row's drafts are all right or all wrong. A step with a draft takes twice as long, and pays on average."""
-    trial, rng, seconds, tokens = SpeculationTrial(), random.Random(0), 0.0, 0
+    trial, rng, seconds, tokens = SpeculationTrial(lambda rows: 0.02), random.Random(0), 0.0, 0
     for _ in range(4000):
         speculates = trial.speculates(1)
         new = (5 if rng.random() < 0.4 else 1) if speculates else 1

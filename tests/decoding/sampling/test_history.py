@@ -23,10 +23,12 @@ def test_counts_are_the_answers_and_grow_with_it(prompt: list[int], steps: list[
     history = history_of(prompt)
     for step in steps:
         for after in ([], path, path[:1]):
-            tokens, counts = history.counts.with_path(after)
-            answer = Counter([*history.tokens[len(prompt) :], *after])
-            assert sorted(tokens) == sorted({*history.tokens, *after})
+            tokens, counts = history.counts.of_text()
+            answer = Counter(history.tokens[len(prompt) :])
+            assert sorted(tokens) == sorted({*history.tokens})
             assert list(counts) == [answer[token] for token in tokens]
+            answer += Counter(after)
+            assert history.counts.after(after) == [answer[token] for token in after]
         history.tokens.extend(step)
 
 

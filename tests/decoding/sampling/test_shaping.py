@@ -32,7 +32,10 @@ def test_equals_the_processors_that_generate_builds(data: st.DataObject, params:
     logits = data.draw(logits_of(1))[0]
     expected = processed(logits, [*history.tokens, *path], history.prompt_length, params)
     if expected is not None:
-        assert torch.equal(alone(Position(history, path), logits), expected)
+        ours = alone(Position(history, path), logits)
+        if params.top_p < 1:  # which of several equal logits stay depends on transformers' unstable sort
+            ours, expected = ours.sort().values, expected.sort().values
+        assert torch.equal(ours, expected)
 
 
 @settings(repeatable, max_examples=10, phases=[Phase.generate], suppress_health_check=list(HealthCheck))

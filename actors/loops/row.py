@@ -1,0 +1,112 @@
+"""One request of a loop: its text, its KV slots, and what it runs in a forward. Kinds of rows override the rest.
+
+Knows nothing of forwards, links or other rows.
+"""
+
+from concurrent.futures import Future
+from typing import TypeVar
+
+from actors.model.forward_input import RowInput
+from actors.wire.messages import Admit
+from decoding.grammars.structure import StructureState
+
+RowKey = tuple[str, int]  # (peer that admitted the request, request_id)
+
+
+class Row:
+    """What rows of all loops share: tokens, KV slot, and how many tokens the slot holds."""
+
+    def __init__(self, peer: str, admit: Admit) -> None:
+        self.key: RowKey = (peer, admit.request_id)
+        self.admission = admit.admission
+        self.params = admit.params
+        self.prompt_length = admit.prompt_length
+        self.draft_length = admit.draft_length
+        self.tokens = list(admit.tokens)
+        self.cached = 0
+        self.slot = -1
+        self.slots_needed = 1
+        self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
+        self.page_keys: list[bytes] = []  # of the text's first full pages, as far as they were needed
+        self.waits_for_pages = False  # whether another row is computing this row's next page
+        self.preparing: Future[StructureState] | None = None
+        self.structure: StructureState | None = None  # the grammar's state after the answer so far
+        self.attached_drafter: str | None = None  # the drafter that gets Advance, unless colocated
+        self.last_step = 0  # number of the last step it took part in, as Scheduler counts
+        self._chunk = RowInput(-1, 0, [])  # that the last `inputs` began
+
+    def inputs(self, limit: int) -> list[RowInput]:
+        """Return what the row runs in the next forward. limit: the most tokens of a chunk, at least 1."""
+        end = min(self.cached + limit, len(self.tokens) - self.withheld)
+        wanted = 1 if end == len(self.tokens) else 0
+        self._chunk = RowInput(self.slot, self.cached, self.tokens[self.cached : end], wanted=wanted)
+        return [self._chunk]
+
+    def undo(self) -> None:
+        """Discard what `inputs` and `take` began, because the forward or what followed it failed."""
+
+    @property
+    def due(self) -> bool:
+        """Whether the row has something to run."""
+        return self.ready and self.pending > 0
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether it runs a chunk of text next, which may end anywhere. A step can't be divided."""
+        return self.pending > 1
+
+    @property
+    def step_tokens(self) -> int:
+        """About how many tokens its next step runs."""
+        return 1
+
+    @property
+    def withheld(self) -> int:
+        """How many of the text's last tokens no chunk contains, because they run in a step."""
+        return 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the row can be removed, once what `take` returned has been sent."""
+        return False
+
+    @property
+    def pending(self) -> int:
+        """Number of tokens that are not yet in the cache."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def ready(self) -> bool:
+        """Whether the row can run: its grammar is compiled, and no other row is computing its next page."""
+        return self.preparing is None and not self.waits_for_pages
+
+    @property
+    def cached_prefix(self) -> int:
+        """Number of leading tokens that the slot's first columns hold, in order."""
+        return self.cached
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs is not None
+
+    @property
+    def may_share(self) -> bool:
+        """Whether keys and values computed for another request may be used."""
+        return True
+
+    @property
+    def resting(self) -> bool:
+        """Whether the row is paused, so its pending tokens are not being computed."""
+        return False
+
+    @property
+    def slots(self) -> list[int]:
+        """All of its slots."""
+        return [self.slot, *self.more_slots]
+
+    def resume(self, count: int) -> None:
+        """Continue after the first `count` tokens, which the slot holds as text. Columns after them mean nothing."""
+        self.cached = count
+
+
+R = TypeVar("R", bound=Row)

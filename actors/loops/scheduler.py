@@ -1,0 +1,129 @@
+"""Packs what rows have to run into forwards: which rows take part in a turn, and how many tokens each may run.
+
+When memory runs out, it schedules less, and later more again; when pages run out, the youngest row makes room. It knows
+nothing of models, messages or drafts.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from traceback import clear_frames
+from typing import Generic, NamedTuple
+
+import torch
+
+from actors.loops.row import R
+from actors.loops.row_table import RowTable
+from actors.loops.thread import LoopTimes
+from decoding.errors import OutOfPagesError, UnavailableError
+
+_log = logging.getLogger(__name__)
+_FORWARDS_BEFORE_RAISE = 256  # consecutive forwards with enough memory before the limit is raised
+
+
+class Share(NamedTuple, Generic[R]):
+    """A row's part of a forward."""
+
+    row: R
+    tokens: int  # of a step; or the most of a chunk
+
+
+class Scheduler(Generic[R]):
+    """The scheduler of one loop."""
+
+    def __init__(
+        self,
+        rows: RowTable[R],
+        times: LoopTimes,
+        give_up: Callable[[R, UnavailableError], None],
+        *,
+        prefill_chunk: int,
+    ) -> None:
+        """
+        give_up: called with a row that can't run even alone.
+        prefill_chunk: the most tokens of a turn's chunks together.
+        """
+        self._rows, self._times, self._give_up = rows, times, give_up
+        self._prefill_chunk = prefill_chunk
+        self._steps = 0
+        self._remove_limit()
+
+    def _remove_limit(self) -> None:
+        self.speculates = True  # whether memory suffices for draft tokens
+        self._limit = sys.maxsize  # tokens of one forward
+        self._largest = 0  # the first forward for which memory did not suffice, in tokens
+        self._successes = 0  # forwards since memory last ran out
+
+    def schedule(self, due: Iterable[R]) -> list[Share[R]]:
+        """Choose what the next forward runs, at least one row: steps first, then chunks with what is left.
+
+        If memory suffices for some steps only, the rows take turns. Chunks are in the order of `due`; the shares are in
+        that of slots.
+        """
+        shares: list[Share[R]] = []
+        left, chunk_left = self._limit, self._prefill_chunk
+        for row in sorted(due, key=_urgency):
+            tokens = min(row.pending, chunk_left, left) if row.prefilling else row.step_tokens
+            if shares and not 0 < tokens <= left:
+                continue
+            shares.append(Share(row, max(1, tokens)))
+            left -= tokens
+            chunk_left -= tokens if row.prefilling else 0
+        return sorted(shares, key=lambda share: share.row.slot)
+
+    def run(self, compute: Callable[[Sequence[Share[R]]], None], shares: Sequence[Share[R]]) -> None:
+        """Compute the shares; undo them if memory runs out."""
+        if not shares:
+            return
+        try:
+            compute(shares)
+        except OutOfPagesError as error:
+            self._undo(shares)
+            if not self._rows.preempt_youngest():
+                reason = f"the request does not fit into the KV cache, even alone: {error}"
+                self._give_up(shares[0].row, UnavailableError(reason))
+        except torch.OutOfMemoryError as error:
+            _log.warning("out of memory with %d rows: %s", len(shares), error)
+            clear_frames(error.__traceback__)  # its frames hold tensors
+            torch.cuda.empty_cache()
+            self._times.out_of_memory += 1
+            self._undo(shares)
+            self._lower_limit(shares)
+        else:
+            self._note_success(shares)
+
+    def _undo(self, shares: Sequence[Share[R]]) -> None:
+        for share in shares:
+            share.row.undo()
+
+    def _note_success(self, shares: Sequence[Share[R]]) -> None:
+        self._steps += 1
+        for share in shares:
+            share.row.last_step = self._steps
+        self._successes += 1
+        if not self.speculates and self._successes % _FORWARDS_BEFORE_RAISE == 0:
+            self._limit *= 2
+            if self._limit > self._largest:
+                self._remove_limit()
+
+    def _lower_limit(self, shares: Sequence[Share[R]]) -> None:
+        """Stop speculation; then halve the tokens of a forward; at last give up the row that can't run alone."""
+        self._successes = 0
+        tokens = sum(share.tokens for share in shares)
+        if self.speculates:
+            self.speculates, self._largest = False, tokens
+        elif len(shares) > 1 or (tokens > 1 and shares[0].row.prefilling):
+            self._limit = tokens // 2
+        else:
+            self._give_up_on(shares[0].row)
+
+    def _give_up_on(self, row: R) -> None:
+        """Give up a row that can't run alone. Remove the limit: this row was its cause."""
+        slots = "a KV slot" if row.slots_needed == 1 else f"{row.slots_needed} KV slots"
+        reason = f"the device has too little memory for it, even alone: {len(row.tokens)} tokens in {slots}"
+        self._give_up(row, UnavailableError(reason))
+        self._remove_limit()
+
+
+def _urgency(row: R) -> tuple[bool, int]:
+    return row.prefilling, 0 if row.prefilling else row.last_step
