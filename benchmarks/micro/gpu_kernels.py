@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 from actors.model.ragged_batch import RaggedBatch
-from decoding.sampling.batch import COMMON, SamplingBatch
+from decoding.sampling.batch import SamplingBatch
+from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import _best, _scores
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _PAGE = 32, 8, 128, 16
@@ -73,14 +74,14 @@ def _attention(rows: int, width: int, columns: int) -> KernelTime:
     keys = _random(rows * pages + 1, _KV_HEADS, _HEAD_DIM, _PAGE)
     values = _random(rows * pages + 1, _KV_HEADS, _PAGE, _HEAD_DIM)
     query, new = _random(rows * width, _HEADS, _HEAD_DIM), _random(rows * width, _KV_HEADS, _HEAD_DIM)
-    plain = [_random(rows, _KV_HEADS, columns, _HEAD_DIM) for _ in range(2)]
+    plain_keys, plain_values = (_random(rows, _KV_HEADS, columns, _HEAD_DIM) for _ in range(2))
     queries = query.view(rows, width, _HEADS, _HEAD_DIM).transpose(1, 2)
     mask = torch.ones(width, columns, dtype=torch.bool, device="cuda").tril(columns - width)
     return _time(
         f"attention {rows} × {width}, {columns} columns",
         lambda: attend(query, new, new, keys, values, tables, batch, scale=0.1),
-        lambda: scaled_dot_product_attention(queries, *plain, attn_mask=mask, enable_gqa=True),
-        sum(tensor.nbytes for tensor in (*plain, query, query, new, new)),
+        lambda: scaled_dot_product_attention(queries, plain_keys, plain_values, attn_mask=mask, enable_gqa=True),
+        sum(tensor.nbytes for tensor in (plain_keys, plain_values, query, query, new, new)),
     )
 
 

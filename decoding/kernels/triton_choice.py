@@ -33,7 +33,7 @@ def choose(logits: Tensor, settings: Tensor, count: int, *, block: int = _BLOCK)
     return tokens, scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _choose(
     logits: tl.tensor,  # [N, V] float32
     settings: tl.tensor,  # [N, 6] float64
@@ -151,7 +151,7 @@ def _above(
     token: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the weight of all tokens after this one in the order of logits, then tokens; how many logits are larger."""
+    """Return the weight of the tokens above this one, by logits, then ids; and how many logits are larger."""
     weight = tl.full([], 0, tl.int64)
     larger = tl.full([], 0, tl.int32)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=3):

@@ -3,7 +3,8 @@
 The tests of the same kernels that run in Triton's interpreter elsewhere run on the GPU too.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +13,13 @@ from torch import Tensor
 from actors.model.attention import reference
 from actors.model.ragged_batch import RaggedBatch
 from benchmarks.micro.gpu_kernels import text_batch
-from decoding.sampling.batch import COMMON, SamplingBatch
+from decoding.sampling.batch import SamplingBatch
+from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import _best, _scores
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 HEADS, KV_HEADS, SIZE, PAGE = 32, 8, 128, 16
-Attend = Callable[[RaggedBatch], Tensor]
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -30,28 +31,35 @@ def pages_of(tables: Tensor) -> tuple[Tensor, Tensor]:
     return random(count, KV_HEADS, SIZE, PAGE, seed=1), random(count, KV_HEADS, PAGE, SIZE, seed=2)
 
 
+def attend(
+    new: Sequence[Tensor], stores: tuple[Tensor, Tensor], tables: Tensor, batch: RaggedBatch, **options: Any
+) -> Tensor:
+    """new: query, key and value."""
+    from actors.model.attention import triton_kernel
+
+    query, key, value = new
+    return triton_kernel.attend(query, key, value, *stores, tables, batch, scale=0.09, **options)
+
+
 @pytest.mark.parametrize(("rows", "width", "columns"), [(1, 1, 5000), (5, 6, 2000), (2, 700, 1500), (64, 1, 40)])
 def test_attention(rows: int, width: int, columns: int) -> None:
-    from actors.model.attention.triton_kernel import attend
-
     batch, tables = text_batch(rows, width, columns, "cuda")
     stores = pages_of(tables)
-    query, key, value = (random(rows * width, heads, SIZE, seed=heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    for options in ({}, {"window": 128}, {"softcap": 30.0, "sinks": random(HEADS)}):
-        actual = attend(query, key, value, *stores, tables, batch, scale=0.09, **options)
+    query, key, value = new = [random(rows * width, heads, SIZE, seed=heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    cases: list[dict[str, Any]] = [{}, {"window": 128}, {"softcap": 30.0, "sinks": random(HEADS)}]
+    for options in cases:
+        actual = attend(new, stores, tables, batch, **options)
         expected = reference.attend(query, key, value, *stores, tables, batch, scale=0.09, **options)
         torch.testing.assert_close(actual, expected, atol=0.02, rtol=0.02)
 
 
 def test_attention_gives_a_token_the_same_bits_in_any_company() -> None:
     """The end of a text: in a chunk of 300, as drafts of a step, alone, and among 31 other rows."""
-    from actors.model.attention.triton_kernel import attend
-
     columns, width = 3000, 300
     batch, tables = text_batch(32, width, columns, "cuda")
     stores = pages_of(tables)
     new = [random(32 * width, heads, SIZE, seed=heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-    together = attend(*new, *stores, tables, batch, scale=0.09)
+    together = attend(new, stores, tables, batch)
     offsets = torch.arange(33, device="cuda")
     for count in (1, 2, 6, 17):
         for rows in (1, 32):
@@ -60,22 +68,20 @@ def test_attention_gives_a_token_the_same_bits_in_any_company() -> None:
             part = part._replace(
                 slots=batch.slots[:rows], lengths=batch.lengths[:rows], offsets=offsets[: rows + 1] * count
             )
-            alone = attend(*(tensor[tokens] for tensor in new), *stores, tables, part, scale=0.09)
+            alone = attend([tensor[tokens] for tensor in new], stores, tables, part)
             assert torch.equal(alone, together[tokens]), (count, rows)
 
 
 def test_attention_in_a_graph_reads_lengths_from_the_device() -> None:
-    from actors.model.attention.triton_kernel import attend
-
     batch, tables = text_batch(3, 2, 1200, "cuda")
     other, _ = text_batch(3, 2, 700, "cuda")
     stores = pages_of(tables)
     new = [random(6, heads, SIZE, seed=heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-    expected = attend(*new, *stores, tables, other, scale=0.09)
-    attend(*new, *stores, tables, batch, scale=0.09)
+    expected = attend(new, stores, tables, other)
+    attend(new, stores, tables, batch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = attend(*new, *stores, tables, batch, scale=0.09)
+        output = attend(new, stores, tables, batch)
     for buffer, values in zip(batch, other, strict=True):
         buffer.copy_(values)
     graph.replay()

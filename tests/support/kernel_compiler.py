@@ -52,15 +52,14 @@ def _compile(name: str, kernel: Any, values: dict[str, Any], options: dict[str, 
     signature, constants, divisible = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         value = values[parameter.name]
+        is_special = isinstance(value, int) and not (parameter.is_constexpr or parameter.do_not_specialize)
         if isinstance(value, torch.Tensor):
             signature[parameter.name] = _TYPES[value.dtype]
-        elif parameter.is_constexpr or (value == 1 and isinstance(value, int)):
+        elif parameter.is_constexpr or (is_special and value == 1):
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-        if isinstance(value, torch.Tensor) or (
-            isinstance(value, int) and value % 16 == 0 and not parameter.is_constexpr
-        ):
+        if isinstance(value, torch.Tensor) or (is_special and value % 16 == 0):
             divisible[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
@@ -102,9 +101,9 @@ def main() -> None:
 
     def launch_attention(cache: torch.dtype, **options: Any) -> None:
         batch, tables = text_batch(4, 6, 2048, "cpu")
-        new = [torch.zeros(24, heads, 128, dtype=torch.bfloat16) for heads in (32, 8, 8)]
+        query, new = (torch.zeros(24, heads, 128, dtype=torch.bfloat16) for heads in (32, 8))
         keys, values = (torch.zeros(1, 8, *shape).to(cache) for shape in ((128, 16), (16, 128)))
-        attend(*new, keys, values, tables, batch, scale=0.1, **options)
+        attend(query, new, new, keys, values, tables, batch, scale=0.1, **options)
 
     compile_launches("bfloat16", lambda: launch_attention(torch.bfloat16))
     compile_launches(

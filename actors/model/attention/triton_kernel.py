@@ -110,7 +110,7 @@ def attend(
     return output
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "entries"])
 def _attend_to_parts(
     query: tl.tensor,  # [N, heads, D]
     keys: tl.tensor,  # [pages, kv_heads, D, page]

@@ -9,7 +9,7 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "entries"])
 def merge_parts(
     offsets: tl.tensor,  # [B + 1] int64
     lengths: tl.tensor,  # [B] int64

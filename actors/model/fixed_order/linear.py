@@ -67,7 +67,7 @@ def _tile(tokens: int, dtype: torch.dtype) -> _Tile:
     return next((tile for tile in (_FEW, _SOME) if tokens <= tile.tokens), _MANY)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _multiply(
     x: tl.tensor,  # [tokens, inputs]
     weight: tl.tensor,  # [features, inputs]

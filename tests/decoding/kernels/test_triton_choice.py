@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.sampling.batch import COMMON, SamplingBatch
+from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.noise import noise_key
+from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import _best, _scores
 from tests.support.interpreter import DEVICE
 
