@@ -12,7 +12,7 @@ import copy
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from benchmarks.comparison.gpu_checks import check_graphs
 from benchmarks.comparison.run import Comparison, run_comparison
 from benchmarks.comparison.tables import as_text
 from benchmarks.micro.bandwidth import Floor, measure_floor
+from benchmarks.micro.gpu_kernels import kernel_times
 from benchmarks.peers.alternation import Alternation, AlternationContestant
 from benchmarks.peers.contestant import Contestant
 from benchmarks.peers.hosts import Local
@@ -77,6 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
+    kernels = list(_report_kernels(options.smoke)) if torch.cuda.is_available() else []
+    if options.kernels_only:
+        write(options.output, "benchmarks.gpu", vars(options), kernels=kernels, gpu=_gpu_name())
+        return 0
     target, drafter = _inflated(options, "target"), _inflated(options, "drafter")
     floor = measure_floor(target, buffer_bytes=SIZES[options.size].buffer_bytes)
     print(f"target: {target.num_parameters():,} parameters, drafter: {drafter.num_parameters():,}, {options.dtype}")
@@ -103,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n{as_text(comparisons[-1])}\n\n{_share_text(comparisons[-1], floor)}\n", flush=True)
         wrong += _wrong(comparisons[-1:], options.tie)
         findings = {
+            "kernels": kernels,
             "floor": asdict(floor) | {"step_s": floor.step_s},
             "graphs": asdict(checks),
             "goals": [_goals(comparison, floor) for comparison in comparisons],
@@ -121,6 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
+def _report_kernels(smoke: bool) -> Iterator[dict[str, object]]:
+    """Print and yield the times of kernels."""
+    for time_ in kernel_times(smoke=smoke):
+        print(time_, flush=True)
+        yield asdict(time_) | {"bytes_per_s": time_.bytes_per_s}
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse options. A smoke test has other defaults."""
     parser = _parser()
@@ -134,6 +147,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="tiny models and few tokens, on a CPU if need be")
+    parser.add_argument("--kernels-only", action="store_true", help="measure kernels beside torch's, and no model")
     parser.add_argument("--seconds", type=float, default=480, help="no further repetition begins after this time")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=SIZES, default="7b")

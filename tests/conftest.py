@@ -24,3 +24,5 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for GPUs run on the CPU

@@ -33,4 +33,8 @@ class Choose(Protocol):
 
 def fused_choice(device: torch.device) -> Choose | None:
     """Return the fused choice for tensors on the device; None if there is none."""
+    if device.type == "cuda":
+        from decoding.kernels.triton_choice import choose  # imported where there is a GPU only
+
+        return choose
     return choose_tokens if device.type == "cpu" and library() is not None else None

@@ -5,6 +5,7 @@ get the tokens of all rows, one row after another, as a batch of one; only atten
 """
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,10 +86,18 @@ def _attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """Write the new keys and values to their pages, then attend: [N, heads, Dv]."""
-    attend = native.attend if native.can_attend(query, keys) else reference.attend
-    return attend(
+    return _implementation(query, keys)(
         *(query, key, value, keys, values, tables, batch), scale=scale, window=window, softcap=softcap, sinks=sinks
     )
+
+
+def _implementation(query: Tensor, keys: Tensor) -> Callable[..., Tensor]:
+    """Return the fastest for these tensors. Triton is imported where there is a GPU only."""
+    if query.is_cuda:
+        from actors.model.attention import triton_kernel
+
+        return triton_kernel.attend
+    return native.attend if native.can_attend(query, keys) else reference.attend
 
 
 AttentionInterface.register(NAME, attend_to_pages)

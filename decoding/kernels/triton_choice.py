@@ -1,0 +1,273 @@
+"""The fused choice of tokens on GPUs, in Triton: logits are read once, and a few times where top_k or top_p act.
+
+There is no sort. The best token is chosen from all. If it turns out to be dropped, so are all less probable ones, and
+the best is chosen from the others. Sums are integers and float operations are IEEE's, so all devices choose alike.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 4096
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_SLACK = tl.constexpr(2.0**-25)  # this and `_weights` as in decoding/sampling/processors.py
+_PIVOTS = tl.constexpr(8)
+_NOTHING = tl.constexpr(float("-inf"))
+
+
+def choose(logits: Tensor, settings: Tensor, count: int, *, block: int = _BLOCK) -> tuple[Tensor, Tensor]:
+    """Return the best tokens and their scores, both [N, count]; see `Choose`.
+
+    logits: [N, V] float32; settings: [N, 6] float64; block: how many logits are in registers at a time.
+    """
+    rows, vocab_size = logits.shape
+    tokens = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
+    scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
+    _choose[(rows,)](
+        *(logits, settings, tokens, scores, vocab_size, count),
+        BLOCK=min(block, triton.next_power_of_2(vocab_size)),
+        num_warps=8,
+        enable_fp_fusion=False,
+    )
+    return tokens, scores
+
+
+@triton.jit(do_not_specialize=["count"])
+def _choose(
+    logits: tl.tensor,  # [N, V] float32
+    settings: tl.tensor,  # [N, 6] float64
+    tokens: tl.tensor,  # [N, count] int64
+    scores: tl.tensor,  # [N, count] float32
+    vocab_size: tl.tensor,
+    count: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Choose the tokens of one row. The grid is [N]."""
+    row = tl.program_id(0).to(tl.int64)
+    line, own = logits + row * vocab_size, settings + row * 6
+    temperature = tl.load(own).to(tl.float32)
+    is_random = temperature != 0.0
+    temperature = tl.where(is_random, temperature, 1.0)
+    top_k = tl.where(is_random, tl.load(own + 1), 0.0).to(tl.int32)
+    top_p = tl.where(is_random, tl.load(own + 2), 1.0)
+    least = tl.where(is_random, tl.load(own + 3), 0.0) * 1099511627776.0  # min_p as a weight
+    first_key, second_key = tl.load(own + 4).to(tl.int32), tl.load(own + 5).to(tl.int32)
+
+    has_top_k, has_top_p = top_k > 0, top_p < 1.0
+    peak = 0.0
+    floor = float("-inf")  # lower logits are dropped
+    wanted = tl.full([], 1, tl.int64)  # a token is dropped if those before it weigh as much
+    if has_top_k | has_top_p | (least > 0.0):
+        peak, lowest, finite = _range(line, vocab_size, temperature, BLOCK)
+        if has_top_p:
+            if has_top_k & (top_k < finite):
+                floor = _kth_largest(line, vocab_size, temperature, top_k, peak, lowest, BLOCK // 4)
+            total, _ = _above(line, vocab_size, temperature, peak, floor, -1, BLOCK)
+            wanted = total - ((1.0 - top_p + _SLACK) * total.to(tl.float64)).to(tl.int64)
+            wanted = tl.maximum(wanted, 1)
+
+    dropped = float("-inf")
+    dropped_token = -1  # it is dropped, and so is all before it in the order of logits, then tokens
+    last_score = float("inf")
+    last_token = -1
+    for rank in range(count):
+        token, score = _best(
+            *(line, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
+            *(dropped, dropped_token, last_score, last_token, BLOCK),
+        )
+        searching = (has_top_k | has_top_p) & (score > _NOTHING)
+        while searching:
+            logit = tl.math.div_rn(tl.load(line + token), temperature)
+            weight, larger = _above(line, vocab_size, temperature, peak, logit, token, BLOCK)
+            searching = (has_top_p & (weight >= wanted)) | (has_top_k & (larger >= top_k))
+            if searching:
+                dropped = logit
+                dropped_token = token
+                token, score = _best(
+                    *(line, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
+                    *(dropped, dropped_token, last_score, last_token, BLOCK),
+                )
+                searching = score > _NOTHING
+        tl.store(tokens + row * count + rank, token.to(tl.int64))
+        tl.store(scores + row * count + rank, score)
+        last_score = score
+        last_token = token
+
+
+@triton.jit
+def _best(
+    line: tl.tensor,  # [V] float32
+    vocab_size: tl.tensor,
+    temperature: tl.tensor,
+    is_random: tl.tensor,
+    first_key: tl.tensor,
+    second_key: tl.tensor,
+    peak: tl.tensor,
+    floor: tl.tensor,
+    least: tl.tensor,  # weight
+    dropped: tl.tensor,
+    dropped_token: tl.tensor,
+    last_score: tl.tensor,
+    last_token: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the token with the best score below the last one's, and its score; token 0 and −∞ if there is none.
+
+    Double precision is for blocks that may hold the best: few, as a rough score of each token tells.
+    """
+    best = tl.full([], float("-inf"), tl.float32)
+    best_token = tl.full([], 0, tl.int32)
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
+        token, logit = _scaled(line, start, vocab_size, temperature, BLOCK)
+        may_stay = (token < vocab_size) & (logit >= floor)
+        may_stay = may_stay & ((logit > dropped) | ((logit == dropped) & (token > dropped_token)))
+        if least > 0.0:
+            may_stay = may_stay & (_weights(logit, peak).to(tl.float64) >= least)
+        rough = logit
+        if is_random:
+            rough = logit + _rough_noise(_random_bits(token, first_key, second_key))
+        rough_best = tl.max(tl.where(may_stay, rough, float("-inf")))
+        if rough_best > best - (tl.abs(best) * 1e-6 + 1e-4):
+            score = logit
+            if is_random:
+                score = logit + _noise(_random_bits(token, first_key, second_key))
+            is_next = (score < last_score) | ((score == last_score) & (token > last_token))
+            score = tl.where(may_stay & is_next, score, float("-inf"))
+            block_best = tl.max(score)
+            if block_best > best:
+                best = block_best
+                best_token = tl.min(tl.where(score == block_best, token, vocab_size))
+    return best_token, best
+
+
+@triton.jit
+def _above(
+    line: tl.tensor,  # [V] float32
+    vocab_size: tl.tensor,
+    temperature: tl.tensor,
+    peak: tl.tensor,
+    logit: tl.tensor,
+    token: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the weight of the tokens above this one, by logits, then ids; and how many logits are larger."""
+    weight = tl.full([], 0, tl.int64)
+    larger = tl.full([], 0, tl.int32)
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
+        other, value = _scaled(line, start, vocab_size, temperature, BLOCK)
+        is_above = (value > logit) | ((value == logit) & (other > token))
+        weight += tl.sum(tl.where(is_above, _weights(value, peak), 0))
+        larger += tl.sum((value > logit).to(tl.int32))
+    return weight, larger
+
+
+@triton.jit
+def _range(
+    line: tl.tensor, vocab_size: tl.tensor, temperature: tl.tensor, BLOCK: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return the largest logit, the smallest finite one, and how many are finite."""
+    largest = tl.full([], -3.4028234663852886e38, tl.float32)
+    smallest = tl.full([], float("inf"), tl.float32)
+    finite = tl.full([], 0, tl.int32)
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
+        _, logit = _scaled(line, start, vocab_size, temperature, BLOCK)
+        is_finite = logit > float("-inf")
+        largest = tl.maximum(largest, tl.max(logit))
+        smallest = tl.minimum(smallest, tl.min(tl.where(is_finite, logit, float("inf"))))
+        finite += tl.sum(is_finite.to(tl.int32))
+    return largest, smallest, finite
+
+
+@triton.jit
+def _kth_largest(
+    line: tl.tensor,  # [V] float32, more than k of them finite
+    vocab_size: tl.tensor,
+    temperature: tl.tensor,
+    k: tl.tensor,
+    peak: tl.tensor,
+    lowest: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Return a bound that the k largest logits and ties with the k-th reach, and no others.
+
+    An interval that holds the k-th is cut into eighths in each pass, and at the largest logit below its end, which
+    finds the k-th among ties.
+    """
+    low = lowest  # at least k logits reach it
+    high = peak  # fewer than k reach it, or else the first cut is the bound
+    cut = peak
+    searching = True
+    while searching:
+        index = tl.arange(0, _PIVOTS)
+        pivots = tl.where(index == 0, cut, low + (high - low) * (index.to(tl.float32) / _PIVOTS))
+        counts = tl.zeros([_PIVOTS], tl.int32)
+        next_cut = tl.full([], float("-inf"), tl.float32)
+        for start in range(0, vocab_size, BLOCK):
+            _, logit = _scaled(line, start, vocab_size, temperature, BLOCK)
+            counts += tl.sum((logit[:, None] >= pivots[None, :]).to(tl.int32), 0)
+            next_cut = tl.maximum(next_cut, tl.max(tl.where(logit < high, logit, float("-inf"))))
+        are_enough = counts >= k
+        reach_cut = tl.max(tl.where(index == 0, counts, 0)) >= k
+        exactly = tl.max((counts == k).to(tl.int32)) > 0
+        low = tl.maximum(low, tl.max(tl.where(are_enough, pivots, float("-inf"))))
+        high = tl.minimum(high, tl.min(tl.where(are_enough, float("inf"), pivots)))
+        cut = next_cut
+        searching = (reach_cut == 0) & (exactly == 0)
+    return low
+
+
+@triton.jit
+def _scaled(
+    line: tl.tensor, start: tl.tensor, vocab_size: tl.tensor, temperature: tl.tensor, BLOCK: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return tokens from `start` on, and their logits over the temperature, −∞ beyond the vocabulary: [BLOCK] each."""
+    token = start + tl.arange(0, BLOCK)
+    logit = tl.load(line + token, mask=token < vocab_size, other=float("-inf"))
+    return token, tl.math.div_rn(logit, temperature)
+
+
+@triton.jit
+def _weights(logit: tl.tensor, peak: tl.tensor) -> tl.tensor:
+    """Return probabilities relative to the most probable token's, which is 2⁴⁰; int64."""
+    exponent = tl.maximum((logit - peak) * _LOG2_E, -64.0)
+    whole = tl.floor(exponent)
+    fraction = exponent - whole
+    mantissa = fraction * 0.0002161291631637141 + 0.0012467845808714628
+    mantissa = mantissa * fraction + 0.009675451554358006
+    mantissa = mantissa * fraction + 0.055485282093286514
+    mantissa = mantissa * fraction + 0.2402293086051941
+    mantissa = mantissa * fraction + 0.6931470632553101
+    mantissa = mantissa * fraction + 1.0
+    return ((mantissa * 8388608.0).to(tl.int64) << 17) >> tl.minimum((0.0 - whole).to(tl.int64), 63)
+
+
+@triton.jit
+def _random_bits(token: tl.tensor, first_key: tl.tensor, second_key: tl.tensor) -> tl.tensor:
+    """Return the 31 bits of decoding/sampling/noise.py, int32."""
+    bits = _mix((token.to(tl.uint32) * 0x9E3779B9) ^ first_key.to(tl.uint32, bitcast=True))
+    bits = _mix(bits + second_key.to(tl.uint32, bitcast=True))
+    return (bits >> 1).to(tl.int32)
+
+
+@triton.jit
+def _mix(x: tl.tensor) -> tl.tensor:
+    x = (x ^ (x >> 16)) * 0x21F0AAAD
+    x = (x ^ (x >> 15)) * 0x735A2D97
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def _noise(bits: tl.tensor) -> tl.tensor:
+    """Return Gumbel noise, rounded from double precision. The complement of the uniform number is exact in it."""
+    complement = ((2147483647 - bits).to(tl.float64) + 0.5) * 4.656612873077393e-10
+    return (0.0 - tl.log(0.0 - tl.log(complement))).to(tl.float32)
+
+
+@triton.jit
+def _rough_noise(bits: tl.tensor) -> tl.tensor:
+    """Return the same, within 0.00003."""
+    uniform = (bits.to(tl.float32) + 0.5) * 4.656612873077393e-10
+    complement = ((2147483647 - bits).to(tl.float32) + 0.5) * 4.656612873077393e-10
+    series = uniform * (1.0 + uniform * (0.5 + uniform * 0.3333333333333333))
+    return 0.0 - tl.log(tl.where(uniform < 0.0078125, series, 0.0 - tl.log(complement)))

@@ -1,0 +1,120 @@
+"""Compiles Triton kernels for GPUs that are not there: what would be launched is compiled instead.
+
+Runs in a process of its own, `python -m tests.support.kernel_compiler`, because Triton decides at import whether it
+interprets. Prints a line of JSON per kernel and architecture.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+ARCHITECTURES = (80, 90)
+_TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.uint8: "*u8",
+}
+_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+
+
+def compile_launches(name: str, call: Callable[[], object]) -> None:
+    """Call a function, and compile the kernels that it launches."""
+
+    def run(kernel: Any, *args: object, grid: object, warmup: bool, **kwargs: Any) -> None:
+        options = {option: kwargs.pop(option) for option in _OPTIONS if option in kwargs}
+        values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        for architecture in ARCHITECTURES:
+            _compile(name, kernel, values, options, architecture)
+
+    original, JITFunction.run = JITFunction.run, run
+    try:
+        call()
+    finally:
+        JITFunction.run = original
+
+
+def _compile(name: str, kernel: Any, values: dict[str, Any], options: dict[str, Any], architecture: int) -> None:
+    signature, constants, divisible = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        is_special = isinstance(value, int) and not (parameter.is_constexpr or parameter.do_not_specialize)
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = _TYPES[value.dtype]
+        elif parameter.is_constexpr or (is_special and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+        if isinstance(value, torch.Tensor) or (is_special and value % 16 == 0):
+            divisible[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    print(
+        json.dumps(
+            {
+                "kernel": kernel.__name__,
+                "case": name,
+                "architecture": architecture,
+                "shared_bytes": compiled.metadata.shared,
+                **_usage(compiled.asm["cubin"]),
+                "asynchronous_copies": compiled.asm["ptx"].count("cp.async"),
+                "products": compiled.asm["ptx"].count("mma.sync") + compiled.asm["ptx"].count("wgmma.mma_async"),
+            }
+        ),
+        flush=True,
+    )
+
+
+def _usage(cubin: bytes) -> dict[str, int]:
+    """Return registers a thread, and bytes a thread that did not fit into them."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert match, text
+    return {"registers": int(match[1]), "stack_bytes": int(match[2])}
+
+
+def main() -> None:
+    """Compile all kernels with the shapes of an 8 B model in bfloat16."""
+    from actors.model.attention.triton_kernel import attend
+    from actors.model.fixed_order.linear import fixed_order_linear
+    from actors.model.fixed_order.norm import fixed_order_rms_norm
+    from benchmarks.micro.gpu_kernels import text_batch
+    from decoding.kernels.triton_choice import choose
+
+    def launch_attention(cache: torch.dtype, **options: Any) -> None:
+        batch, tables = text_batch(4, 6, 2048, "cpu")
+        query, new = (torch.zeros(24, heads, 128, dtype=torch.bfloat16) for heads in (32, 8))
+        keys, values = (torch.zeros(1, 8, *shape).to(cache) for shape in ((128, 16), (16, 128)))
+        attend(query, new, new, keys, values, tables, batch, scale=0.1, **options)
+
+    compile_launches("bfloat16", lambda: launch_attention(torch.bfloat16))
+    compile_launches(
+        "float8", lambda: launch_attention(torch.float8_e4m3fn, window=128, softcap=30.0, sinks=torch.zeros(32))
+    )
+    compile_launches("choice", lambda: choose(torch.zeros(4, 128256), torch.zeros(4, 6, dtype=torch.float64), 1))
+    weight = torch.zeros(4096, 4096, dtype=torch.bfloat16)
+    for tokens in (6, 48, 2048):
+        compile_launches(f"{tokens} tokens", partial(fixed_order_linear, weight[:tokens], weight))
+    compile_launches("norm", lambda: fixed_order_rms_norm(weight, weight[0], 1e-6))
+
+
+if __name__ == "__main__":
+    main()
