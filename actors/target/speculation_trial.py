@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 _MIN_SETTLING_STEPS, _MAX_SETTLING_STEPS = 3, 12  # until drafters have caught up, or rest
 _TRIAL_STEPS = 6  # a settled window tells a speed after so many steps …
 _TRIAL_TOKENS = 48  # … and so many tokens, if it speculates: their number per step is random
-_MIN_STEPS, _MIN_TOKENS, _CLEARLY_SLOWER = 2, 16, 0.85  # below this speed ratio, fewer steps and tokens suffice
+_MIN_STEPS, _MIN_TOKENS, _CLEARLY_SLOWER = 3, 24, 0.85  # below this speed ratio, fewer steps and tokens suffice
 _BUDGET = 0.01  # the share of the time that trials of the slower mode may lose
-_FIRST_S = 0.25  # what the first trial of a size may lose before it is earned: 0.8 % of the first half minute
+_FIRST_S = 0.2  # what the first trial of a size may lose before it is earned: 0.7 % of the first half minute
 _MAX_CREDIT_S, _MAX_CREDIT = 2.0, 4.0  # the most that is kept: seconds, and first trials
 _UNKNOWN_LOSS_STEPS = _MIN_SETTLING_STEPS + _MIN_STEPS  # plain steps that a first trial is expected to lose
 _PATIENCE = 1.5  # multiple of the expected loss at which a trial is broken off …

@@ -20,6 +20,8 @@ from actors.model.runner import Runner
 from benchmarks.report import write
 
 _SHORT = 160  # tokens of a short text
+_LAYERS, _HEAD_DIM = 4, 64
+_COLUMN = 2 * _LAYERS * _HEAD_DIM * torch.bfloat16.itemsize  # bytes of a token's keys and values, of one head
 _WARM_UP = 2  # rounds that are not counted
 
 
@@ -27,8 +29,10 @@ def main() -> None:
     """Print the ratio of the steps' times, and write JSON."""
     options = _options()
     torch.set_num_threads(options.threads)
-    model = _model(options.long)
-    weights, column = _step_bytes(model)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(_config(options.long))
+    model.bfloat16()
+    weights = sum(parameter.nbytes for name, parameter in model.named_parameters() if "embed" not in name)
     use_faster_layers(model)
     runner = Runner(model, slots=options.rows, max_length=options.long + 16, max_query=64)
     seconds: dict[int, list[float]] = {_SHORT: [], options.long: []}  # by the length of row 0
@@ -38,7 +42,7 @@ def main() -> None:
                 samples.append(_step_s(runner, [first, *[_SHORT] * (options.rows - 1)]))
     short_s, long_s = (samples[_WARM_UP:] for samples in seconds.values())
     ratios = [after / before for before, after in zip(short_s, long_s, strict=True)]
-    floor = 1 + (options.long - _SHORT) * column / (weights + options.rows * _SHORT * column)
+    floor = 1 + (options.long - _SHORT) * _COLUMN / (weights + options.rows * _SHORT * _COLUMN)
     print(
         f"{options.rows} rows: {1e3 * statistics.median(short_s):.1f} ms a step; with one of {options.long} tokens "
         f"{1e3 * statistics.median(long_s):.1f} ms, {statistics.median(ratios):.3f} times (bytes: {floor:.3f})"
@@ -48,26 +52,17 @@ def main() -> None:
         write(options.output, "benchmarks.micro.long_row", vars(options), **found)
 
 
-def _model(positions: int) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
+def _config(positions: int) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=2048,
         hidden_size=2048,
         intermediate_size=8192,
-        num_hidden_layers=4,
+        num_hidden_layers=_LAYERS,
         num_attention_heads=16,
         num_key_value_heads=1,
-        head_dim=64,
+        head_dim=_HEAD_DIM,
         max_position_embeddings=positions + 64,
     )
-    return LlamaForCausalLM(config).to(torch.bfloat16)
-
-
-def _step_bytes(model: LlamaForCausalLM) -> tuple[int, int]:
-    """Return the bytes of the weights that a step reads, and those of a token's keys and values."""
-    config, item = model.config, torch.bfloat16.itemsize
-    weights = sum(parameter.nbytes for parameter in model.parameters()) - model.get_input_embeddings().weight.nbytes
-    return weights, 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * item
 
 
 def _step_s(runner: Runner, lengths: list[int]) -> float:
