@@ -7,7 +7,7 @@ slot that no request has.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
+from actors.model.kv_pages import KVPages
 from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row, wanted_tokens
 from decoding.sampling.transfer import copy_into
 
@@ -44,20 +45,20 @@ class CudaGraphs:
         forward: Forward,
         *,
         device: torch.device,
-        slots: int,
+        cache: KVPages,
         vocab_size: int,
         most_tokens: int,
         window: int | None = None,
         recorder: GraphRecorder,
     ) -> None:
         """
-        slots: the number of rows at once, and the slot that padding is written to.
+        cache: its last slot is for padding.
         most_tokens: of rows together in a usual step; larger ones run without a graph.
         window: the sliding window of the layers that have one, in tokens.
         """
         self._forward, self._device, self._window, self._recorder = forward, device, window, recorder
-        self._spare_slot = slots
-        self._shapes = sorted(shapes(slots, most_tokens))
+        self._cache = cache
+        self._shapes = sorted(shapes(cache.slots, most_tokens))
         self._captured: dict[Shape, tuple[PackedInputs, Replay]] = {}
         self._logits = torch.empty(max(shape.wanted for shape in self._shapes), vocab_size, device=device)
 
@@ -70,7 +71,7 @@ class CudaGraphs:
     def capture(self) -> None:
         """Capture the graphs of all shapes, the largest first, because the others use its memory again."""
         for shape in reversed(self._shapes):
-            self.logits(shape, [padding_row(self._spare_slot)])
+            self.logits(shape, [padding_row(self._cache.slots)])
 
     def shape(self, rows: Sequence[RowInput]) -> Shape | None:
         """Return the smallest shape with room for the rows; None if there is none."""
@@ -79,7 +80,10 @@ class CudaGraphs:
         return min(fitting, key=lambda shape: (shape.tokens, shape.rows), default=None)
 
     def logits(self, shape: Shape, rows: Sequence[RowInput]) -> Tensor:
-        """Return the logits that the rows want, [·, V] float32, row after row. The rows must fit into `shape`."""
+        """Return the logits that the rows want, [·, V] float32, row after row, which must fit into `shape`.
+
+        Their pages must be reserved.
+        """
         wanted = wanted_tokens(rows)
         inputs = self._pack(shape, rows, wanted)
         if shape not in self._captured:
@@ -90,21 +94,25 @@ class CudaGraphs:
         return replay()[: len(wanted)]
 
     def _run(self, shape: Shape, inputs: PackedInputs) -> Tensor:
-        *layout, wanted = inputs.unpack(), inputs.integers[-shape.wanted :]
+        wanted, *entries = inputs.integers[sum(inputs.sizes) :].split([shape.wanted, *[shape.rows] * 3])
+        slots, indices, pages = entries
+        self._cache.tables_on(self._device).index_put_((slots, indices), pages.int())
         logits = self._logits[: shape.wanted]
-        return logits.copy_(self._forward(*layout[0], wanted))
+        return logits.copy_(self._forward(*inputs.unpack(), wanted))
 
     def _pack(self, shape: Shape, rows: Sequence[RowInput], wanted: Sequence[int]) -> PackedInputs:
-        """Pack the rows and padding, and after that the indices of the tokens whose logits are wanted."""
+        """Pack rows and padding, the indices of the tokens whose logits are wanted, and new entries of the tables."""
         inputs = pack_inputs(
             rows,
             window=self._window,
             row_count=shape.rows + 1,  # the last has all tokens of padding
             token_count=shape.tokens,
-            spare_slot=self._spare_slot,
+            spare_slot=self._cache.slots,
         )
-        indices = torch.tensor([*wanted, *[0] * (shape.wanted - len(wanted))], dtype=torch.int64)
-        return PackedInputs(torch.cat([inputs.integers, indices]), inputs.sizes)
+        entries = self._cache.pop_updates(shape.rows)
+        entries += [(self._cache.slots, 0, 0)] * (shape.rows - len(entries))
+        rest = chain(wanted, [0] * (shape.wanted - len(wanted)), *zip(*entries, strict=True))
+        return PackedInputs(torch.cat([inputs.integers, torch.tensor(list(rest), dtype=torch.int64)]), inputs.sizes)
 
 
 def usual_tokens(slots: int, max_query: int) -> int:

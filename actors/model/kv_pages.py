@@ -47,9 +47,23 @@ class KVPages(PageTables):
         Raises:
             OutOfPagesError: too few pages are free or evictable.
         """
+        self.reserve_all(extents)
+        self.flush()
+
+    def reserve_all(self, extents: Iterable[tuple[int, int, int]]) -> None:
+        """Do the same, but leave it to the caller to send what changed."""
         for slot, start, end in extents:
             self.reserve(slot, start, end)
-        self.flush()
+
+    def pop_updates(self, most: int) -> list[tuple[int, int, int]]:
+        """Return at most so many new entries of the tables (slot, index, page), which the caller sends to the device.
+
+        The rest is sent, and pages are copied.
+        """
+        entries, copies = self.pop_entries(), self.pop_copies()
+        if copies or len(entries) > most:
+            self.apply(entries[most:], copies)
+        return entries[:most]
 
     def flush(self) -> None:
         """Copy the pages that are to be copied, and send new entries of the tables to the devices."""

@@ -87,7 +87,7 @@ class Runner:
         self._graphs = CudaGraphs(
             self.forward,
             device=self.device,
-            slots=self.cache.slots,
+            cache=self.cache,
             vocab_size=self.vocab_size,
             most_tokens=usual_tokens(self.cache.slots, self.max_query),
             window=self.window,
@@ -166,10 +166,12 @@ class Runner:
         end = max(row.end for row in rows)
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
-        self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
+        extents = ((row.slot, row.start, row.end) for row in rows)
         shape = self._graphs.shape(rows) if self._graphs else None
         if self._graphs and shape:
+            self.cache.reserve_all(extents)
             return self._graphs.logits(shape, rows)
+        self.cache.prepare_writes(extents)
         logits = self.forward(*self._inputs(rows), self._wanted(rows))
         return logits[: sum(row.logits_count for row in rows)]
 

@@ -29,4 +29,5 @@ class StepTimer:
         if self._start is None or self._end is None:
             return time.perf_counter() - self._began_s
         self._end.synchronize()  # at once, except after a step without results for the host
-        return self._start.elapsed_time(self._end) / 1e3
+        milliseconds: float = self._start.elapsed_time(self._end)
+        return milliseconds / 1e3
