@@ -216,7 +216,7 @@ def test_a_member_that_takes_too_long_is_dropped() -> None:
     with running() as engine:
         stream = engine.stream(Request(endpoint, PROMPTS[3], SamplingParams(max_tokens=40, temperature=0)))
         next(stream)
-        with mock.patch.object(engine.loops["second"], "_reply"):
+        with mock.patch.object(engine.loops["second"], "_step"):
             rest = list(stream)
         wait_until(partial(_is_idle, engine.loops["second"]), "the member's slot to be free")
     shares = rest[-1].members

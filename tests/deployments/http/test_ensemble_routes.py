@@ -295,7 +295,7 @@ def test_a_member_stops_answering_in_mid_stream(served: dict[str, ServedEndpoint
     body |= {"on_member_failure": policy, "member_timeout_ms": 300}
     with Engine(replicas) as engine:
         wait_until(lambda: len(engine.coordinator.models()) == 3, "replicas")
-        stuck = mock.patch.object(engine.loops["member"], "_reply")
+        stuck = mock.patch.object(engine.loops["member"], "_step")
         death = threading.Timer(0.5, stuck.start)
         with TestClient(make_api(Service(served, engine.coordinator))) as api:
             death.start()
