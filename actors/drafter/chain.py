@@ -1,30 +1,35 @@
 """Chains of several draft tokens per row, run without a round trip to the host for each token.
 
-On a GPU a chain is one graph, in buckets as in actors/model/cuda_graphs.py. This module knows no trees or messages.
+A chain's state is in memory of the device, and a step changes it. On a GPU a step is one graph, which depends on the
+number of rows alone, and a chain of n tokens is n replays. This module knows no trees or messages.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from actors.drafter.tree import DraftChoice
-from actors.model.cuda_graphs import MAX_ROWS, rows_bucket
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import Replay
-from actors.model.ragged_batch import RaggedBatch, pack_inputs, padding_row
+from actors.model.ragged_batch import MAX_BRANCHES, RaggedBatch, pack_inputs, padding_row
 from actors.model.runner import Runner
 from decoding.drafts.calibration import RANKS
-from decoding.sampling.batch import SamplingBatch, chain_settings
+from decoding.sampling.batch import COLUMNS, SamplingBatch, chain_settings, used_processors
 from decoding.sampling.params import SamplingParams
+from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import rank
 from decoding.sampling.transfer import copy_into, copy_to
 
 # Tokens of one chain: a target may be waiting for the first, and a verdict may end the chain at any time. On a CPU, the
 # rest of a turn takes a fifth of a step (docs/experiments.md); on a GPU it should be more.
 _MAX_LENGTH_ON_GPU, _MAX_LENGTH_ON_CPU = 5, 3
+_ROWS = (2, 4, 8, 16, 32, 64, 128, 256)  # of graphs
+_PARTS = 7  # of `_State.rows`
 
 
 class ChainStart(NamedTuple):
@@ -35,18 +40,22 @@ class ChainStart(NamedTuple):
     position: int  # in the text, the position after the first token
 
 
-class _Bucket(NamedTuple):
-    """The shape of one graph: B rows, C steps."""
+class _State(NamedTuple):
+    """The state of B rows' chains of up to C tokens: views of one tensor, because each copy takes the host's time."""
 
-    rows: int
-    length: int
-
-
-class _Inputs(NamedTuple):
-    """The inputs of one chain."""
-
-    integers: Tensor  # [3 + 4 C, B] int64: first tokens, slots, trunks; per step positions, columns, lengths, branches
+    packed: Tensor  # int64, all but the choices
+    step: Tensor  # [1] int64, the number of the next token
+    rows: Tensor  # [7, B] int64: tokens, slots, trunks, positions, columns, lengths, branches
     settings: Tensor  # [C, B, 6] float64, see `SamplingBatch`
+    choices: Tensor  # [C, B, 2, RANKS] float64: tokens, best first, and their scores
+
+    @classmethod
+    def of(cls, packed: Tensor, count: int) -> "_State":
+        """Return the views. count: B."""
+        step, rows, settings = packed.split([1, _PARTS * count, len(packed) - 1 - _PARTS * count])
+        settings = settings.view(torch.float64).view(-1, count, len(COLUMNS))
+        choices = torch.empty(len(settings), count, 2, RANKS, dtype=torch.float64, device=packed.device)
+        return cls(packed, step, rows.view(_PARTS, count), settings, choices)
 
 
 class DraftChain:
@@ -54,31 +63,28 @@ class DraftChain:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._recorded: dict[_Bucket, tuple[_Inputs, Replay]] = {}
+        self._max_length = _MAX_LENGTH_ON_CPU if runner.recorder is None else _MAX_LENGTH_ON_GPU
+        self._recorded: dict[int, tuple[_State, Replay]] = {}  # by number of rows
 
     def length(self, wanted: int, last_position: int, rows: int) -> int:
         """Return how many of the wanted steps to run as one chain; 0: no chain, take a single step.
 
         last_position: the last position that any row would reach. rows: the number of rows.
         """
-        runner = self._runner
-        if (
-            not runner.single_device
-            or rows > MAX_ROWS
-            or (runner.window is not None and last_position >= runner.window)
-        ):
+        if not wanted or not self._runner.single_device or rows > _ROWS[-1]:
             return 0
-        limit = _MAX_LENGTH_ON_CPU if runner.recorder is None else _MAX_LENGTH_ON_GPU
-        return math.ceil(wanted / math.ceil(wanted / limit)) if wanted else 0  # in chains of about the same length
+        window = self._runner.window
+        if window is not None and window < MAX_BRANCHES and last_position >= window:
+            return 0
+        # In chains of about the same length.
+        return math.ceil(wanted / math.ceil(wanted / self._max_length))
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Record the usual graphs, so that the first requests do not wait for them."""
-        cache = self._runner.cache
-        counts = sorted({rows_bucket(count) for count in range(1, min(cache.slots, MAX_ROWS) + 1)})
-        for count in counts if self._runner.recorder else ():
-            starts = [ChainStart(RowInput(cache.slots, 0, [0]), SamplingParams(max_tokens=1), 1)] * count
-            for length in range(1, _MAX_LENGTH_ON_GPU + 1):
-                self.run(starts, length)
+        """Record all graphs, so that no request waits for them; the largest first, whose memory the others share."""
+        if self._runner.recorder is not None:
+            for count in reversed(_ROWS[: bisect_left(_ROWS, min(self._runner.cache.slots, _ROWS[-1])) + 1]):
+                self._record(self._pack([], count), count)
 
     @torch.inference_mode()
     def run(self, starts: Sequence[ChainStart], length: int) -> list[list[DraftChoice]]:
@@ -87,53 +93,51 @@ class DraftChain:
         Raises:
             OutOfPagesError: as in `Runner.logits`.
         """
-        runner = self._runner
-        runner.cache.prepare_writes((run.slot, run.start, run.end + length - 1) for run, _, _ in starts)
-        count = len(starts) if runner.recorder is None else rows_bucket(len(starts))
-        bucket = _Bucket(count, length)
-        choices = self._replay(bucket, self._inputs(bucket, starts)).tolist()  # the only wait of the host
+        self._runner.cache.prepare_writes((run.slot, run.start, run.end + length - 1) for run, _, _ in starts)
+        if self._runner.recorder is None:
+            state = _State.of(copy_to(self._runner.device, self._pack(starts, len(starts))), len(starts))
+            replay: Replay = partial(self._step, state, used_processors(start.params for start in starts))
+        else:
+            count = _ROWS[bisect_left(_ROWS, len(starts))]
+            packed = self._pack(starts, count)
+            if count not in self._recorded:
+                self._record(packed, count)
+            state, replay = self._recorded[count]
+            copy_into(state.packed, packed)
+        for _ in range(length):
+            replay()
+        choices = state.choices[:length].tolist()  # the only wait of the host
         return [[DraftChoice.ranked(*choices[step][row]) for step in range(length)] for row in range(len(starts))]
 
-    def _replay(self, bucket: _Bucket, inputs: _Inputs) -> Tensor:
-        """Return tokens, best first, and their scores: [C, B, 2, RANKS] float64. inputs: on the CPU."""
-        runner = self._runner
-        if runner.recorder is None:
-            return self._steps(bucket, _Inputs(*(copy_to(runner.device, tensor) for tensor in inputs)))
-        if bucket not in self._recorded:
-            buffers = _Inputs(*(copy_to(runner.device, tensor).clone() for tensor in inputs))
-            self._recorded[bucket] = buffers, runner.recorder.record(lambda: self._steps(bucket, buffers))
-        buffers, replay = self._recorded[bucket]
-        for buffer, tensor in zip(buffers, inputs, strict=True):
-            copy_into(buffer, tensor)
-        return replay()
+    def _record(self, packed: Tensor, count: int) -> None:
+        """Record a step of `count` rows."""
+        assert self._runner.recorder is not None
+        state = _State.of(copy_to(self._runner.device, packed).clone(), count)
+        self._recorded[count] = state, self._runner.recorder.record(partial(self._step, state, frozenset(COMMON)))
 
-    def _steps(self, bucket: _Bucket, inputs: _Inputs) -> Tensor:
-        """Run the chain on the device. Nothing here may depend on values that the host would have to read."""
-        tokens, slots, trunks = inputs.integers[:3]  # [B]
-        offsets = torch.arange(bucket.rows + 1, device=slots.device)
-        choices = []
-        for step, rows in enumerate(inputs.integers[3:].view(bucket.length, 4, -1).unbind()):
-            positions, columns, lengths, branches = rows
-            batch = RaggedBatch(
-                slots, offsets, lengths, columns, positions, offsets[:-1], trunks, branches, window_branches=branches
-            )
-            logits = self._runner.forward(tokens[None], positions[None], batch)  # [B, V]
-            best, scores = rank(logits, SamplingBatch(inputs.settings[step]), RANKS)
-            tokens = best[:, 0]
-            choices.append(torch.stack([best.double(), scores.double()], dim=1))  # both fit exactly
-        return torch.stack(choices)
+    def _step(self, state: _State, used: frozenset[str]) -> Tensor:
+        """Choose a token of each row on the device, and let it be the next step's input. Return the state's choices.
 
-    def _inputs(self, bucket: _Bucket, starts: Sequence[ChainStart]) -> _Inputs:
-        """Return the inputs on the CPU."""
-        spare = padding_row(self._runner.cache.slots)
-        rows = [*(start.run for start in starts), *[spare] * (bucket.rows - len(starts))]
+        Nothing here may depend on values that the host would have to read. used: processors that some row needs.
+        """
+        tokens, slots, trunks, positions, columns, lengths, branches = state.rows  # [B]
+        offsets = torch.arange(len(slots) + 1, device=slots.device)
+        layout = (slots, offsets, lengths, columns, positions, offsets[:-1], trunks, branches, branches)
+        logits = self._runner.forward(tokens[None], positions[None], RaggedBatch(*layout))  # [B, V]
+        settings = state.settings.index_select(0, state.step)[0]
+        best, scores = rank(logits, SamplingBatch(settings, used), RANKS)
+        choices = torch.stack([best.double(), scores.double()], dim=1)  # both fit exactly
+        state.choices.index_copy_(0, state.step, choices[None])
+        tokens.copy_(best[:, 0])
+        state.rows[3:6] += 1
+        branches |= 1 << (columns - trunks)  # a token also sees the chain before it, and itself
+        state.step.add_(1)
+        return state.choices
+
+    def _pack(self, starts: Sequence[ChainStart], count: int) -> Tensor:
+        """Return what the first step reads, on the CPU; rows up to `count` are padding."""
+        rows = [*(start.run for start in starts), *[padding_row(self._runner.cache.slots)] * (count - len(starts))]
         tokens, positions, batch = pack_inputs(rows).unpack()
-        steps = torch.stack([positions[0], batch.columns, batch.lengths]) + torch.arange(bucket.length)[:, None, None]
-        branches = [batch.branches]  # a token also sees the chain before it
-        for columns in steps[1:, 1]:
-            branches.append(branches[-1] | (1 << (columns - batch.trunks)))
-        later = torch.cat([steps, torch.stack(branches)[:, None]], dim=1)  # [C, 4, B]
-        return _Inputs(
-            integers=torch.cat([tokens, batch.slots[None], batch.trunks[None], later.flatten(0, 1)]),
-            settings=chain_settings([start[1:] for start in starts], bucket.length, bucket.rows),
-        )
+        parts = (tokens[0], batch.slots, batch.trunks, positions[0], batch.columns, batch.lengths, batch.branches)
+        settings = chain_settings([start[1:] for start in starts], self._max_length, count)
+        return torch.cat([torch.zeros(1, dtype=torch.int64), *parts, settings.view(torch.int64).flatten()])

@@ -78,7 +78,7 @@ class EnsembleRounds:
         """Add the leader's logits, [K + 1, V]. mask: [K + 1, ⌈V / 32⌉] what its structure allows."""
         if self.round is not None:
             self.round.mask = mask
-            self.round.logits[0] = logits
+            self.round.logits[0] = logits.clone()  # the next forward may overwrite them
 
     def add_reply(self, replica: str, step: int, logits: Tensor, best: list[list[int]], now_s: float) -> None:
         """Add another member's logits, [K + 1, V or padded]. A reply to an earlier step, or a second one, is ignored.

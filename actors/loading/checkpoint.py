@@ -20,7 +20,7 @@ from transformers import (
 from actors.loading import memory_budget
 from actors.loading.gguf import settings_folder, weights_folder
 from actors.loading.quantization import Quantization, quantization_config, weight_bytes
-from actors.loading.supported import check_config, check_modules
+from actors.loading.supported import check_config, check_modules, context_length
 from decoding.errors import ConfigError
 
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
@@ -39,12 +39,13 @@ class ModelSpec:
     adapter: str | None = None  # LoRA weights to merge: a local folder or a Hub id
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
-    kv_dtype: str = "auto"  # of the KV slots; "auto": the layers' own; else a torch dtype's name
+    kv_dtype: str = "auto"  # of the KV cache; "auto": the layers' own; else a torch dtype's name
+    kv_tokens: int | Literal["auto"] = "auto"  # that the KV cache holds; "auto": as many as fit
     device: str = "auto"  # "auto": a GPU if there is one, else the CPU; "balanced": all GPUs; else a torch device
     tensor_parallel: int = 1  # devices that each layer is split over; see actors/loading/tensor_parallel.py
-    memory_bytes: int | None = None  # the most for weights and KV slots, per device; None: what is free
-    slots: int | Literal["auto"] = 16  # requests that run at once; "auto": as many as fit
-    max_length: int = 1024  # tokens per slot, prompt and output
+    memory_bytes: int | None = None  # the most for weights and KV cache, per device; None: a share of what is free
+    slots: int | Literal["auto"] = 16  # the most requests that run at once; "auto": as many as the device runs well
+    max_length: int | None = None  # tokens of a request, prompt and output; None: as many as the model has positions
     prefill_chunk: int = 256  # prompt tokens processed between two steps of running requests
     threads: int | None = None  # CPU threads; None: torch's own choice
 
@@ -59,7 +60,7 @@ class ModelSpec:
 
     @property
     def kv_torch_dtype(self) -> torch.dtype | None:
-        """dtype of the KV slots; None: the layers' own."""
+        """dtype of the KV cache; None: the layers' own."""
         return None if self.kv_dtype == "auto" else getattr(torch, self.kv_dtype)
 
 
@@ -154,12 +155,12 @@ def _load_config(spec: ModelSpec) -> PretrainedConfig:
     except (*_LOAD_ERRORS, ConfigError, KeyError) as error:
         raise _cannot_load(spec, error) from error
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if positions is not None and spec.max_length > positions:
+    if positions is not None and spec.max_length is not None and spec.max_length > positions:
         raise ConfigError(
             f"models.{spec.name}.max_length is {spec.max_length}, but the model has {positions} positions; lower it"
         )
     try:
-        check_config(config, max_length=spec.max_length)
+        check_config(config, max_length=context_length(config, spec.max_length))
     except ConfigError as error:
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
     return config

@@ -1,18 +1,21 @@
-"""Memory for a model and its KV slots: how much is free, how many slots fit. Knows nothing of requests."""
+"""Memory for models and their KV caches: how much is free, how many pages fit. Knows nothing of requests."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 from torch import nn
 
 from actors.model.kv_pages import KVPages
+from actors.model.page_tables import PAGE_SIZE
 from decoding.errors import ConfigError
 
-AUTO_SLOTS = 64  # the most that "auto" gives: larger batches run without CUDA graphs
 GIB = 2**30
 _USABLE = 0.9  # share of free memory; the rest is for activations, CUDA graphs and other processes
+_CPU_SHARE = 0.25  # of free memory for a KV cache on a CPU, which other programs use, too
+_AUTO_SLOTS = {"cuda": 256, "cpu": 64}
 _CGROUP = Path("/sys/fs/cgroup")
 
 Bytes = Mapping[torch.device, int]
@@ -49,7 +52,7 @@ def weights_on_devices(model: nn.Module) -> dict[torch.device, int]:
 def column_bytes(cache: KVPages, dtype: torch.dtype | None = None) -> dict[torch.device, int]:
     """Return the bytes of one token's keys and values in all layers, on each device.
 
-    cache: any number of slots, after a first call. dtype: of the slots to allocate; None: as in `cache`.
+    cache: of any size, after a first call. dtype: of the pages to allocate; None: as in `cache`.
     """
     used: dict[torch.device, int] = {}
     for store in (store for stores in cache.layers.values() for store in stores):
@@ -75,35 +78,64 @@ def check_weights(name: str, needed: int, smaller: Mapping[str, int], *, room: i
     )
 
 
-def fit_slots(name: str, wanted: int | Literal["auto"], *, slot_bytes: Bytes, room: Bytes, capacity: int) -> int:
-    """Return how many slots to allocate, not counting the slot for padding.
+def choose_slots(wanted: int | Literal["auto"], device: torch.device) -> int:
+    """Return how many requests run at once. "auto": as many as the device computes well together."""
+    return _AUTO_SLOTS.get(device.type, _AUTO_SLOTS["cpu"]) if wanted == "auto" else wanted
 
-    wanted: "auto" means as many as fit, up to AUTO_SLOTS. slot_bytes: bytes of one slot of `capacity` columns.
+
+def fit_pages(
+    name: str, wanted: int | Literal["auto"], *, column: Bytes, room: Bytes, slots: int, max_length: int, max_query: int
+) -> int:
+    """Return how many KV pages to allocate, not counting the page for padding.
+
+    Args:
+        wanted: the number of tokens. "auto": as many as fit, but not more than all slots together can ever hold.
+        column: bytes of one token.
+        max_length, max_query: tokens of a request, and columns beyond them that a call may write.
 
     Raises:
-        ConfigError: they don't fit; the message says how many slots or columns would.
+        ConfigError: they don't fit, or can't hold one request; the message says what would fit.
     """
-    fitting = min(room[device] // size for device, size in slot_bytes.items()) - 1
-    needed, free = sum(slot_bytes.values()), sum(room[device] for device in slot_bytes)
-    if fitting < 1:
-        columns = capacity * min(room[device] / (2 * size) for device, size in slot_bytes.items())
+    fitting = min(room[device] // (size * PAGE_SIZE) for device, size in column.items()) - 1
+    per_request = -(-(max_length + max_query) // PAGE_SIZE)
+    pages = min(fitting, slots * per_request) if wanted == "auto" else -(-wanted // PAGE_SIZE)
+    tokens, needed, free = fitting * PAGE_SIZE, sum(column.values()) * PAGE_SIZE, sum(room[device] for device in column)
+    if wanted != "auto" and pages > fitting:
         raise ConfigError(
-            f"models.{name}.max_length: two KV slots of {capacity} columns (max_length and prefill_chunk together) "
-            f"need {_in_words(2 * needed)}, but the weights leave {_in_words(free)}; {int(columns)} columns would fit"
+            f"models.{name}.kv_tokens is {wanted}: they need {_in_words((pages + 1) * needed)}, but there is room for "
+            f"{_in_words(free)}; {max(tokens, 0)} tokens would fit"
         )
-    if wanted == "auto":
-        return min(fitting, AUTO_SLOTS)
-    if wanted > fitting:
+    if pages < per_request:
         raise ConfigError(
-            f"models.{name}.slots is {wanted}: so many KV slots and one for padding need "
-            f"{_in_words((wanted + 1) * needed)}, but the weights leave {_in_words(free)}; {fitting} would fit"
+            f"models.{name}.max_length is {max_length}: a request and what is computed beyond it need "
+            f"{per_request * PAGE_SIZE} tokens of keys and values, but there is room for {max(pages, 0) * PAGE_SIZE} "
+            f"({_in_words(free)}); set max_length to {max(pages * PAGE_SIZE - max_query, 0)} or less, or raise "
+            "kv_tokens or memory_gib"
         )
-    return wanted
+    return pages
 
 
-def room_for_slots(devices: Iterable[torch.device], used: Bytes, limit: int | None) -> dict[torch.device, int]:
-    """Return the bytes for KV slots after loading. used: bytes of the weights. limit: for both, per device."""
-    return {device: _within(free_bytes(device), used.get(device, 0), limit) for device in devices}
+def room_for_pages(
+    devices: Iterable[torch.device], used: Bytes, limit: int | None, *, reserved: Bytes = MappingProxyType({})
+) -> dict[torch.device, int]:
+    """Return the bytes for KV pages after loading.
+
+    Without a limit a CPU's cache gets a quarter of the free memory only.
+
+    Args:
+        used: bytes of the weights.
+        limit: for both, per device.
+        reserved: bytes that CUDA graphs will need, outside the limit.
+    """
+    room = {
+        device: max(_within(free_bytes(device) - reserved.get(device, 0), used.get(device, 0), limit), 0)
+        for device in devices
+    }
+    if limit is not None:
+        return room
+    return {
+        device: int(free_bytes(device) * _CPU_SHARE) if device.type == "cpu" else size for device, size in room.items()
+    }
 
 
 def room_for_weights(devices: Iterable[torch.device], limit: int | None) -> int:

@@ -18,9 +18,19 @@ from decoding.errors import ConfigError
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary positions that change with the text's length
+MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
 _LENGTHS = (5, 9)  # tokens of the test's two calls
 _TOLERANCES = {torch.float32: 0.01}  # of the logits, relative to their own variation
 _LOOSE = 0.3  # for other types: rounding gives a few per cent, a text that is ignored gives 1
+
+
+def context_length(config: PretrainedConfig, wanted: int | None) -> int:
+    """Return the most tokens of a request. wanted: as configured; None: as many as the model can tell apart."""
+    if wanted is not None:
+        return wanted
+    text = config.get_text_config(decoder=True)
+    positions = getattr(text, "max_position_embeddings", None) or MAX_LENGTH
+    return min(int(positions), MAX_LENGTH, *(length for _, length in _length_dependent_positions(text)))
 
 
 def check_config(config: PretrainedConfig, *, max_length: int) -> None:

@@ -17,6 +17,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from actors.loading.checkpoint import ModelSpec
+from actors.loading.memory_budget import (
+    Bytes,
+    choose_slots,
+    column_bytes,
+    fit_pages,
+    room_for_pages,
+    weights_on_devices,
+)
+from actors.loading.supported import context_length
 from actors.model.forward_input import RowInput
 from actors.model.kv_pages import KVPages
 from actors.model.runner import Runner
@@ -87,6 +96,12 @@ class TensorParallelGroup:
         call: _Call = msgspec.msgpack.decode(data.numpy().tobytes(), type=_Call)
         return call
 
+    def least(self, value: int) -> int:
+        """Return the least of all ranks' values; all call it at once."""
+        least = torch.tensor([value])
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self._calls)
+        return int(least)
+
     def close(self) -> None:
         """Leave the group; rank 0 first tells the others to stop."""
         if self.rank.rank == 0:
@@ -103,13 +118,31 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     for field, usual in (("quantization", None), ("adapter", None), ("kv_dtype", "auto")):
         if getattr(spec, field) != usual:
             raise ConfigError(f"models.{spec.name}.{field}: does not go together with tensor_parallel; leave it out")
-    if spec.slots == "auto":
-        raise ConfigError(f"models.{spec.name}.slots: with tensor_parallel, set a number; 'auto' is for one device")
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     model = load_shard(spec.path, group, revision=spec.revision, dtype=spec.dtype)
-    size = {"slots": spec.slots, "max_length": spec.max_length, "max_query": max(spec.prefill_chunk, 64)}
-    return ShardedRunner(model, group, **size) if group.rank.rank == 0 else Runner(model, **size)
+    size: dict[str, int] = {
+        "slots": choose_slots(spec.slots, model.device),
+        "max_length": context_length(model.config, spec.max_length),
+        "max_query": max(spec.prefill_chunk, 64),
+    }
+    column, room = _memory(spec, model, group)
+    pages = fit_pages(spec.name, spec.kv_tokens, column=column, room=room, **size)
+    if group.rank.rank == 0:
+        return ShardedRunner(model, group, **size, pages=pages)
+    runner = Runner(model, **size)
+    runner.cache = _FollowingCache(slots=size["slots"], capacity=runner.cache.capacity, pages=pages)
+    return runner
+
+
+def _memory(spec: ModelSpec, model: PreTrainedModel, group: TensorParallelGroup) -> tuple[Bytes, Bytes]:
+    """Return the bytes of a token's keys and values here, and those of as many tokens as every rank has room for."""
+    trial = Runner(model, slots=1, max_length=1, max_query=1)
+    trial.logits([RowInput(0, 0, [0])])
+    column = column_bytes(trial.cache)
+    room = room_for_pages(column, weights_on_devices(model), spec.memory_bytes)
+    tokens = group.least(min(room[device] // size for device, size in column.items()))
+    return column, {device: tokens * size for device, size in column.items()}
 
 
 def follow_in_group(spec: ModelSpec, rank: Rank) -> None:
@@ -145,11 +178,18 @@ class ShardedRunner(Runner):
     """Rank 0's runner. The other ranks have plain runners of the same size, driven by `follow`."""
 
     def __init__(
-        self, model: PreTrainedModel, group: TensorParallelGroup, *, slots: int, max_length: int, max_query: int
+        self,
+        model: PreTrainedModel,
+        group: TensorParallelGroup,
+        *,
+        slots: int,
+        max_length: int,
+        max_query: int,
+        pages: int | None = None,
     ) -> None:
         super().__init__(model, slots=slots, max_length=max_length, max_query=max_query)
         self._group = group
-        self.cache = _ShardedCache(group, slots=slots, capacity=self.cache.capacity)
+        self.cache: KVPages = _ShardedCache(group, slots=slots, capacity=self.cache.capacity, pages=pages)
 
     def logits(self, rows: Sequence[RowInput]) -> Tensor:
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
@@ -163,8 +203,8 @@ class ShardedRunner(Runner):
 class _ShardedCache(KVPages):
     """Rank 0's pages. It alone decides which pages slots have, and sends that to the other ranks."""
 
-    def __init__(self, group: TensorParallelGroup, *, slots: int, capacity: int) -> None:
-        super().__init__(slots=slots, capacity=capacity)
+    def __init__(self, group: TensorParallelGroup, *, slots: int, capacity: int, pages: int | None) -> None:
+        super().__init__(slots=slots, capacity=capacity, pages=pages)
         self._group = group
 
     def apply(self, entries: Sequence[tuple[int, int, int]], copies: Sequence[tuple[int, int]]) -> None:
@@ -186,7 +226,6 @@ class _FollowingCache(KVPages):
 
 def follow(runner: Runner, group: TensorParallelGroup) -> None:
     """Repeat rank 0's calls until it stops. Raises RuntimeError if its connection breaks."""
-    runner.cache = _FollowingCache(slots=runner.cache.slots, capacity=runner.cache.capacity)
     while True:
         match group.receive():
             case _Forward(rows):

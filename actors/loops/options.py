@@ -13,7 +13,7 @@ from actors.tokenizers.logits_mapping import LogitsMapping
 class LoopOptions:
     """Options of one loop; each kind of loop reads those that concern it."""
 
-    prefill_chunk: int = 256  # prompt tokens processed between two steps of the running rows
+    prefill_chunk: int = 256  # the most prompt tokens of a turn, beside the steps of the running rows
     load_tokenizer: LoadTokenizer | None = None  # for structured answers; None: they are refused
     adaptive: bool = True  # a target verifies as many draft tokens as pay; else as many as the request allows
     colocated: Runner | None = None  # of a drafter in a target's thread: at least as many slots as the target's

@@ -1,88 +1,140 @@
-"""CUDA graphs of decoding and verification: a step is one launch, whatever the number of kernels in it.
+"""CUDA graphs of a forward: a step is one launch, whatever the number of kernels in it.
 
-A graph needs fixed shapes and addresses. So rows and tokens per row are rounded up to buckets, and inputs are
-copied into permanent buffers. Padding is written to a slot that no request has.
+A graph needs fixed shapes and addresses, so the numbers of rows and tokens are rounded up, and all inputs are copied
+into one buffer. It does not depend on how long the rows are, or on how many tokens each has. Padding is written to a
+slot that no request has.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
-from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs
+from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row, wanted_tokens
+from decoding.sampling.transfer import copy_into
 
-_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+_ROWS = (64, 256)
 MAX_ROWS = _ROWS[-1]
-_WIDTHS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)
+_TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
+_WANTED = 8  # tokens of a row in a usual step, its last one and a draft: so many logits have room
+_GRAPH_BYTES = 2**23  # of a graph without its tensors; not measured yet
 
-Forward = Callable[[Tensor, Tensor, RaggedBatch], Tensor]  # tokens, positions: [1, N]; returns [N, V]
+Forward = Callable[[Tensor, Tensor, RaggedBatch, Tensor], Tensor]  # tokens, positions, layout, wanted: as in `Runner`
 
 
 class Shape(NamedTuple):
-    """A bucket: B rows of Q tokens on average. One more row is padding."""
+    """The shape of a graph: B rows that have N tokens together, and logits after W of these."""
 
     rows: int
-    width: int
+    tokens: int
+    wanted: int
 
 
 class CudaGraphs:
-    """One graph per bucket, captured on the bucket's first use."""
+    """A graph for each shape. All write logits to the same memory, so a result is valid until the next replay."""
 
     def __init__(
         self,
         forward: Forward,
         *,
         device: torch.device,
-        spare_slot: int,
+        slots: int,
+        vocab_size: int,
+        most_tokens: int,
         window: int | None = None,
         recorder: GraphRecorder,
     ) -> None:
         """
-        spare_slot: the slot that padding is written to.
+        slots: the number of rows at once, and the slot that padding is written to.
+        most_tokens: of rows together in a usual step; larger ones run without a graph.
         window: the sliding window of the layers that have one, in tokens.
         """
-        self._forward, self._device = forward, device
-        self._spare_slot, self._window = spare_slot, window
-        self._recorder = recorder
+        self._forward, self._device, self._window, self._recorder = forward, device, window, recorder
+        self._spare_slot = slots
+        self._shapes = sorted(shapes(slots, most_tokens))
         self._captured: dict[Shape, tuple[PackedInputs, Replay]] = {}
+        self._logits = torch.empty(max(shape.wanted for shape in self._shapes), vocab_size, device=device)
 
-    def bucket(self, rows: Sequence[RowInput]) -> Shape | None:
-        """Return the smallest bucket with room for the rows; None for rows that are too many or too long."""
-        width = max(len(row.tokens) for row in rows)
-        if len(rows) > MAX_ROWS or width > _WIDTHS[-1]:
-            return None
-        return Shape(rows_bucket(len(rows)), _round_up(width, _WIDTHS))
+    @property
+    def token_counts(self) -> list[int]:
+        """The numbers of tokens that steps are padded to, ascending."""
+        return sorted({shape.tokens for shape in self._shapes})
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture the graphs of all shapes, the largest first, because the others use its memory again."""
+        for shape in reversed(self._shapes):
+            self.logits(shape, [padding_row(self._spare_slot)])
+
+    def shape(self, rows: Sequence[RowInput]) -> Shape | None:
+        """Return the smallest shape with room for the rows; None if there is none."""
+        tokens, wanted = sum(len(row.tokens) for row in rows), sum(row.logits_count for row in rows)
+        fitting = (s for s in self._shapes if s.rows >= len(rows) and s.tokens >= tokens and s.wanted >= wanted)
+        return min(fitting, key=lambda shape: (shape.tokens, shape.rows), default=None)
 
     def logits(self, shape: Shape, rows: Sequence[RowInput]) -> Tensor:
-        """Return [N, V] logits after every token, row after row. The rows must fit into `shape`."""
-        inputs = self._pack(shape, rows)
+        """Return the logits that the rows want, [·, V] float32, row after row. The rows must fit into `shape`."""
+        wanted = wanted_tokens(rows)
+        inputs = self._pack(shape, rows, wanted)
         if shape not in self._captured:
             buffers = inputs.copy_to(self._device)
-            views = buffers.unpack()
-            self._captured[shape] = buffers, self._recorder.record(lambda: self._forward(*views))
+            self._captured[shape] = buffers, self._recorder.record(lambda: self._run(shape, buffers))
         buffers, replay = self._captured[shape]
-        buffers.overwrite(inputs)
-        return replay()[: sum(len(row.tokens) for row in rows)]
+        copy_into(buffers.integers, inputs.integers)
+        return replay()[: len(wanted)]
 
-    def _pack(self, shape: Shape, rows: Sequence[RowInput]) -> PackedInputs:
-        """Pack the rows and the padding that the bucket needs."""
-        return pack_inputs(
+    def _run(self, shape: Shape, inputs: PackedInputs) -> Tensor:
+        *layout, wanted = inputs.unpack(), inputs.integers[-shape.wanted :]
+        logits = self._logits[: shape.wanted]
+        return logits.copy_(self._forward(*layout[0], wanted))
+
+    def _pack(self, shape: Shape, rows: Sequence[RowInput], wanted: Sequence[int]) -> PackedInputs:
+        """Pack the rows and padding, and after that the indices of the tokens whose logits are wanted."""
+        inputs = pack_inputs(
             rows,
             window=self._window,
-            row_count=shape.rows + 1,
-            token_count=shape.rows * shape.width,
+            row_count=shape.rows + 1,  # the last has all tokens of padding
+            token_count=shape.tokens,
             spare_slot=self._spare_slot,
         )
+        indices = torch.tensor([*wanted, *[0] * (shape.wanted - len(wanted))], dtype=torch.int64)
+        return PackedInputs(torch.cat([inputs.integers, indices]), inputs.sizes)
 
 
-def rows_bucket(count: int) -> int:
-    """Round a number of rows, at most `MAX_ROWS`, up to a bucket's."""
-    return _round_up(count, _ROWS)
+def usual_tokens(slots: int, max_query: int) -> int:
+    """Return how many tokens the largest usual step has: a draft of every row, and a chunk of a prompt."""
+    return _WANTED * slots + max_query
 
 
-def _round_up(value: int, buckets: Sequence[int]) -> int:
-    return buckets[bisect_left(buckets, value)]
+def shapes(slots: int, most_tokens: int) -> Iterator[Shape]:
+    """Yield the shapes of all graphs: few, because each is captured at the start and takes memory."""
+    most_rows = min(slots, MAX_ROWS)
+    row_counts = _ROWS[: bisect_left(_ROWS, most_rows) + 1]
+    token_counts = _TOKENS[: bisect_left(_TOKENS, min(most_tokens, _TOKENS[-1])) + 1]
+    yield from {
+        Shape(min(rows, tokens), tokens, min(tokens, _WANTED * rows))
+        for rows, tokens in product(row_counts, token_counts)
+    }
+
+
+def graph_bytes(model: PreTrainedModel, slots: int, max_query: int) -> dict[torch.device, int]:
+    """Return an estimate of the memory that a runner's graphs need, by device; nothing unless the model is on a GPU.
+
+    The largest graph counts, because the others use its memory again. slots, max_query: as in `Runner`.
+    """
+    if model.device.type != "cuda":
+        return {}
+    config = model.config.get_text_config()
+    every = list(shapes(slots, usual_tokens(slots, max_query)))
+    wanted, tokens = max(shape.wanted for shape in every), max(shape.tokens for shape in every)
+    hidden = int(config.hidden_size)
+    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    logits = wanted * int(config.vocab_size) * (4 + model.dtype.itemsize)  # in float32, and before that
+    activations = tokens * (6 * hidden + 3 * inner) * model.dtype.itemsize
+    return {model.device: logits + activations + len(every) * _GRAPH_BYTES}

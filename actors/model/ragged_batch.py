@@ -4,14 +4,15 @@ It knows nothing of models or graphs: rows go in, one packed tensor comes out.
 """
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
 from actors.model.forward_input import RowInput
-from decoding.sampling.transfer import copy_into, copy_to
+from decoding.sampling.transfer import copy_to
 
 MAX_BRANCHES = 64  # columns beyond its trunk among which a token can see; one bit each
 
@@ -33,19 +34,15 @@ class RaggedBatch(NamedTuple):
 class PackedInputs(NamedTuple):
     """The inputs of a forward in one tensor, because each copy to a GPU takes the host's time."""
 
-    integers: Tensor  # [3 B + 1 + 6 N] int64, or 7 N with a window
+    integers: Tensor  # [3 B + 1 + 6 N] int64, or 7 N with a window; others may follow
     sizes: Sequence[int]  # of the parts of `integers`
 
     def copy_to(self, device: torch.device) -> "PackedInputs":
         return PackedInputs(copy_to(device, self.integers), self.sizes)
 
-    def overwrite(self, values: "PackedInputs") -> None:
-        """Overwrite with other inputs of the same shapes, which are on the CPU."""
-        copy_into(self.integers, values.integers)
-
     def unpack(self) -> tuple[Tensor, Tensor, RaggedBatch]:
         """Return tokens and positions, [1, N] int64 each, and the layout: views of the packed tensor."""
-        tokens, *layout = self.integers.split(self.sizes)
+        tokens, *layout = self.integers[: sum(self.sizes)].split(self.sizes)
         if len(layout) < len(RaggedBatch._fields):
             layout.append(layout[-1])
         batch = RaggedBatch._make(layout)
@@ -70,43 +67,43 @@ def pack_inputs(
     Raises:
         ValueError: a token sees columns more than MAX_BRANCHES beyond the text that it sees.
     """
-    tokens, columns, positions, row_of, trunks, branches, windowed = (list[int]() for _ in range(7))
-    offsets = [0]
-    for index, row in enumerate(rows):
-        tokens += row.tokens
-        columns += range(row.start, row.end)
-        positions += row.positions()
-        row_of += [index] * len(row.tokens)
-        if row.paths is None:
-            trunks += range(row.start + 1, row.end + 1)
-            branches += [0] * len(row.tokens)
-            windowed += [0] * len(row.tokens)
-        else:
-            for path in row.paths:
-                trunk, rest = _fold(row.trunk, path)
-                trunks.append(trunk)
-                branches.append(_bits(trunk, rest))
-                windowed.append(branches[-1] if window is None else _bits(trunk, rest[-window:]))
-        offsets.append(len(tokens))
-    padding, padding_rows = max(token_count - len(tokens), 0), max(row_count - len(rows), 0)
+    counts, starts = [len(row.tokens) for row in rows], [row.start for row in rows]
+    slots, lengths = [row.slot for row in rows], [row.end for row in rows]
+    padding_rows, padding = max(row_count - len(rows), 0), max(token_count - sum(counts), 0)
     assert padding_rows or not padding
-    if padding:  # all of it in the last row; each token sees one column
-        for values, value in zip(
-            (tokens, columns, positions, row_of, trunks, branches, windowed),
-            (0, 0, 0, len(rows) + padding_rows - 1, 1, 0, 0),
-            strict=True,
-        ):
-            values += [value] * padding
-    offsets += [offsets[-1]] * padding_rows
-    offsets[-1] = len(tokens)
-    slots = [*(row.slot for row in rows), *[spare_slot] * padding_rows]
-    lengths = [*(row.end for row in rows), *[1] * padding_rows]
-    parts = [tokens, slots, offsets, lengths, columns, positions, row_of, trunks, branches]
-    if window is not None:
-        parts.append(windowed)
-    return PackedInputs(
-        torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64), [len(part) for part in parts]
+    if padding_rows:
+        counts += [0] * (padding_rows - 1) + [padding]  # all of it in the last row
+        starts += [0] * padding_rows
+        slots += [spare_slot] * padding_rows
+        lengths += [1] * padding_rows
+    total, real = sum(counts), sum(counts) - padding
+    sizes = [total, len(counts), len(counts) + 1, len(counts), *[total] * (5 if window is None else 6)]
+    integers = numpy.zeros(sum(sizes), dtype=numpy.int64)
+    tokens, all_slots, offsets, all_lengths, columns, positions, row_of, trunks, *branches = numpy.split(
+        integers, list(accumulate(sizes[:-1]))
     )
+    tokens[:real] = list(chain.from_iterable(row.tokens for row in rows))
+    all_slots[:], all_lengths[:] = slots, lengths
+    offsets[1:] = numpy.cumsum(counts)
+    row_of[:] = numpy.repeat(numpy.arange(len(counts)), counts)
+    columns[:real] = (numpy.arange(total) + (starts - offsets[:-1])[row_of])[:real]
+    positions[:] = columns
+    trunks[:] = columns + 1  # a token of padding sees one column, because a softmax over nothing is NaN
+    for row, first in zip(rows, offsets.tolist(), strict=False):
+        for index, path in enumerate(row.paths or (), first):
+            trunk, rest = _fold(row.trunk, path)
+            positions[index] = row.trunk + len(path) - 1
+            trunks[index] = trunk
+            branches[0][index] = _bits(trunk, rest)
+            if window is not None:
+                branches[1][index] = _bits(trunk, rest[-window:])
+    return PackedInputs(torch.from_numpy(integers), sizes)
+
+
+def wanted_tokens(rows: Sequence[RowInput]) -> list[int]:
+    """Return the indices of the tokens after which logits are wanted."""
+    ends = accumulate(len(row.tokens) for row in rows)
+    return [index for row, end in zip(rows, ends, strict=True) for index in range(end - row.logits_count, end)]
 
 
 def padding_row(spare_slot: int) -> RowInput:

@@ -5,19 +5,19 @@ It knows nothing of requests, drafts or sampling: rows of token ids go in at giv
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import accumulate, islice
+from itertools import islice
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.model.attention.interface import NAME
-from actors.model.cuda_graphs import CudaGraphs
+from actors.model.cuda_graphs import CudaGraphs, usual_tokens
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
-from actors.model.ragged_batch import RaggedBatch, pack_inputs
+from actors.model.ragged_batch import RaggedBatch, pack_inputs, wanted_tokens
 from decoding.errors import ConfigError
 from decoding.sampling.transfer import tensor_on
 
@@ -32,6 +32,7 @@ class Runner:
 
     single_device = False  # whether this process has all of the model on one device; `forward` needs that
     recorder: GraphRecorder | None = None  # records calls on a GPU
+    _graphs: CudaGraphs | None = None
 
     def __init__(
         self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int, pages: int | None = None
@@ -56,7 +57,6 @@ class Runner:
         self.cache = KVPages(slots=slots, capacity=max_length + max_query, pages=pages)
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
-        self._graphs: CudaGraphs | None = None
         self._traced: Callable[..., Tensor] | None = None
         sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
         self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
@@ -70,12 +70,12 @@ class Runner:
         copy.cache.dtype = self.cache.dtype
         copy.logits([RowInput(slot=0, start=0, tokens=[0])])
         copy.cache.clear_all()
-        if self._traced is not None:
-            copy.use_trace()
+        if self._traced is not None or self._graphs is not None:
+            copy.warm_up()
         return copy
 
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
-        """Run small batches as CUDA graphs, unless the model is in parts.
+        """Run usual batches as CUDA graphs, unless the model is in parts.
 
         A graph covers one device. One process of a tensor-parallel group can't record alone: its kernels wait for the
         others'. capture: another way to record a call, for tests without a GPU.
@@ -86,10 +86,26 @@ class Runner:
         self._graphs = CudaGraphs(
             self.forward,
             device=self.device,
-            spare_slot=self.cache.slots,
+            slots=self.cache.slots,
+            vocab_size=self.vocab_size,
+            most_tokens=usual_tokens(self.cache.slots, self.max_query),
             window=self.window,
             recorder=self.recorder,
         )
+
+    @property
+    def padded_sizes(self) -> Sequence[int]:
+        """Numbers of tokens that forwards are padded to, ascending; larger ones are not. Empty without graphs."""
+        return self._graphs.token_counts if self._graphs is not None else ()
+
+    def warm_up(self) -> None:
+        """Do before the first request what takes long: capture graphs on a GPU, trace the model on a CPU.
+
+        Slots must be allocated and free, because their first columns are overwritten.
+        """
+        if self._graphs is not None:
+            self._graphs.capture()
+        self.use_trace()
 
     @torch.inference_mode()
     def use_trace(self) -> None:
@@ -150,13 +166,10 @@ class Runner:
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
-        bucket = self._graphs.bucket(rows) if self._graphs else None
-        kept = self._wanted_indices(rows)
-        if self._graphs and bucket:
-            logits = self._graphs.logits(bucket, rows)
-            logits = logits if kept is None else logits[kept]
-        else:
-            logits = self.forward(*self._inputs(rows), kept)
+        shape = self._graphs.shape(rows) if self._graphs else None
+        if self._graphs and shape:
+            return self._graphs.logits(shape, rows)
+        logits = self.forward(*self._inputs(rows), self._wanted(rows))
         return logits[: sum(row.logits_count for row in rows)]
 
     def forward(
@@ -185,16 +198,14 @@ class Runner:
         """Return tokens, positions and layout on the device."""
         return pack_inputs(rows, window=self.window).copy_to(self.device).unpack()
 
-    def _wanted_indices(self, rows: Sequence[RowInput]) -> Tensor | None:
+    def _wanted(self, rows: Sequence[RowInput]) -> Tensor | None:
         """Return the tokens after which logits are wanted, int64, at least one; None: all.
 
         On the device of the logits, or on the CPU.
         """
         if all(row.logits_count == len(row.tokens) for row in rows):
             return None
-        ends = accumulate(len(row.tokens) for row in rows)
-        wanted = [index for row, end in zip(rows, ends, strict=True) for index in range(end - row.logits_count, end)]
-        return tensor_on(self.device if self.single_device else "cpu", wanted or [0], torch.int64)
+        return tensor_on(self.device if self.single_device else "cpu", wanted_tokens(rows) or [0], torch.int64)
 
     def compact(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         """Move the tree nodes in the columns of `path` to the columns from `trunk` on, as text."""

@@ -4,15 +4,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
+
+from transformers import PreTrainedModel
 
 from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
 from actors.loading.grammar_tokenizer import structure_tokenizer
-from actors.loading.memory_budget import column_bytes, fit_slots, room_for_slots, weights_on_devices
-from actors.loading.supported import try_out
+from actors.loading.memory_budget import (
+    Bytes,
+    choose_slots,
+    column_bytes,
+    fit_pages,
+    room_for_pages,
+    weights_on_devices,
+)
+from actors.loading.supported import context_length, try_out
 from actors.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
 from actors.loading.tokenizer_pairs import load_draft_mappings, load_logits_mappings
 from actors.loops.options import LoopOptions
 from actors.loops.thread import LoopThread, LoopTimes
+from actors.model.cuda_graphs import graph_bytes
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
@@ -26,17 +37,36 @@ _POLL_S = 0.05
 
 
 def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "target") -> Runner:
-    """Load a model, allocate its KV slots, and take the first step, which is slow.
+    """Load a model, allocate its KV cache, and take the first step, which is slow.
 
     Args:
         rank: this process's rank, if a tensor-parallel group runs the model.
-        role: "both" needs memory for twice the slots.
+        role: "both" needs memory for two caches.
 
     Raises:
-        ConfigError: the model can't be loaded or served, or it or its slots don't fit into memory.
+        ConfigError: the model can't be loaded or served, or it or its cache does not fit into memory.
     """
     if rank is not None:
         return load_sharded_runner(spec, TensorParallelGroup(rank))
+    return _allocate([_load(spec)], copies=2 if role == "both" else 1)[0]
+
+
+def load_pair(spec: ModelSpec, drafter: ModelSpec) -> tuple[Runner, Runner]:
+    """Load a target and the drafter on its device, with as many slots and pages each. Errors as in `load_runner`."""
+    target_runner, drafter_runner = _allocate([_load(spec), _load(drafter)])
+    return target_runner, drafter_runner
+
+
+class _Loaded(NamedTuple):
+    """A model without its KV cache."""
+
+    spec: ModelSpec
+    model: PreTrainedModel
+    weights: Bytes
+    column: Bytes  # of one token's keys and values
+
+
+def _load(spec: ModelSpec) -> _Loaded:
     model = load_model(spec)
     weights = weights_on_devices(model)
     use_faster_layers(model)
@@ -44,18 +74,45 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "targ
         column = column_bytes(try_out(model), spec.kv_torch_dtype)
     except ConfigError as error:
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
-    max_query = max(spec.prefill_chunk, 64)
-    capacity = spec.max_length + max_query
-    copies = 2 if role == "both" else 1
-    slot_bytes = {device: copies * size * capacity for device, size in column.items()}
-    room = room_for_slots(column, weights, spec.memory_bytes)
-    slots = fit_slots(spec.name, spec.slots, slot_bytes=slot_bytes, room=room, capacity=capacity)
-    runner = Runner(model, slots=slots, max_length=spec.max_length, max_query=max_query)
-    runner.cache.dtype = spec.kv_torch_dtype
-    runner.logits([RowInput(slot=0, start=0, tokens=[0])])
-    runner.cache.clear_all()
-    runner.use_trace()
-    return runner
+    return _Loaded(spec, model, weights, column)
+
+
+def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
+    """Return runners with caches of the same number of pages. The first model's settings count for all.
+
+    copies: the number of caches that each model will have.
+    """
+    spec = loaded[0].spec
+    lengths = [context_length(each.model.config, each.spec.max_length) for each in loaded]
+    max_queries = [max(each.spec.prefill_chunk, 64) for each in loaded]
+    column = _sum([each.column for each in loaded] * copies)
+    weights = _sum([each.weights for each in loaded])
+    slots = choose_slots(spec.slots, loaded[0].model.device)
+    graphs = [graph_bytes(each.model, slots, query) for each, query in zip(loaded, max_queries, strict=True)]
+    pages = fit_pages(
+        spec.name,
+        spec.kv_tokens,
+        column=column,
+        room=room_for_pages(column, weights, spec.memory_bytes, reserved=_sum(graphs * copies)),
+        slots=slots,
+        max_length=max(lengths),
+        max_query=max(max_queries),
+    )
+    runners = []
+    for each, max_length, max_query in zip(loaded, lengths, max_queries, strict=True):
+        runner = Runner(each.model, slots=slots, max_length=max_length, max_query=max_query, pages=pages)
+        runner.cache.dtype = each.spec.kv_torch_dtype
+        runner.logits([RowInput(slot=0, start=0, tokens=[0])])
+        runner.cache.clear_all()
+        runner.warm_up()
+        runners.append(runner)
+    return runners
+
+
+def _sum(sizes: Sequence[Bytes]) -> Bytes:
+    """Add bytes by device."""
+    devices = {device for size in sizes for device in size}
+    return {device: sum(size.get(device, 0) for size in sizes) for device in devices}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +148,12 @@ class Replica:
 
     def _load(self, spec: ReplicaSpec) -> None:
         model, colocated = spec.model, spec.colocated
-        drafter = None if colocated is None else load_runner(colocated)
-        runner = load_runner(model, spec.rank, role=spec.role)
+        drafter: Runner | None
+        if colocated is not None and spec.rank is None:
+            runner, drafter = load_pair(model, colocated)
+        else:
+            runner = load_runner(model, spec.rank, role=spec.role)
+            drafter = None if colocated is None else load_runner(colocated)
         self._thread.usual_turn_s = _measure_prefill(runner, min(model.prefill_chunk, runner.max_query))
         options = LoopOptions(
             prefill_chunk=model.prefill_chunk,

@@ -21,6 +21,7 @@ from actors.loops.served_row import ServedRow
 from actors.loops.thread import LoopTimes
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
+from actors.model.step_timer import StepTimer
 from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.committer import Committer
 from actors.target.inbox import TargetInbox
@@ -80,16 +81,17 @@ class Target:
         running = [row for row in samplers if row.verifies]
         prompt_tokens = sum(share.tokens for share in shares if share.row.prefilling)
         self._draft(running, others=sum(share.tokens for share in shares) - len(running))
-        began_s = time.perf_counter()
         self._request_logits(running, round_began_s)
         inputs = [share.row.inputs(share.tokens) for share in shares]
+        timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
         verifications = self._take(shares, logits.split([sum(run.logits_count for run in runs) for runs in inputs]))
         wait_for_verdicts = judge(verifications, logits)
+        timer.stop()
         self._inbox.receive(0.0)  # while the device computes: a late draft still tells what follows the verdict
         verdicts = wait_for_verdicts()
         tokens = sum(len(run.tokens) for runs in inputs for run in runs)
-        self._note_times(tokens, prompt_tokens, time.perf_counter() - began_s, alone=not running)
+        self._note_times(tokens, prompt_tokens, timer.seconds(), alone=not running)
         self._commit(verifications, verdicts, round_began_s if running else None, prompt_tokens=prompt_tokens)
 
     def _draft(self, rows: list[TargetRow], *, others: int) -> None:

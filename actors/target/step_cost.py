@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
+from actors.model.step_timer import StepTimer
 
 _SMOOTHING = 0.1  # weight of the newest step
 _RELAXING = 0.003  # weight per step with which the factors of other sizes follow the mean
@@ -22,8 +23,13 @@ class StepCost:
     Factors of sizes without steps slowly follow the rest, so that no stale time stays for ever.
     """
 
-    def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-        """sizes: ascending numbers of tokens; seconds: of a step of each size. The curve never falls."""
+    def __init__(self, sizes: Sequence[int], seconds: Sequence[float], padded: Sequence[int] = ()) -> None:
+        """
+        sizes: ascending numbers of tokens.
+        seconds: of a step of each size. The curve never falls.
+        padded: ascending sizes that steps are padded to, if they are; larger steps are not.
+        """
+        self._padded = list(padded)
         self._sizes = list(sizes)
         self._seconds = list(accumulate(seconds, max))
         self._factors = [1.0] * len(self._sizes)
@@ -32,6 +38,7 @@ class StepCost:
 
     def note(self, tokens: int, seconds: float) -> None:
         """Learn from one step."""
+        tokens = self._pad(tokens)
         factor = seconds / self._interpolate(self._seconds, tokens)
         self._factor += _SMOOTHING * (factor - self._factor)
         near = {
@@ -47,7 +54,11 @@ class StepCost:
 
     def __call__(self, tokens: int) -> float:
         """Return the expected seconds of a step."""
-        return self._interpolate(self._current, tokens)
+        return self._interpolate(self._current, self._pad(tokens))
+
+    def _pad(self, tokens: int) -> int:
+        index = bisect_left(self._padded, tokens)
+        return self._padded[index] if index < len(self._padded) else tokens
 
     def _interpolate(self, seconds: Sequence[float], tokens: int) -> float:
         """Interpolate linearly. Beyond the last size, time is proportional to tokens, because compute bounds it."""
@@ -66,15 +77,17 @@ def measure_step_cost(runner: Runner) -> StepCost:
 
     The minimum of several rounds counts, because other replicas may be starting on the same machine.
     """
-    sizes = [size for size in _MEASURED_SIZES if size <= runner.max_query]
+    sizes = [size for size in runner.padded_sizes or _MEASURED_SIZES if size <= runner.max_query]
     seconds = [math.inf] * len(sizes)
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
     end_s = time.perf_counter() + _MEASURING_S
     for _ in range(_ROUNDS):
         for index, tokens in enumerate(sizes):
-            began_s = time.perf_counter()
-            runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)]).argmax(dim=-1).tolist()
-            seconds[index] = min(seconds[index], time.perf_counter() - began_s)
+            timer = StepTimer(runner.device)
+            best = runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)]).argmax(dim=-1)
+            timer.stop()
+            best.tolist()
+            seconds[index] = min(seconds[index], timer.seconds())
         if time.perf_counter() > end_s:
             break
-    return StepCost(sizes, seconds)
+    return StepCost(sizes, seconds, runner.padded_sizes)

@@ -18,7 +18,7 @@ from benchmarks.report import write
 from benchmarks.step_budget.chain import ChainStage
 from benchmarks.step_budget.fake_results import fake_results
 from benchmarks.step_budget.finding import Finding, Graphs, as_text, excesses
-from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner
+from benchmarks.step_budget.metered_runner import KEYS_AND_VALUES, LOGITS, WEIGHTS, MeteredRunner, skipped_kernels
 from benchmarks.step_budget.shapes import SHAPES
 from benchmarks.step_budget.stage import Load, Stage
 from decoding.sampling.params import SamplingParams
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path(".bench/step_budget.json"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # what the host computes is small
-    with fake_results():
+    with fake_results(), skipped_kernels():
         findings, graphs = _measure(options)
     print(as_text(findings, graphs))
     write(
@@ -99,6 +99,7 @@ def _metered(shape: str, options: argparse.Namespace) -> MeteredRunner:
     return MeteredRunner(
         shape,
         vocab_size=options.vocabulary,
+        columns=options.rows * (options.context + options.width),
         slots=max(options.rows, options.many),
         max_length=options.context + _TEXT,
         max_query=_PREFILL,
@@ -123,13 +124,11 @@ def _find_step(metered: MeteredRunner, name: str, options: argparse.Namespace) -
 
 
 def _floor(metered: MeteredRunner, load: Load) -> dict[str, int]:
-    """Return the bytes of a step that reads weights and keys once, and writes and reads float32 logits once each."""
-    tokens = load.rows * load.width
-    columns = load.rows * (load.context + load.width)
+    """Return the bytes of a step that reads weights and keys once, and touches float32 logits once."""
     return {
         WEIGHTS: metered.weight_bytes(),
-        KEYS_AND_VALUES: columns * metered.column_bytes(),
-        LOGITS: tokens * metered.vocab_size * 4,
+        KEYS_AND_VALUES: metered.columns * metered.column_bytes(),
+        LOGITS: load.rows * load.width * metered.vocab_size * 4,
     }
 
 

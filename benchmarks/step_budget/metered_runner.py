@@ -1,21 +1,26 @@
 """A runner on the `meta` device, whose graphs are counted. It knows nothing of requests."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from actors.model import slot_attention
+from actors.model.attention import interface
 from actors.model.forward_input import RowInput
+from actors.model.ragged_batch import RaggedBatch
 from actors.model.runner import Runner
 from benchmarks.step_budget.recorder import FakeCapture
 from benchmarks.step_budget.shapes import meta_model
 from benchmarks.step_budget.traffic import ACTIVATIONS, Meter, storage
+from decoding.sampling import sampler
 
 WEIGHTS, KEYS_AND_VALUES, LOGITS = "weights", "keys and values", "logits"
 CATEGORIES = (WEIGHTS, KEYS_AND_VALUES, LOGITS, ACTIVATIONS)
@@ -25,18 +30,31 @@ class MeteredRunner:
     """A runner on the `meta` device, and what it costs."""
 
     def __init__(
-        self, shape: str, *, vocab_size: int, slots: int, max_length: int, max_query: int, layers: int | None = None
+        self,
+        shape: str,
+        *,
+        vocab_size: int,
+        columns: int,
+        slots: int,
+        max_length: int,
+        max_query: int,
+        layers: int | None = None,
     ) -> None:
-        """shape: in `SHAPES`. layers: as in `meta_model`."""
-        self.vocab_size = vocab_size
+        """
+        shape: in `SHAPES`.
+        columns: how many the rows of a step have together, which attention reads.
+        layers: as in `meta_model`.
+        """
+        self.vocab_size, self.columns = vocab_size, columns
         before = _live_tensors()
         model = meta_model(shape, vocab_size, layers)
         self._weights = {key: size for key, size in _live_tensors().items() if key not in before}
         self.runner = Runner(model, slots=slots, max_length=max_length, max_query=max_query)
-        self.runner.logits([RowInput(slot=0, start=0, tokens=[0])])  # allocates the slots
+        self.runner.logits([RowInput(slot=0, start=0, tokens=[0])])  # allocates the pages
         self._stores = {storage(store) for stores in self.runner.cache.layers.values() for store in stores}
         self.capture = FakeCapture(self.metered)
         self.runner.use_graphs(self.capture)
+        self.runner.warm_up()
 
     @contextmanager
     def without_forwards(self) -> Iterator[None]:
@@ -60,7 +78,8 @@ class MeteredRunner:
         """Count what runs on the device."""
         meter = Meter(self._category)
         with ExitStack() as stack:
-            stack.enter_context(meter.one_kernel(slot_attention, "scaled_dot_product_attention", self._attention_bytes))
+            stack.enter_context(meter.one_kernel(interface, "_attend", self._attention_bytes))
+            stack.enter_context(meter.one_kernel(sys.modules[__name__], "shape_of_choice", _choice_bytes))
             stack.enter_context(meter)
             yield meter
 
@@ -71,12 +90,25 @@ class MeteredRunner:
             return KEYS_AND_VALUES
         return LOGITS if tensor.dim() > 1 and tensor.shape[-1] == self.vocab_size else ACTIVATIONS
 
-    @staticmethod
     def _attention_bytes(
-        result: Tensor, query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, scale: float
+        self,
+        result: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        batch: RaggedBatch,
+        *options: object,
     ) -> tuple[dict[str, int], dict[str, int]]:
-        read = {KEYS_AND_VALUES: key.nbytes + value.nbytes, ACTIVATIONS: query.nbytes + attn_mask.nbytes}
-        return read, {ACTIVATIONS: result.nbytes}
+        """Return what a kernel reads and writes that reads each row's keys and values once, and writes the new ones."""
+        column = keys.shape[1] * (keys.shape[2] * keys.itemsize + values.shape[3] * values.itemsize)
+        integers = sum(part.nbytes for part in batch) + 4 * self.columns // keys.shape[-1]
+        return (
+            {KEYS_AND_VALUES: column * self.columns, ACTIVATIONS: query.nbytes + key.nbytes + value.nbytes + integers},
+            {KEYS_AND_VALUES: column * len(key), ACTIVATIONS: result.nbytes},
+        )
 
     def weight_bytes(self) -> int:
         """Return the bytes of the weights that a step must read: all but an embedding of its own."""
@@ -89,7 +121,32 @@ class MeteredRunner:
     def column_bytes(self) -> int:
         """Return the bytes of one token's keys and values."""
         stores = [store for stores in self.runner.cache.layers.values() for store in stores]
-        return sum(store.shape[1] * store.shape[3] * store.element_size() for store in stores)
+        return sum(store[0].nbytes for store in stores) // self.runner.cache.page_size
+
+
+def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
+    return query.new_empty(*query.shape[:2], value.shape[-1])
+
+
+def shape_of_choice(logits: Tensor, settings: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return what a fused choice of tokens returns."""
+    return logits.new_empty(len(logits), count, dtype=torch.int64), logits.new_empty(len(logits), count)
+
+
+def _choice_bytes(
+    result: tuple[Tensor, Tensor], logits: Tensor, settings: Tensor, count: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    return {LOGITS: logits.nbytes, ACTIVATIONS: settings.nbytes}, {ACTIVATIONS: result[0].nbytes + result[1].nbytes}
+
+
+@contextmanager
+def skipped_kernels() -> Iterator[None]:
+    """Let attention, which reads rows' lengths, and the fused choice of tokens compute nothing, if a GPU has them."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(interface, "_attend", _shape_of_attention))
+        if find_spec("decoding.kernels.triton_choice"):
+            stack.enter_context(patch.object(sampler, "fused_choice", lambda device: shape_of_choice))
+        yield
 
 
 def _live_tensors() -> dict[int, int]:

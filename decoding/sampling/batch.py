@@ -3,7 +3,7 @@
 Built once a step. Must not know where the positions come from.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import attrgetter
@@ -56,10 +56,9 @@ class SamplingBatch:
         """Build from the positions of requests, N in all."""
         params = [request.history.params for request in requests]
         random = [p for p in params if not p.greedy]
-        used = {field for field in ("top_k", "top_p", "min_p") if any(getattr(p, field) != _OFF[field] for p in random)}
         return cls(
             settings=copy_to(device, _settings(requests)),
-            used=frozenset(used | ({"temperature"} if random else set())),
+            used=used_processors(params),
             largest_k=max((p.top_k for p in random), default=0),
             stages=tuple(_stages(requests, device)) if any(map(has_rare_processors, random)) else (),
             shaping=Shaping.build(requests, vocab_size, device) if any(map(is_shaped, requests)) else None,
@@ -67,6 +66,13 @@ class SamplingBatch:
 
 
 _OFF = {field: SamplingParams.__dataclass_fields__[field].default for field in (*COMMON, *RARE)}
+
+
+def used_processors(rows: Iterable[SamplingParams]) -> frozenset[str]:
+    """Return the common processors that act on any row; "temperature" if any is random."""
+    random = [params for params in rows if not params.greedy]
+    used = {field for field in ("top_k", "top_p", "min_p") if any(getattr(p, field) != _OFF[field] for p in random)}
+    return frozenset(used | ({"temperature"} if random else set()))
 
 
 def can_chain(params: SamplingParams) -> bool:

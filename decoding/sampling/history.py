@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from torch import Tensor
@@ -159,13 +159,18 @@ class TokenCounts:
         self._catch_up()
         return self._distinct, self._counts
 
-    def after(self, path: Sequence[int]) -> list[float]:
-        """Return the counts of a path's tokens in the answer and the path, [len(path)]. Follows `of_text`."""
-        index, counts = self._index, self._counts
-        before = [counts[index[token]] if token in index else 0.0 for token in path]
-        if len(set(path)) == len(path):
-            return [count + 1 for count in before]
-        return [count + path.count(token) for count, token in zip(before, path, strict=True)]
+    def after(self, paths: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the counts of each path's tokens in the answer and the path. Follows `of_text`."""
+        before = {
+            token: self._counts[self._index[token]] if token in self._index else 0.0
+            for token in set(chain.from_iterable(paths))
+        }
+        return [
+            [before[token] + 1 for token in path]
+            if len(set(path)) == len(path)
+            else [before[token] + path.count(token) for token in path]
+            for path in paths
+        ]
 
     def _catch_up(self) -> None:
         for position in range(self._end, len(self._text)):

@@ -6,6 +6,7 @@ They change the logits of P positions, [P, V] float32, in place.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Penalties:
         lists = _PenaltyLists()
         for request in requests:
             lists.add(request)
-        return lists.penalties(vocab_size, device) if lists.tokens else None
+        return lists.penalties(vocab_size, device) if lists else None
 
     def apply_(self, logits: Tensor) -> Sequence[Tensor]:
         """Change logits, [N, V], in place. Returns what `undo_` needs."""
@@ -121,25 +122,31 @@ class _PenaltyLists:
     """Gathers what penalties need of the positions of requests."""
 
     def __init__(self) -> None:
-        self.tokens, self._counts = array("q"), array("f")  # of the texts, one after another
+        self._tokens: list[array[int]] = []  # of each penalised text
+        self._counts: list[array[float]] = []
         self._lengths: list[int] = []  # how many of them each request has
         self._size = 0  # N so far
         self._positions: list[int] = []  # the number of positions of each request
         self._settings: list[tuple[float, float, float]] = []  # of each request
         self._paths = TokenLists()
 
+    def __bool__(self) -> bool:
+        return any(self._lengths)
+
     def add(self, request: Positions) -> None:
         """Add a request, with penalties or without."""
         params, start = request.history.params, self._size
-        length = len(self.tokens)
         if is_penalised(params):
             tokens, counts = request.history.counts.of_text()
-            self.tokens += tokens
-            self._counts += counts
+            self._tokens.append(tokens)
+            self._counts.append(counts)
             if any(request.depths):
-                for row, path in enumerate(request.paths(), start):
-                    self._paths.add(row, path, request.history.counts.after(path))
-        self._lengths.append(len(self.tokens) - length)
+                paths = request.paths()
+                for row, path, after in zip(count(start), paths, request.history.counts.after(paths), strict=False):
+                    self._paths.add(row, path, after)
+            self._lengths.append(len(tokens))
+        else:
+            self._lengths.append(0)
         self._size += len(request.depths)
         self._positions.append(len(request.depths))
         self._settings.append((params.repetition_penalty, params.frequency_penalty, params.presence_penalty))
@@ -162,8 +169,8 @@ class _PenaltyLists:
 
     def _known(self, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens below `vocab_size`, their counts, and how many each request has: a drafter may lack some."""
-        tokens = torch.frombuffer(self.tokens, dtype=torch.int64)
-        counts = torch.frombuffer(self._counts, dtype=torch.float32)
+        tokens = torch.frombuffer(bytearray().join(self._tokens), dtype=torch.int64)
+        counts = torch.frombuffer(bytearray().join(self._counts), dtype=torch.float32)
         lengths = torch.tensor(self._lengths)
         known = tokens < vocab_size
         if known.all():

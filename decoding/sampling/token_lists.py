@@ -26,21 +26,25 @@ class TokenLists:
     """Collects the entries of a batch."""
 
     def __init__(self) -> None:
-        self._rows, self._tokens, self._values = array("q"), array("q"), array("f")
+        self._rows: list[int] = []
+        self._tokens: list[int] = []
+        self._values: list[float] = []
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
     def add(self, row: int, tokens: Iterable[int], values: Iterable[float] = ()) -> None:
         """Add the tokens of a position. Either every call gives a value for each token, or no call gives any."""
-        self._tokens.extend(tokens)
-        self._values.extend(values)
-        self._rows.extend(array("q", [row]) * (len(self._tokens) - len(self._rows)))
+        self._tokens += tokens
+        self._values += values
+        self._rows += [row] * (len(self._tokens) - len(self._rows))
 
     def entries(self, vocab_size: int, device: torch.device | str) -> Entries:
         """Return the entries on the device, without ids from `vocab_size` on: a drafter's vocabulary may be smaller."""
         entries = Entries(
-            _tensor(self._rows, torch.int64), _tensor(self._tokens, torch.int64), _tensor(self._values, torch.float32)
+            torch.tensor(self._rows, dtype=torch.int64),
+            torch.tensor(self._tokens, dtype=torch.int64),
+            torch.tensor(self._values, dtype=torch.float32),
         )
         known = entries.tokens < vocab_size
         if not known.all():

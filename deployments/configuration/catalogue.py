@@ -7,7 +7,7 @@ from pathlib import Path
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig
-from deployments.configuration.model import ModelConfig, locate
+from deployments.configuration.model import MAX_LENGTH, ModelConfig, locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class CatalogueEntry:
     target: str
     drafter: str
     draft_length: int
-    context_length: int
+    context_length: int | None  # None: that of a checkpoint which is not here
 
 
 def catalogue(config: ServerConfig) -> list[CatalogueEntry]:
@@ -29,7 +29,7 @@ def catalogue(config: ServerConfig) -> list[CatalogueEntry]:
             target=" + ".join(_description(model, config) for model in endpoint.models),
             drafter=_description(endpoint.drafter, config) if endpoint.drafter is not None else "–",
             draft_length=endpoint.draft_length if endpoint.drafter is not None else 0,
-            context_length=min(config.models[model].max_length for model in endpoint.models),
+            context_length=_least([_context_length(config.models[model]) for model in endpoint.models]),
         )
         for name, endpoint in config.endpoints.items()
     ]
@@ -38,6 +38,24 @@ def catalogue(config: ServerConfig) -> list[CatalogueEntry]:
 def parameter_count(folder: Path) -> int:
     """Count the parameters of the checkpoint in the folder; 0 if it has no safetensors files."""
     return sum(_parameters_in(file) for file in folder.glob("*.safetensors"))
+
+
+def _least(lengths: list[int | None]) -> int | None:
+    known = [length for length in lengths if length is not None]
+    return min(known) if len(known) == len(lengths) else None
+
+
+def _context_length(model: ModelConfig) -> int | None:
+    """Return the most tokens of a request; None if only the missing checkpoint tells."""
+    file = Path(locate(model.path)) / "config.json"
+    if model.max_length is not None or not file.is_file():
+        return model.max_length
+    try:
+        header = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
+    positions = header.get("text_config", header).get("max_position_embeddings")
+    return None if positions is None else min(int(positions), MAX_LENGTH)
 
 
 def _description(name: str, config: ServerConfig) -> str:

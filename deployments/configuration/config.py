@@ -34,10 +34,10 @@ class ServerConfig(StrictModel):
         return {name: role for name, role in roles.items() if self.models[name].colocated_with is None}
 
     def colocated_drafter_of(self, target: str) -> dict[str, ModelConfig]:
-        """The drafter that runs in a target's replicas, by name, with the target's slots; empty if there is none."""
-        slots = self.models[target].slots
+        """The drafter that runs in a target's replicas, by name, with its cache's size; empty if there is none."""
+        size = {"slots": self.models[target].slots, "kv_tokens": self.models[target].kv_tokens}
         drafters = {name: model for name, model in self.models.items() if model.colocated_with == target}
-        return {name: model.model_copy(update={"slots": slots}) for name, model in drafters.items()}
+        return {name: model.model_copy(update=size) for name, model in drafters.items()}
 
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:

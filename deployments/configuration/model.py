@@ -13,11 +13,12 @@ from deployments.validation.strict import StrictModel
 if TYPE_CHECKING:
     from actors.loading.checkpoint import ModelSpec
 
+MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
 ROOT = Path(__file__).resolve().parents[2]
 
 Count = Annotated[int, Field(ge=1)]
 _count: TypeAdapter[int] = TypeAdapter(Count)
-Slots = Annotated[  # values other than "auto" are validated as numbers, so that the error text is about numbers
+CountOrAuto = Annotated[  # values other than "auto" are validated as numbers, so that the error text is about numbers
     int | Literal["auto"],
     WrapValidator(lambda value, _: value if value == "auto" else _count.validate_python(value, strict=True)),
 ]
@@ -43,7 +44,7 @@ class ModelConfig(StrictModel):
         None, description="Store the weights of linear layers in 4 bits (nf4, double quantization) or 8 (int8)."
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3fn"] = Field(
-        "auto", description="Type of the KV slots; auto: the type of the layers."
+        "auto", description="Type of the KV cache; auto: the type of the layers."
     )
     device: Annotated[str, Field(pattern=r"^(auto|balanced|cpu|cuda(:\d+)?)$")] = Field(
         "auto",
@@ -51,15 +52,27 @@ class ModelConfig(StrictModel):
         "GPUs of the replica).",
     )
     memory_gib: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="GiB for weights and KV slots together, on each device; null: 90 % of the free memory."
+        None,
+        description="GiB for weights and KV cache together, on each device. null: 90 % of a GPU's free memory; on a "
+        "CPU, the weights and a quarter of what they leave free.",
     )
-    slots: Slots = Field(
+    kv_tokens: CountOrAuto = Field(
+        "auto",
+        description="Tokens whose keys and values the KV cache holds, of all requests together. auto: as many as fit.",
+    )
+    slots: CountOrAuto = Field(
         16,
-        description="Requests that a replica runs at once; further ones wait. auto: as many as fit into memory, up to "
-        "64.",
+        description="The most requests that a replica runs at once; further ones wait. They take memory for their "
+        "tokens only. auto: 256 on a GPU, 64 on a CPU.",
     )
-    max_length: Count = Field(1024, description="Tokens per slot: prompt and answer together.")
-    prefill_chunk: Count = Field(256, description="Prompt tokens to process between two steps of running requests.")
+    max_length: Count | None = Field(
+        None,
+        description=f"Tokens of a request, prompt and answer together. null: as many as the model has positions, up to "
+        f"{MAX_LENGTH}.",
+    )
+    prefill_chunk: Count = Field(
+        256, description="The most prompt tokens of one step, which they share with running requests."
+    )
     tensor_parallel: Count = Field(
         1, description="Devices over which a replica splits every layer; each gets num_cpus, num_gpus and resources."
     )

@@ -14,7 +14,18 @@ if TYPE_CHECKING:
 Models = Mapping[str, ModelConfig]  # by name
 Endpoints = Mapping[str, EndpointConfig]  # by name
 
-_REPLICA_KEYS = {"slots", "threads", "replicas", "scaling", "tensor_parallel", "num_cpus", "num_gpus", "resources"}
+_REPLICA_KEYS = {
+    "kv_tokens",
+    "memory_gib",
+    "num_cpus",
+    "num_gpus",
+    "replicas",
+    "resources",
+    "scaling",
+    "slots",
+    "tensor_parallel",
+    "threads",
+}
 
 
 def roles_in(endpoints: Collection[EndpointConfig]) -> dict[str, "Role"]:
@@ -70,5 +81,3 @@ def _check_colocated(name: str, drafter: ModelConfig, models: Models, endpoints:
             raise ConfigError(f"{where}.drafter: {pair}: {reason}")
     if own := sorted(drafter.model_fields_set & _REPLICA_KEYS):
         raise ConfigError(f"models.{name}.{own[0]}: {name!r} runs in the replicas of {target!r}; remove the key")
-    if models[target].slots == "auto":
-        raise ConfigError(f"models.{target}.slots: give a number; the colocated drafter {name!r} gets as many")

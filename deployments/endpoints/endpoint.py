@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
 from actors.loading.gguf import settings_folder
+from actors.loading.supported import context_length
 from actors.loading.tokenizer_pairs import vocabulary_of
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
@@ -220,14 +221,14 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         else:
             through_text[endpoint.drafter] = compatibility
     vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in same_tokens)])
-    context_length = min(config.models[model].max_length for model in (endpoint.target, *endpoint.others))
+    length = min(_context_length(config.models[model]) for model in (endpoint.target, *endpoint.others))
     colocated = endpoint.drafter in config.colocated_drafter_of(endpoint.target)
     return ServedEndpoint(
         _endpoint(name, endpoint, _text_decoder(tokenizer), colocated=colocated),
         endpoint,
-        Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=context_length),
+        Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=length),
         TokenDecoder(tokenizer, vocab_size),
-        context_length,
+        length,
         eos_token_ids,
         endpoint.defaults.with_defaults(_recommended(target)) if endpoint.generation_config else endpoint.defaults,
         StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
@@ -276,9 +277,17 @@ def _text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], s
 
 
 def _vocab_size(model: ModelConfig) -> int:
+    return int(_header(model).get_text_config().vocab_size)
+
+
+def _context_length(model: ModelConfig) -> int:
+    return model.max_length or context_length(_header(model), None)
+
+
+def _header(model: ModelConfig) -> PretrainedConfig:
     path, trusted = settings_folder(locate(model.path)), model.trust_remote_code
-    config = AutoConfig.from_pretrained(path, revision=model.revision, trust_remote_code=trusted)
-    return int(config.get_text_config().vocab_size)
+    header: PretrainedConfig = AutoConfig.from_pretrained(path, revision=model.revision, trust_remote_code=trusted)
+    return header
 
 
 def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

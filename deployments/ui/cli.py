@@ -278,7 +278,7 @@ def _show_request(config: ServerConfig) -> None:
 def _configured_table(config: ServerConfig) -> Table:
     table = Table("model", "target", "drafter", "draft length", "context", box=SIMPLE)
     for entry in catalogue(config):
-        row = (entry.endpoint, entry.target, entry.drafter, entry.draft_length, entry.context_length)
+        row = (entry.endpoint, entry.target, entry.drafter, entry.draft_length, entry.context_length or "–")
         table.add_row(*map(str, row))
     return table
 

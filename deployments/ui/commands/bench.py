@@ -87,7 +87,7 @@ def configured_pair(path: Path, endpoint: str | None) -> tuple[ServerConfig, str
         known = ", ".join(drafting) or "none"
         raise ConfigError(f"{path}: no endpoint {wanted or ''} with a drafter; those with one: {known}")
     for model in config.models.values():
-        model.slots, model.max_length = _SLOTS, min(model.max_length, _MAX_LENGTH)
+        model.slots, model.max_length = _SLOTS, min(model.max_length or _MAX_LENGTH, _MAX_LENGTH)
     return config, wanted
 
 

@@ -40,7 +40,7 @@ def configured_ensemble(path: Path, endpoint: str | None) -> tuple[ServerConfig,
         names = ", ".join(known) or "none"
         raise ConfigError(f"{path}: no endpoint {wanted or ''} with members; those with some: {names}")
     for model in config.models.values():
-        model.slots, model.max_length = _SLOTS, min(model.max_length, _MAX_LENGTH)
+        model.slots, model.max_length = _SLOTS, min(model.max_length or _MAX_LENGTH, _MAX_LENGTH)
     return config, wanted
 
 

@@ -1,7 +1,7 @@
-"""As many slots as fit are allocated; what doesn't fit is refused with the size that would."""
+"""As many pages as fit are allocated; what doesn't fit is refused with the size that would."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,17 +10,17 @@ from torch import nn
 from actors.loading import memory_budget
 from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.memory_budget import (
-    AUTO_SLOTS,
     GIB,
     check_weights,
+    choose_slots,
     column_bytes,
-    fit_slots,
-    room_for_slots,
+    fit_pages,
+    room_for_pages,
     weights_on_devices,
 )
 from actors.loading.supported import try_out
 from actors.model.kv_pages import KVPages
-from actors.replica.replica import load_runner
+from actors.replica.replica import load_pair, load_runner
 from decoding.errors import ConfigError
 from tests.support.models import tiny_model
 
@@ -57,40 +57,46 @@ def test_weights_are_counted_where_they_are() -> None:
     assert weights_on_devices(module) == {CPU: 2 * (8 * 4 + 4) + 4 * 3}
 
 
-def test_slots_of_a_layer_are_on_its_device() -> None:
+def fit(wanted: int | Literal["auto"], room: dict[torch.device, int], **changes: Any) -> int:
+    """Fit pages of 16 tokens of 10 bytes each. A request needs 5 of them."""
+    options: dict[str, Any] = {"column": {CPU: 10}, "slots": 4, "max_length": 64, "max_query": 16}
+    return fit_pages("m", wanted, room=room, **options | changes)
+
+
+def test_pages_of_a_layer_are_on_its_device() -> None:
     """A model over two devices: the CPU and the meta device."""
     cache = KVPages(slots=2, capacity=8)
     for device, heads in (("cpu", 2), ("meta", 3), ("meta", 3)):
         states = torch.zeros(1, heads, 1, 4, device=device)
         cache.add_layer(nn.Identity(), states, states)
-    column = column_bytes(cache)
-    assert column == {torch.device("cpu"): 2 * 2 * 4 * 4, torch.device("meta"): 2 * 2 * 3 * 4 * 4}
-    room = {torch.device("cpu"): 100 * column[torch.device("cpu")], torch.device("meta"): 400}
-    with pytest.raises(ConfigError, match="columns would fit"):
-        fit_slots("m", "auto", slot_bytes={device: 8 * size for device, size in column.items()}, room=room, capacity=8)
-    room[torch.device("meta")] = 8 * 4 * column[torch.device("meta")]
-    slots = fit_slots("m", "auto", slot_bytes={d: 8 * size for d, size in column.items()}, room=room, capacity=8)
-    assert slots == 3  # the fuller device limits both
+    assert column_bytes(cache) == {torch.device("cpu"): 2 * 2 * 4 * 4, torch.device("meta"): 2 * 2 * 3 * 4 * 4}
 
 
-def test_auto_takes_what_fits_but_not_more_than_a_batch_needs() -> None:
-    assert fit_slots("m", "auto", slot_bytes={CPU: 100}, room={CPU: 1099}, capacity=10) == 9
-    assert fit_slots("m", "auto", slot_bytes={CPU: 100}, room={CPU: GIB}, capacity=10) == AUTO_SLOTS
-    assert fit_slots("m", "auto", slot_bytes={CPU: 100, GPU: 50}, room={CPU: 1000, GPU: 200}, capacity=10) == 3
+def test_auto_takes_what_fits_but_not_more_than_all_slots_can_hold() -> None:
+    assert fit("auto", {CPU: 1600}) == 9  # and one for padding
+    assert fit("auto", {CPU: GIB}) == 4 * 5
+    assert fit("auto", {CPU: GIB, GPU: 960}, column={CPU: 10, GPU: 10}) == 5  # the fuller device limits both
 
 
-def test_more_slots_than_fit_are_refused_with_the_number_that_would() -> None:
-    assert fit_slots("m", 9, slot_bytes={CPU: 100}, room={CPU: 1000}, capacity=10) == 9
-    with pytest.raises(ConfigError, match=r"models\.m\.slots is 3: .* need 4\.00 GiB, .* leave 3\.50 GiB; 2 would fit"):
-        fit_slots("m", 3, slot_bytes={CPU: GIB}, room={CPU: int(3.5 * GIB)}, capacity=10)
+def test_a_number_of_tokens_is_rounded_up_to_pages() -> None:
+    assert fit(81, {CPU: 1600}) == 6
 
 
-@pytest.mark.parametrize("wanted", ["auto", 1])
-def test_a_slot_that_does_not_fit_is_refused_with_the_length_that_would(wanted: int) -> None:
-    with pytest.raises(
-        ConfigError, match=r"models\.m\.max_length: two KV slots of 100 columns .*; 50 columns would fit"
-    ):
-        fit_slots("m", wanted, slot_bytes={CPU: GIB}, room={CPU: GIB}, capacity=100)
+def test_more_tokens_than_fit_are_refused_with_the_number_that_would() -> None:
+    message = r"models\.m\.kv_tokens is 500: .* but there is room for .*; 144 tokens would fit"
+    with pytest.raises(ConfigError, match=message):
+        fit(500, {CPU: 1600})
+
+
+@pytest.mark.parametrize("wanted", ["auto", 60])
+def test_a_length_that_does_not_fit_is_refused_with_the_one_that_would(wanted: Any) -> None:
+    message = r"models\.m\.max_length is 64: .* need 80 tokens .* set max_length to 48 or less"
+    with pytest.raises(ConfigError, match=message):
+        fit(wanted, {CPU: 960 - 160})
+
+
+def test_auto_slots_depend_on_the_device() -> None:
+    assert [choose_slots("auto", CPU), choose_slots("auto", GPU), choose_slots(3, GPU)] == [64, 256, 3]
 
 
 def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
@@ -104,12 +110,12 @@ def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
         check_weights("m", 10 * GIB, smaller, room=2 * GIB)
 
 
-def test_the_limit_counts_weights_and_slots_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_counts_weights_and_pages_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_budget, "free_bytes", lambda device: 1000)
-    assert room_for_slots([CPU], {CPU: 300}, None) == {CPU: 900}
-    assert room_for_slots([CPU], {CPU: 300}, 700) == {CPU: 400}
-    assert room_for_slots([CPU], {CPU: 300}, 5000) == {CPU: 900}
-    assert room_for_slots([CPU], {CPU: 300}, 200) == {CPU: 0}
+    assert room_for_pages([CPU, GPU], {CPU: 300}, None) == {CPU: 250, GPU: 900}
+    assert room_for_pages([CPU], {CPU: 300}, 700) == {CPU: 400}
+    assert room_for_pages([CPU], {CPU: 300}, 5000) == {CPU: 900}
+    assert room_for_pages([CPU], {CPU: 300}, 200) == {CPU: 0}
 
 
 def test_a_container_has_less_than_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +132,31 @@ def test_a_container_has_less_than_its_machine(tmp_path: Path, monkeypatch: pyte
     assert memory_budget.free_bytes(CPU) > 10_000
 
 
-def test_slots_of_a_loaded_model(folder: Path) -> None:
+def test_pages_of_a_loaded_model(folder: Path) -> None:
     weights = sum(weights_on_devices(load_model(spec(folder))).values())
-    slot = 4 * 3 * 2 * 2 * 8 * (64 + 64)  # columns: max_length, and the most tokens of a call
-    options: dict[str, Any] = {"slots": "auto", "prefill_chunk": 64}
-    assert load_runner(spec(folder, memory_bytes=weights + 10 * slot, **options)).cache.slots == 9
-    assert load_runner(spec(folder, **options)).cache.slots == AUTO_SLOTS
-    with pytest.raises(ConfigError, match=r"models\.m\.slots is 10: .*; 9 would fit"):
-        load_runner(spec(folder, memory_bytes=weights + 10 * slot, slots=10, prefill_chunk=64))
+    page = 16 * 4 * 3 * 2 * 2 * 8
+
+    def pages(**options: Any) -> int:
+        return load_runner(spec(folder, prefill_chunk=64, **options)).cache.allocator.pages
+
+    assert pages(memory_bytes=weights + 12 * page) == 11
+    assert pages(slots=3) == 3 * (64 + 64) // 16  # columns: max_length, and the most tokens of a call
+    assert pages(kv_tokens=200) == 13
+    with pytest.raises(ConfigError, match=r"models\.m\.kv_tokens is 200: .*; 176 tokens would fit"):
+        pages(memory_bytes=weights + 12 * page, kv_tokens=200)
     with pytest.raises(ConfigError, match=r"models\.m: the weights need .*: dtype: bfloat16 would need"):
         load_model(spec(folder, memory_bytes=weights - 10_000))
+
+
+def test_a_request_may_be_as_long_as_the_model_has_positions(folder: Path) -> None:
+    runner = load_runner(spec(folder, max_length=None, slots="auto"))
+    assert (runner.max_length, runner.cache.slots) == (256, 64)
+
+
+def test_a_target_and_its_colocated_drafter_share_the_memory(folder: Path) -> None:
+    weights = sum(weights_on_devices(load_model(spec(folder))).values())
+    page = 16 * 4 * 3 * 2 * 2 * 8
+    runners = load_pair(
+        spec(folder, prefill_chunk=64, memory_bytes=2 * (weights + 12 * page)), spec(folder, prefill_chunk=64)
+    )
+    assert [runner.cache.allocator.pages for runner in runners] == [11, 11]

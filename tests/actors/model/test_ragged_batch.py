@@ -3,7 +3,7 @@
 import pytest
 
 from actors.model.forward_input import RowInput
-from actors.model.ragged_batch import pack_inputs
+from actors.model.ragged_batch import pack_inputs, wanted_tokens
 
 ROWS = [RowInput(slot=3, start=2, tokens=[7, 8]), RowInput(slot=1, start=4, tokens=[9])]
 
@@ -44,9 +44,6 @@ def test_a_tree_reaches_64_columns_beyond_its_text() -> None:
         pack_inputs([RowInput(0, 74, [1], trunk=10, paths=[[11, 74]])])
 
 
-def test_overwritten_buffers_keep_their_memory() -> None:
-    buffers = pack_inputs([RowInput(5, 0, [0])], row_count=3, token_count=4)
-    tokens, _, batch = buffers.unpack()
-    buffers.overwrite(pack_inputs(ROWS, row_count=3, token_count=4))
-    assert tokens.tolist() == [[7, 8, 9, 0]]
-    assert batch.slots.tolist() == [3, 1, 0]
+def test_the_tokens_after_which_logits_are_wanted() -> None:
+    rows = [RowInput(0, 0, [1, 2, 3], wanted=1), RowInput(1, 5, [4, 5]), RowInput(2, 0, [6], wanted=0)]
+    assert wanted_tokens(rows) == [2, 3, 4]

@@ -23,6 +23,14 @@ def test_more_tokens_never_cost_less() -> None:
     assert [cost(tokens) for tokens in (1, 2, 3)] == [10.0, 14.0, 14.0]
 
 
+def test_padding_costs_what_tokens_do() -> None:
+    cost = StepCost([1, 5, 9], [10.0, 18.0, 22.0], padded=[5, 9])
+    assert [cost(tokens) for tokens in (1, 5, 6, 9, 18)] == [18.0, 18.0, 22.0, 22.0, 44.0]
+    for _ in range(50):
+        cost.note(6, 44.0)
+    assert cost(7) == pytest.approx(44.0, rel=0.01)
+
+
 def test_steps_correct_their_own_size_at_once_and_the_others_in_time() -> None:
     cost = StepCost([1, 5], [10.0, 20.0])
     for _ in range(50):
@@ -38,3 +46,11 @@ def test_measures_a_real_model() -> None:
     runner = Runner(tiny_model("llama-gqa"), slots=1, max_length=64, max_query=9)
     cost = measure_step_cost(runner)
     assert 0 < cost(1) <= cost(9) < cost(90)
+
+
+def test_measures_the_sizes_of_graphs() -> None:
+    runner = Runner(tiny_model("llama-gqa"), slots=4, max_length=64, max_query=16)
+    runner.use_graphs(capture=lambda run: run)
+    assert list(runner.padded_sizes) == [2, 4, 8, 16, 24, 32, 48]
+    cost = measure_step_cost(runner)
+    assert cost(9) == cost(16)

@@ -1,5 +1,7 @@
 """The fused choice on CPUs gives the tokens and scores of the torch reference, to the bit."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -90,7 +92,7 @@ def test_equals_the_reference_in_a_large_vocabulary() -> None:
 
 
 def test_equals_the_reference_with_penalties_and_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
-    common = {"max_tokens": 99, "temperature": 0.9, "top_p": 0.95}
+    common: dict[str, Any] = {"max_tokens": 99, "temperature": 0.9, "top_p": 0.95}
     kinds = [
         SamplingParams(**common, seed=1, repetition_penalty=1.3, frequency_penalty=0.5),
         SamplingParams(**common, seed=2, presence_penalty=1.5, logit_bias=((3, 5.0),)),

@@ -28,7 +28,7 @@ def test_counts_are_the_answers_and_grow_with_it(prompt: list[int], steps: list[
             assert sorted(tokens) == sorted({*history.tokens})
             assert list(counts) == [answer[token] for token in tokens]
             answer += Counter(after)
-            assert history.counts.after(after) == [answer[token] for token in after]
+            assert history.counts.after([after]) == [[answer[token] for token in after]]
         history.tokens.extend(step)
 
 
