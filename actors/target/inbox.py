@@ -68,6 +68,11 @@ class TargetInbox:
         if row.attached_drafter is not None and advance is not None:
             self._mailbox.put(row.attached_drafter, advance)
 
+    def rest_drafter(self, row: TargetRow) -> None:
+        """Let the attached drafter rest before the row has its first token. If it lacks the row, it hears later."""
+        if row.attached_drafter is not None:
+            self._mailbox.put(row.attached_drafter, row.advance(len(row.tokens), 0))
+
     def fail(self, row: ServedRow, error: BaseException) -> None:
         """Give the request back to its peer, unless the row has been removed or replaced."""
         if self._rows.get(row.key) is row:
@@ -92,6 +97,8 @@ class TargetInbox:
                 row = self._rows.writer((peer, request_id))
                 if row is not None:
                     row.attach_drafter(drafter)
+                    if not self._rows.drafting:
+                        self.rest_drafter(row)
             case Joined() | LogitsReply() | MemberLost() | Failed():
                 failed = self._leader.receive(peer, message, time.perf_counter())
                 if failed is not None:

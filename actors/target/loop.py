@@ -206,8 +206,11 @@ class Target:
     def _update_drafters(self) -> None:
         """Let drafters rest or begin at once: one that goes on for a step may slow the target's."""
         self._planner.plan(self._rows.running, set(), time.perf_counter())
-        for row in self._rows.running:
-            self._inbox.update_drafter(row)
+        for row in self._rows.writers:
+            if row.verifies:
+                self._inbox.update_drafter(row)
+            elif not self._rows.drafting:
+                self._inbox.rest_drafter(row)
         self._mailbox.flush()
 
     def _update_rows(self) -> None:

@@ -30,6 +30,11 @@ class TargetRows(RowTable[ServedRow]):
         return self._writers.get(key)
 
     @property
+    def writers(self) -> list[TargetRow]:
+        """All rows that write a text, waiting ones included."""
+        return list(self._writers.values())
+
+    @property
     def running(self) -> list[TargetRow]:
         """Rows whose next step may begin."""
         return [row for row in self._active_writers() if row.verifies]

@@ -200,6 +200,9 @@ def test_drafters_rest_as_soon_as_plain_decoding_is_chosen(monkeypatch: pytest.M
     stage.target._choose_mode()
     sent = [message for _, message in stage.drafter.receive(0) if isinstance(message, Advance)]
     assert [(message.tokens, message.draft_length) for message in sent] == [([], 0)]
+    stage.send(AttachDrafter(1, "d"), turns=1)
+    first = stage.advances[0]
+    assert (first.tokens, first.draft_length) == ([], 0)
 
 
 @pytest.mark.parametrize(
