@@ -8,12 +8,13 @@ import yaml
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
+from actors.loading import supported
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.model import ROOT, ModelConfig, locate
+from deployments.configuration.model import MAX_LENGTH, ROOT, ModelConfig, locate
 from deployments.configuration.names import RESERVED
 
 VALID: dict[str, Any] = {
@@ -95,8 +96,8 @@ def test_a_colocated_drafter_has_no_replicas() -> None:
             "models.small.replicas: 'small' runs in the replicas of 'large'; remove the key",
         ),
         (
-            {"models.large.slots": "auto"},
-            "models.large.slots: give a number; the colocated drafter 'small' gets as many",
+            {"models.small.kv_tokens": 4096},
+            "models.small.kv_tokens: 'small' runs in the replicas of 'large'; remove the key",
         ),
     ],
 )
@@ -203,3 +204,7 @@ def test_the_names_of_all_routes_are_reserved(fake: TestClient) -> None:
     api: Any = fake.app
     paths = {getattr(route, "path", "/") for route in api.routes} | set(fake.get("/openapi.json").json()["paths"])
     assert {path.split("/")[1] for path in paths} - {""} <= RESERVED
+
+
+def test_the_longest_default_request_is_that_of_replicas() -> None:
+    assert MAX_LENGTH == supported.MAX_LENGTH

@@ -59,7 +59,7 @@ def test_a_tokenizer_that_tidies_up_is_asked_itself(copy: Path) -> None:
 
 def test_the_bundled_endpoint() -> None:
     endpoint = load_endpoints(load_config())["consort"]
-    assert endpoint.context_length == 1024
+    assert endpoint.context_length == 1024  # the bundled models' positions
     assert endpoint.token_decoder.size == 2048
     assert endpoint.eos_token_ids == (2,)
     (request,) = endpoint.prepare(CompletionRequest(model="consort", prompt=["x"]), seed=1)
