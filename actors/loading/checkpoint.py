@@ -39,6 +39,7 @@ class ModelSpec:
     adapter: str | None = None  # LoRA weights to merge: a local folder or a Hub id
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
+    deterministic: bool = True  # a token gets the same bits whatever runs beside it; see docs/verification.md
     kv_dtype: str = "auto"  # of the KV slots; "auto": the layers' own; else a torch dtype's name
     device: str = "auto"  # "auto": a GPU if there is one, else the CPU; "balanced": all GPUs; else a torch device
     tensor_parallel: int = 1  # devices that each layer is split over; see actors/loading/tensor_parallel.py

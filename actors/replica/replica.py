@@ -39,7 +39,7 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "targ
         return load_sharded_runner(spec, TensorParallelGroup(rank))
     model = load_model(spec)
     weights = weights_on_devices(model)
-    use_faster_layers(model)
+    use_faster_layers(model, deterministic=spec.deterministic)
     try:
         column = column_bytes(try_out(model), spec.kv_torch_dtype)
     except ConfigError as error:
