@@ -1,4 +1,4 @@
-"""A token's logits have the same bits alone, in a chunk, as a draft token and in company. To the bit, without tolerance."""
+"""A token's logits have the same bits alone, in a chunk, as a draft token and in company."""
 
 import random
 from pathlib import Path
