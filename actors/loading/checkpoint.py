@@ -39,6 +39,7 @@ class ModelSpec:
     adapter: str | None = None  # LoRA weights to merge: a local folder or a Hub id
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
+    deterministic: bool = True  # a token gets the same bits whatever runs beside it; see docs/verification.md
     kv_dtype: str = "auto"  # of the KV cache; "auto": the layers' own; else a torch dtype's name
     kv_tokens: int | Literal["auto"] = "auto"  # that the KV cache holds; "auto": as many as fit
     device: str = "auto"  # "auto": a GPU if there is one, else the CPU; "balanced": all GPUs; else a torch device

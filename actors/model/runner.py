@@ -133,11 +133,11 @@ class Runner:
     def _compare(self, traced: Callable[..., Tensor], counts: Sequence[int]) -> None:
         """Raise UntraceableError if the trace and the model differ. counts: the number of tokens of each row."""
         results = []
+        sizes, inputs = self._example(counts, sum(counts), start=_COMPARED_START)  # reserves the pages
         for call in (None, traced):
             pages = self.cache.tables[: len(counts)].unique()
             for store in (store for stores in self.cache.layers.values() for store in stores):
                 store[pages] = 0.5  # the results then depend on what is written
-            sizes, inputs = self._example(counts, sum(counts), start=_COMPARED_START)
             results.append(self._call(*inputs) if call is None else call(*sizes, *inputs))
         if not torch.equal(*results):
             raise UntraceableError(f"it does something else with {counts} tokens")

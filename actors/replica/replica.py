@@ -69,7 +69,7 @@ class _Loaded(NamedTuple):
 def _load(spec: ModelSpec) -> _Loaded:
     model = load_model(spec)
     weights = weights_on_devices(model)
-    use_faster_layers(model)
+    use_faster_layers(model, deterministic=spec.deterministic)
     try:
         column = column_bytes(try_out(model), spec.kv_torch_dtype)
     except ConfigError as error:

@@ -43,6 +43,9 @@ class ModelConfig(StrictModel):
     quantization: Literal["nf4", "int8"] | None = Field(
         None, description="Store the weights of linear layers in 4 bits (nf4, double quantization) or 8 (int8)."
     )
+    deterministic: bool = Field(
+        True, description="Compute a token with the same bits whatever runs beside it, on CPUs; false: save the checks."
+    )
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3fn"] = Field(
         "auto", description="Type of the KV cache; auto: the type of the layers."
     )

@@ -10,7 +10,7 @@ from actors.model.forward_input import RowInput
 from actors.model.native.gated_mlp import GatedMLP
 from actors.model.native.library import library
 from actors.model.native.norm import TorchRMSNorm
-from actors.model.packed_linear import JoinedLinear, PackedLinear, padded_size
+from actors.model.packed_linear import JoinedLinear, PackedLinear, _largest_group, packed_linear, padded_size
 from actors.model.runner import Runner
 from benchmarks.micro.process_memory import native_bytes
 from tests.support.models import CONFIGS, tiny_model
@@ -79,3 +79,13 @@ def test_memory_does_not_grow_with_the_number_of_sizes() -> None:
     for tokens in range(1, 257):
         packed(x[:tokens])
     assert native_bytes() - before < 60 * 2**20  # without padding more than 100 MiB
+
+
+def test_numbers_of_tokens_that_round_alike_are_found_and_used() -> None:
+    x = torch.randn(20, 80, generator=torch.Generator().manual_seed(3))
+    others = x.clone()
+    others[0] += 1
+    assert _largest_group([others[:2], x[:4], x[:8], x[:16]]) == [4, 8, 16]
+    packed = PackedLinear(torch.randn(96, 80), None)
+    for tokens in (1, 5, 8, 20):
+        assert torch.equal(packed_linear(x[:tokens], packed.weight, None, [4, 8]), packed(x[:tokens]))
