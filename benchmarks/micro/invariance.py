@@ -156,7 +156,8 @@ class Bench:
         ngram = NgramOptions() if condition.drafts else None
         endpoint = Endpoint("e", "target", None, _DRAFT_LENGTH, lambda tokens: "", ngram)
         requests = [
-            Request(endpoint, list(prompt), self._params(temperature, seed)) for seed, prompt in enumerate(self._prompts)
+            Request(endpoint, list(prompt), self._params(temperature, seed))
+            for seed, prompt in enumerate(self._prompts)
         ]
         groups = [requests[start : start + condition.company] for start in range(0, len(requests), condition.company)]
         with mock.patch("actors.target.inbox.NgramProposers", proposers):
