@@ -66,7 +66,7 @@ class Alternation:
     def _prefill(self, rows: list[_Row]) -> None:
         """Run the prompts, and append each answer's first token."""
         began_s = time.perf_counter()
-        prompts = [RowInput(row.slot, 0, row.tokens) for row in rows]
+        prompts = [RowInput(row.slot, 0, row.tokens, wanted=1) for row in rows]
         tokens = self._next_tokens(self._target, prompts, [Position(row.history) for row in rows])
         for row, token in zip(rows, tokens, strict=True):
             row.in_target = len(row.tokens)

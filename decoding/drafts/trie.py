@@ -61,10 +61,10 @@ class Draft:
             children[parent + 1].append(index)
         return children
 
-    def depths(self) -> Sequence[int]:
+    def depths(self) -> list[int]:
         """Return the depth of each token, [K]; 1: it follows the text."""
         if self.is_chain:
-            return range(1, len(self.parents) + 1)
+            return [*range(1, len(self.parents) + 1)]
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)

@@ -288,6 +288,7 @@ def test_requests_carry_what_they_change(served: dict[str, ServedEndpoint]) -> N
 
 @pytest.mark.parametrize("policy", ["drop", "fail"])
 def test_a_member_stops_answering_in_mid_stream(served: dict[str, ServedEndpoint], policy: str) -> None:
+    from actors.ensemble.member import MemberRow
     from actors.replica.in_process import Engine
 
     replicas: dict[str, tuple[Role, Runner]] = {name: ("target", slow_runner(i)) for i, name in enumerate(MODELS)}
@@ -295,7 +296,7 @@ def test_a_member_stops_answering_in_mid_stream(served: dict[str, ServedEndpoint
     body |= {"on_member_failure": policy, "member_timeout_ms": 300}
     with Engine(replicas) as engine:
         wait_until(lambda: len(engine.coordinator.models()) == 3, "replicas")
-        stuck = mock.patch.object(engine.loops["member"], "_step")
+        stuck = mock.patch.object(MemberRow, "due", property(lambda row: row.ready and row.prefilling))
         death = threading.Timer(0.5, stuck.start)
         with TestClient(make_api(Service(served, engine.coordinator))) as api:
             death.start()

@@ -104,7 +104,7 @@ def test_a_target_that_drafts_for_itself_is_always_right() -> None:
         (["--target", "a", "--drafter", "b", "--config", "c.yaml"], "either --target and --drafter, or --config"),
         (["--dtype", "float32"], "are in the configuration"),
         (["--target-threads", "2"], "are in the configuration"),
-        (["--target", "./nowhere", "--drafter", "./nowhere"], "there is no folder './nowhere'"),
+        (["--target", "./nowhere", "--drafter", "./nowhere"], "there is no folder or .gguf file './nowhere'"),
         (["--endpoint", "nobody"], "no endpoint nobody with a drafter; those with one: consort"),
         (["--config", "nowhere.yaml"], "can't read nowhere.yaml"),
         (["--prompts", "nowhere.txt"], "can't read prompts from nowhere.txt"),
@@ -132,7 +132,7 @@ def test_pairs() -> None:
     config, endpoint = configured_pair(DEFAULT_CONFIG, None)
     assert endpoint == "consort"
     assert {model.slots for model in config.models.values()} == {max(STREAMS)}
-    assert load_config().models["target"].max_length == 1024
+    assert load_config().models["target"].max_length is None
 
 
 def test_prompts(tmp_path: Path) -> None:
