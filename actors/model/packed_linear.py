@@ -180,7 +180,7 @@ def _profits(module: object) -> TypeGuard[nn.Linear]:
     """Whether it is a plain linear layer, on one device, of a dtype that is fast there."""
     if type(module) is not nn.Linear or hasattr(module, "_hf_hook"):
         return False
-    if module.weight.device.type == "cuda":
+    if module.weight.device.type != "cpu":
         return module.weight.is_floating_point()
     return _is_fast(module)
 
