@@ -152,7 +152,7 @@ def test_bad_input_is_refused_by_name(server: Server) -> None:
 
 def test_the_client_raises_what_openai_raises(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="consort", prompt="x", extra_body={"max_token": 3})
+        client.completions.create(model="consort", prompt="x", extra_body={"max_token": 3, "strict": True})
     assert caught.value.param == "max_token"
     assert "did you mean 'max_tokens'?" in caught.value.message
     with pytest.raises(openai.NotFoundError) as missing:

@@ -12,8 +12,10 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.cluster
 NOTHING_YET = {  # Ray tells nothing of a counter before it counts
     "ray_consort_drafting_seconds_total",
+    "ray_consort_kv_evictions_total",
     "ray_consort_malformed_batches_total",
     "ray_consort_out_of_memory_total",
+    "ray_consort_preemptions_total",
     "ray_consort_trial_loss_seconds_total",
 }
 
