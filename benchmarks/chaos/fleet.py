@@ -84,7 +84,8 @@ class SupervisedReplica:
         """Send a signal to the process, if it is alive."""
         assert self._process is not None
         if self._process.pid is not None and self._process.is_alive():
-            os.kill(self._process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended, and another thread has just noticed
+                os.kill(self._process.pid, number)
 
     def supervise(self) -> None:
         """Replace the process if it has died. Kill it if it has not answered for long."""
