@@ -41,9 +41,13 @@ class Mailbox(Generic[R]):
         began_s = time.perf_counter()
         envelopes = self._link.receive(timeout_s)
         self._times.note_wait(time.perf_counter() - began_s, with_requests=len(self._rows) > 0)
-        for envelope in envelopes:
-            if not self._handle(*envelope):
-                yield envelope
+        now_s = self._clock()
+        for peer, message in envelopes:
+            self._received_at_s[peer] = now_s  # a sign of life
+            if isinstance(message, Cancel):
+                self._rows.remove((peer, message.request_id))
+            elif not isinstance(message, Heartbeat):
+                yield peer, message
 
     def put(self, peer: str, message: Message) -> None:
         """Queue a message until `flush` or the end of the turn."""
@@ -78,10 +82,3 @@ class Mailbox(Generic[R]):
                 else:
                     self._outbox.put(peer, self._rows.report(peer))
         self._outbox.flush()
-
-    def _handle(self, peer: str, message: Message) -> bool:
-        """Record the sign of life and handle cancellation. Return True if nothing is left to handle."""
-        self._received_at_s[peer] = self._clock()
-        if isinstance(message, Cancel):
-            self._rows.remove((peer, message.request_id))
-        return isinstance(message, Cancel | Heartbeat)

@@ -53,7 +53,7 @@ class Row:
     @property
     def prefilling(self) -> bool:
         """Whether it runs a chunk of text next, which may end anywhere. A step can't be divided."""
-        return self.pending > 1
+        return len(self.tokens) - self.cached > 1
 
     @property
     def step_tokens(self) -> int:

@@ -123,8 +123,10 @@ class RowTable(Generic[R]):
     def _share_pages(self, row: R, computing: set[bytes]) -> None:
         """Take over pages of the row's prompt. If a row before it computes the next one, it waits a turn."""
         row.waits_for_pages = False
+        if (len(row.tokens) - 1) // self._cache.page_size <= row.cached // self._cache.page_size:
+            return
         reusable = self._reusable_pages(row)
-        if reusable <= row.cached // self._cache.page_size or row.cached_prefix < row.cached:
+        if not reusable or row.cached_prefix < row.cached:
             return
         held = self._cache.extend(row.slot, row.page_keys[:reusable], row.cached)
         if held > row.cached:

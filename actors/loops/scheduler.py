@@ -62,13 +62,20 @@ class Scheduler(Generic[R]):
         """
         shares: list[Share[R]] = []
         left, chunk_left = self._limit, self._prefill_chunk
-        for row in sorted(due, key=_urgency):
-            tokens = min(row.pending, chunk_left, left) if row.prefilling else row.step_tokens
-            if shares and not 0 < tokens <= left:
-                continue
-            shares.append(Share(row, max(1, tokens)))
-            left -= tokens
-            chunk_left -= tokens if row.prefilling else 0
+        steps: list[R] = []
+        chunks: list[R] = []
+        for row in due:
+            (chunks if row.prefilling else steps).append(row)
+        for row in sorted(steps, key=lambda row: row.last_step):
+            tokens = row.step_tokens
+            if not shares or 0 < tokens <= left:
+                shares.append(Share(row, max(1, tokens)))
+                left -= tokens
+        for row in chunks:
+            tokens = min(row.pending, chunk_left, left)
+            if not shares or 0 < tokens <= left:
+                shares.append(Share(row, max(1, tokens)))
+                left, chunk_left = left - tokens, chunk_left - tokens
         return sorted(shares, key=lambda share: share.row.slot)
 
     def run(self, compute: Callable[[Sequence[Share[R]]], None], shares: Sequence[Share[R]]) -> None:
@@ -126,7 +133,3 @@ class Scheduler(Generic[R]):
         reason = f"the device has too little memory for it, even alone: {len(row.tokens)} tokens in {slots}"
         self._give_up(row, UnavailableError(reason))
         self._remove_limit()
-
-
-def _urgency(row: R) -> tuple[bool, int]:
-    return row.prefilling, 0 if row.prefilling else row.last_step

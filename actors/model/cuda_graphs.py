@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.model.forward_input import RowInput
+from actors.model.forward_input import RowInput, logits_count
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
 from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row, wanted_tokens
@@ -75,7 +75,7 @@ class CudaGraphs:
 
     def shape(self, rows: Sequence[RowInput]) -> Shape | None:
         """Return the smallest shape with room for the rows; None if there is none."""
-        tokens, wanted = sum(len(row.tokens) for row in rows), sum(row.logits_count for row in rows)
+        tokens, wanted = sum([len(row.tokens) for row in rows]), logits_count(rows)
         fitting = (s for s in self._shapes if s.rows >= len(rows) and s.tokens >= tokens and s.wanted >= wanted)
         return min(fitting, key=lambda shape: (shape.tokens, shape.rows), default=None)
 
@@ -102,17 +102,16 @@ class CudaGraphs:
 
     def _pack(self, shape: Shape, rows: Sequence[RowInput], wanted: Sequence[int]) -> PackedInputs:
         """Pack rows and padding, the indices of the tokens whose logits are wanted, and new entries of the tables."""
-        inputs = pack_inputs(
+        entries = self._cache.pop_updates(shape.rows)
+        entries += [(self._cache.slots, 0, 0)] * (shape.rows - len(entries))
+        return pack_inputs(
             rows,
             window=self._window,
             row_count=shape.rows + 1,  # the last has all tokens of padding
             token_count=shape.tokens,
             spare_slot=self._cache.slots,
+            rest=[*wanted, *[0] * (shape.wanted - len(wanted)), *chain.from_iterable(zip(*entries, strict=True))],
         )
-        entries = self._cache.pop_updates(shape.rows)
-        entries += [(self._cache.slots, 0, 0)] * (shape.rows - len(entries))
-        rest = chain(wanted, [0] * (shape.wanted - len(wanted)), *zip(*entries, strict=True))
-        return PackedInputs(torch.cat([inputs.integers, torch.tensor(list(rest), dtype=torch.int64)]), inputs.sizes)
 
 
 def usual_tokens(slots: int, max_query: int) -> int:

@@ -3,13 +3,13 @@
 It knows nothing of models or caches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from decoding.drafts.trie import Draft
 
 
-@dataclass(frozen=True, slots=True)
-class RowInput:
+class RowInput(msgspec.Struct, frozen=True):
     """New tokens of one row, written to columns start, start + 1, … of the row's slot.
 
     Without `paths` they continue the text in columns 0 … start - 1. With `paths` they are nodes of a tree below the
@@ -43,9 +43,17 @@ class RowInput:
         return [self.trunk + len(path) - 1 for path in self.paths]
 
 
+def logits_count(rows: Sequence[RowInput]) -> int:
+    """Return the number of tokens after which logits are wanted, of all rows."""
+    return sum([len(row.tokens) if row.wanted is None else row.wanted for row in rows])
+
+
 def draft_input(slot: int, start: int, token: int, draft: Draft) -> RowInput:
     """Return the input of a text's last token, written to column `start`, and K draft tokens: K + 1 in all."""
-    return tree_input(slot, start, Draft([token, *draft.tokens], [-1, *(parent + 1 for parent in draft.parents)]))
+    tokens = [token, *draft.tokens]
+    if draft.is_chain:
+        return RowInput(slot, start, tokens)
+    return tree_input(slot, start, Draft(tokens, [-1, *(parent + 1 for parent in draft.parents)]))
 
 
 def tree_input(slot: int, start: int, draft: Draft) -> RowInput:

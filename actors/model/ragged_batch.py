@@ -56,6 +56,7 @@ def pack_inputs(
     row_count: int = 0,
     token_count: int = 0,
     spare_slot: int = 0,
+    rest: Sequence[int] = (),
 ) -> PackedInputs:
     """Pack rows on the CPU.
 
@@ -63,6 +64,7 @@ def pack_inputs(
         window: the sliding window of the layers that have one, in tokens.
         row_count, token_count: the least B and N. Padding needs at least one row more than given.
         spare_slot: the slot that padding is written to.
+        rest: other integers for the same copy to the device, which follow.
 
     Raises:
         ValueError: a token sees columns more than MAX_BRANCHES beyond the text that it sees.
@@ -78,9 +80,11 @@ def pack_inputs(
         lengths += [1] * padding_rows
     total, real = sum(counts), sum(counts) - padding
     sizes = [total, len(counts), len(counts) + 1, len(counts), *[total] * (5 if window is None else 6)]
-    integers = numpy.zeros(sum(sizes), dtype=numpy.int64)
-    tokens, all_slots, offsets, all_lengths, columns, positions, row_of, trunks, *branches = numpy.split(
-        integers, list(accumulate(sizes[:-1]))
+    integers = numpy.zeros(sum(sizes) + len(rest), dtype=numpy.int64)
+    ends = list(accumulate(sizes))
+    integers[ends[-1] :] = rest
+    tokens, all_slots, offsets, all_lengths, columns, positions, row_of, trunks, *branches = (
+        integers[end - size : end] for size, end in zip(sizes, ends, strict=True)
     )
     tokens[:real] = list(chain.from_iterable(row.tokens for row in rows))
     all_slots[:], all_lengths[:] = slots, lengths
@@ -90,7 +94,9 @@ def pack_inputs(
     positions[:] = columns
     trunks[:] = columns + 1  # a token of padding sees one column, because a softmax over nothing is NaN
     for row, first in zip(rows, offsets.tolist(), strict=False):
-        for index, path in enumerate(row.paths or (), first):
+        if row.paths is None:
+            continue
+        for index, path in enumerate(row.paths, first):
             trunk, rest = _fold(row.trunk, path)
             positions[index] = row.trunk + len(path) - 1
             trunks[index] = trunk

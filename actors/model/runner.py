@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from actors.model.attention.interface import NAME
 from actors.model.cuda_graphs import CudaGraphs, usual_tokens
-from actors.model.forward_input import RowInput
+from actors.model.forward_input import RowInput, logits_count
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
@@ -163,17 +163,17 @@ class Runner:
         Returns:
             [n, V] float32 logits after the tokens that want them, row after row.
         """
-        end = max(row.end for row in rows)
+        end = max([row.start + len(row.tokens) for row in rows])
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
-        extents = ((row.slot, row.start, row.end) for row in rows)
+        extents = [(row.slot, row.start, row.start + len(row.tokens)) for row in rows]
         shape = self._graphs.shape(rows) if self._graphs else None
         if self._graphs and shape:
             self.cache.reserve_all(extents)
             return self._graphs.logits(shape, rows)
         self.cache.prepare_writes(extents)
         logits = self.forward(*self._inputs(rows), self._wanted(rows))
-        return logits[: sum(row.logits_count for row in rows)]
+        return logits[: logits_count(rows)]
 
     def forward(
         self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None

@@ -5,8 +5,6 @@ Knows nothing of logits, or of when steps are taken.
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from actors.loops.mailbox import Mailbox
 from actors.loops.served_row import ServedRow
 from actors.model.runner import Runner
@@ -35,7 +33,8 @@ class Committer:
             if self._check(row, verdict):
                 path = verdict.path
                 self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
-                self._runner.compact(row.slot, row.cached + 1, [row.cached + 1 + index for index in path])
+                if path:
+                    self._runner.compact(row.slot, row.cached + 1, [row.cached + 1 + index for index in path])
                 self._commit(row, draft, verdict)
                 committed += len(path) + 1
         return committed
@@ -55,24 +54,26 @@ class Committer:
         kept, finish = cut_at_stop(
             tokens, row.generated, end_token_ids=row.history.end_token_ids, max_tokens=row.params.max_tokens
         )
+        base, is_first = len(row.tokens), row.generated == 0
+        row.cached += len(tokens)
+        row.commit(kept, rejected=verdict.rejected)
+        was_rejected = verdict.rejected and finish is None
         commit = Commit(
             request_id=request_id,
-            base=len(row.tokens),
+            base=base,
             tokens=kept,
             drafted=len(draft.tokens),
             accepted=min(len(verdict.path), len(kept)),
             finish=finish,
             logprobs=verdict.logprobs and verdict.logprobs[: len(kept)],
-            prompt_logprobs=row.prompt_logprobs if row.generated == 0 and row.wants_prompt_logprobs else None,
+            prompt_logprobs=row.prompt_logprobs if is_first and row.wants_prompt_logprobs else None,
             members=row.ensemble.shares() if row.ensemble else None,
-            admission=row.admission,
             views=row.ensemble.views and row.ensemble.views[: len(kept)] if row.ensemble else None,
+            rejected=was_rejected,
+            hit=was_rejected and bool(row.trie),
+            admission=row.admission,
         )
-        row.cached += len(tokens)
-        row.commit(kept, rejected=verdict.rejected)
         if finish is None:
-            if verdict.rejected:
-                commit = replace(commit, rejected=True, hit=bool(row.trie))
             self._inbox.update_drafter(row)  # before the coordinator: the target waits for its drafts
         self._mailbox.put(peer, commit)
         if finish is not None:

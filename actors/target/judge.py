@@ -4,7 +4,8 @@ Knows nothing of messages, caches or where the logits come from.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[],
 
     logits: [N or more, V] a step's, which contain those of the verifications, one after the other.
     """
-    starts = [0, *accumulate(len(verification.logits) for verification in verifications)]
+    starts = [0, *accumulate(len(draft.tokens) + 1 for _, draft, *_ in verifications)]
     if starts[-1] < len(logits):
         logits = torch.cat([logits[:0], *(verification.logits for verification in verifications)])
     waits: list[tuple[list[int], Callable[[], list[Verdict]]]] = []
@@ -58,8 +59,11 @@ def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[],
         waits.append((chosen, rule([verifications[index] for index in chosen], chosen_logits)))
 
     def wait() -> list[Verdict]:
-        verdicts = {index: verdict for chosen, wait in waits for index, verdict in zip(chosen, wait(), strict=True)}
-        return _with_logprobs(verifications, [verdicts[index] for index in range(len(verifications))], logits, starts)
+        pairs = [pair for chosen, wait in waits for pair in zip(chosen, wait(), strict=True)]
+        verdicts = [verdict for _, verdict in sorted(pairs, key=itemgetter(0))]
+        if all(row.params.logprobs is None for row, *_ in verifications):
+            return verdicts
+        return _with_logprobs(verifications, verdicts, logits, starts)
 
     return wait
 
@@ -70,10 +74,11 @@ def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[
     sampled = sample(logits, batch)  # [N]
 
     def wait() -> list[Verdict]:
-        tokens = iter(sampled.tolist())  # the step's only copy to the host
-        verdicts = []
+        tokens: list[int] = sampled.tolist()  # the step's only copy to the host
+        verdicts, start = [], 0
         for _, draft, *_ in verifications:
-            own = list(islice(tokens, len(draft.tokens) + 1))
+            own = tokens[start : start + len(draft.tokens) + 1]
+            start += len(own)
             path, rejected = accepted_path(own, draft)
             verdicts.append(Verdict(path, own[path[-1] + 1 if path else 0], rejected))
         return verdicts
@@ -106,8 +111,6 @@ def _with_logprobs(
             logits_rows += [start + logits_row for logits_row in verdict.logits_rows()]
             tokens += verdict.tokens(draft)
             counts += [row.params.logprobs] * (len(verdict.path) + 1)
-    if not logits_rows:
-        return verdicts
     chosen_logits = logits[tensor_on(logits.device, logits_rows, torch.int64)]
     logprobs = iter(token_logprobs(chosen_logits, tokens, counts))
     return [

@@ -19,7 +19,7 @@ from actors.loops.row_table import PREPARING_S
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.served_row import ServedRow
 from actors.loops.thread import LoopTimes
-from actors.model.forward_input import RowInput
+from actors.model.forward_input import RowInput, logits_count
 from actors.model.runner import Runner
 from actors.model.step_timer import StepTimer
 from actors.target.colocated_drafter import ColocatedDrafter
@@ -79,18 +79,18 @@ class Target:
         round_began_s = time.perf_counter() - (self.times.waited_s - self._waited_before_s)  # with the wait for drafts
         samplers = self._rows.sampling(shares)
         running = [row for row in samplers if row.verifies]
-        prompt_tokens = sum(share.tokens for share in shares if share.row.prefilling)
-        self._draft(running, others=sum(share.tokens for share in shares) - len(running))
+        prompt_tokens = sum([share.tokens for share in shares if share.row.prefilling])
+        self._draft(running, others=sum([share.tokens for share in shares]) - len(running))
         self._request_logits(running, round_began_s)
-        inputs = [share.row.inputs(share.tokens) for share in shares]
+        inputs = [row.inputs(limit) for row, limit in shares]
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
-        verifications = self._take(shares, logits.split([sum(run.logits_count for run in runs) for runs in inputs]))
+        verifications = self._take(shares, logits.split([logits_count(runs) for runs in inputs]))
         wait_for_verdicts = judge(verifications, logits)
         timer.stop()
         self._inbox.receive(0.0)  # while the device computes: a late draft still tells what follows the verdict
         verdicts = wait_for_verdicts()
-        tokens = sum(len(run.tokens) for runs in inputs for run in runs)
+        tokens = sum([len(run.tokens) for runs in inputs for run in runs])
         self._note_times(tokens, prompt_tokens, timer.seconds(), alone=not running)
         self._commit(verifications, verdicts, round_began_s if running else None, prompt_tokens=prompt_tokens)
 
@@ -129,12 +129,12 @@ class Target:
 
     def _take(self, shares: Shares, logits_per_row: Sequence[Tensor]) -> list[Verification]:
         """Let rows take their logits, [n, V] each, and answer. Returns what is left to verify."""
-        for share, logits in zip(shares, logits_per_row, strict=True):
-            message = share.row.take(logits)
+        for (row, _), logits in zip(shares, logits_per_row, strict=True):
+            message = row.take(logits)
             if message is not None:
-                self._mailbox.put(share.row.key[0], message)
-            if share.row.done:
-                self._rows.remove(share.row.key)
+                self._mailbox.put(row.key[0], message)
+            if row.done:
+                self._rows.remove(row.key)
         return self._rows.verifications(shares)
 
     def _finish_rounds(self, shares: Shares) -> None:
@@ -234,11 +234,11 @@ class Target:
         """Return how long to wait for messages; 0 while there is something to compute."""
         if not len(self._rows):
             return REPORT_PERIOD_S
-        due = [row for row in self._rows if row.due]
-        if self._rows.blendable or not all(row.verifies for row in due):
+        if self._rows.blendable:
             return 0.0
+        due = [row for row in self._rows if row.due]
         if due:
-            return _wait_s(due)
+            return _wait_s(due) if all(row.verifies for row in due) else 0.0
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
     def _release(self, row: ServedRow) -> None:
@@ -251,4 +251,4 @@ class Target:
 def _wait_s(rows: Sequence[ServedRow]) -> float:
     """Return how much longer the rows wait for drafts, in seconds; 0 to take the step."""
     now_s = time.perf_counter()
-    return max((row.wait_s(now_s) for row in rows), default=0.0)
+    return max([row.wait_s(now_s) for row in rows], default=0.0)

@@ -77,6 +77,8 @@ class DraftPlanner:
             row.wanted_draft_length, row.useful_draft_length = wanted_length, useful_length
             if row.key in committed and not self._alternating:
                 row.await_draft(now_s, self._patience_s(wanted_length))
+            elif row.incomplete_since_s is not None and row.has_wanted_draft():
+                row.deadline_s = now_s
 
     def note_verdict(self, row: TargetRow, *, drafted: int, accepted: int) -> None:
         """Learn from the verdict on a row's draft."""

@@ -1,8 +1,8 @@
 """A request on the target: its text, its draft trie, and how long it waits for which draft."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from actors.ensemble.rounds import EnsembleRounds
@@ -57,12 +57,13 @@ class TargetRow(ServedRow):
 
     @property
     def due(self) -> bool:
-        return self.ready and (self.prefilling or self.verifies)
+        return self.ready and (len(self.tokens) - self.cached > 1 or self.verifies)
 
     @property
     def verifies(self) -> bool:
-        is_open = self.ensemble is None or (self.ensemble.is_joined and self.ensemble.round is None)
-        return is_open and self.ready and not self.prefilling
+        if len(self.tokens) - self.cached > 1 or not self.ready:
+            return False
+        return self.ensemble is None or (self.ensemble.is_joined and self.ensemble.round is None)
 
     @property
     def withheld(self) -> int:
@@ -121,7 +122,7 @@ class TargetRow(ServedRow):
     @property
     def usable_draft_length(self) -> int:
         """The most draft tokens that a step can use. The request's last token needs no draft."""
-        return min(self.draft_length, self.params.max_tokens - self.generated - 1)
+        return min(self.draft_length, self.prompt_length + self.params.max_tokens - len(self.tokens) - 1)
 
     def draft(self) -> list[int]:
         """Return the most probable draft chain, as much of it as a step can use."""
@@ -129,7 +130,8 @@ class TargetRow(ServedRow):
 
     def best_draft(self) -> Draft:
         """Return the most probable draft tokens, a chain or a tree, as many as a step can use."""
-        draft = self.trie.best_draft(self.usable_draft_length, self.usable_draft_length)
+        length = self.usable_draft_length
+        draft = self.trie.best_draft(length, length)
         # Rejection sampling needs all tokens as they were drawn, also those that the structure forbids.
         return draft if self.structure is None or self.params.rejects else self.structure.prune(draft)
 
@@ -190,15 +192,17 @@ class TargetRow(ServedRow):
         self.prompt_logprobs += token_logprobs(logits[: len(following)], following, counts)
 
     def has_wanted_draft(self) -> bool:
-        return len(self.draft()) >= min(self.wanted_draft_length, self.usable_draft_length)
+        wanted = min(self.wanted_draft_length, self.usable_draft_length)
+        return wanted <= 0 or len(self.trie.best_path(wanted)) == wanted
 
     def wait_s(self, now_s: float) -> float:
-        if not self.verifies or not self.expects_drafts or self.has_wanted_draft():
+        if self.incomplete_since_s is None or not self.expects_drafts or not self.verifies:
             return 0.0
         return max(0.0, self.deadline_s - now_s)
 
     def await_draft(self, now_s: float, patience_s: float) -> None:
         """Begin to wait for the wanted draft, for at most `patience_s`."""
-        self.drafted_at_plan = len(self.draft())
-        self.incomplete_since_s = None if self.has_wanted_draft() or not self.expects_drafts else now_s
-        self.deadline_s = now_s + patience_s
+        self.incomplete_since_s = None
+        if self.expects_drafts and not self.has_wanted_draft():
+            self.incomplete_since_s, self.deadline_s = now_s, now_s + patience_s
+            self.drafted_at_plan = len(self.draft())

@@ -1,6 +1,6 @@
 """The rows of a target, of all kinds, and which of those that write a text are ready for what."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from actors.loops.row import RowKey
 from actors.loops.row_table import RowTable
@@ -37,22 +37,19 @@ class TargetRows(RowTable[ServedRow]):
     @property
     def running(self) -> list[TargetRow]:
         """Rows whose next step may begin."""
-        return [row for row in self._active_writers() if row.verifies]
+        return [row for row in self._writers.values() if row.slot >= 0 and row.verifies]
 
     @property
     def blendable(self) -> list[TargetRow]:
         """Rows of ensemble leaders that have the logits of all members."""
-        return [row for row in self._active_writers() if row.ensemble is not None and row.ensemble.is_complete]
+        leaders = [row for row in self._writers.values() if row.ensemble is not None]
+        return [row for row in leaders if row.slot >= 0 and row.ensemble is not None and row.ensemble.is_complete]
 
     def sampling(self, shares: Iterable[Share[ServedRow]]) -> list[TargetRow]:
         """Return the rows that choose tokens after these shares."""
-        pairs = [(self._writers.get(row.key), tokens) for row, tokens in shares]
-        return [row for row, tokens in pairs if row is not None and row.samples(tokens)]
+        return [row for row, tokens in shares if isinstance(row, TargetRow) and row.samples(tokens)]
 
     def verifications(self, shares: Iterable[Share[ServedRow]]) -> list[Verification]:
         """Take what the rows of these shares have to verify."""
-        rows = filter(None, (self._writers.get(row.key) for row, _ in shares))
+        rows = (row for row, _ in shares if isinstance(row, TargetRow))
         return [verification for row in rows if (verification := row.claim_verification()) is not None]
-
-    def _active_writers(self) -> Iterator[TargetRow]:
-        return filter(None, (self._writers.get(row.key) for row in self))

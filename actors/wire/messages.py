@@ -134,8 +134,9 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
 
     def drawn_from(self) -> list[int]:
         """Return the tokens of all distributions."""
-        distributions = filter(None, self.distributions or ())
-        return [token for distribution in distributions for token in distribution.tokens]
+        if self.distributions is None:
+            return []
+        return [token for distribution in filter(None, self.distributions) for token in distribution.tokens]
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):

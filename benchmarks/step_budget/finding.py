@@ -109,11 +109,11 @@ def excesses(findings: list[Finding], graphs: Graphs) -> list[str]:
 
     for finding in findings:
         numbers = finding.as_json()
-        for name in ("bytes_of_floor", "host_of_linear", "copies_to_host", "copies_to_device", "waits"):
+        for name in ("bytes_of_floor", "host_ms", "host_of_linear", "copies_to_host", "copies_to_device", "waits"):
             value = numbers[name]
             assert value is None or isinstance(value, int | float)
-            check(f"{finding.name}: {name}", value, budget[name])
-        check(f"{finding.name}: host_ms", finding.host_ms, budget["host_ms"].get(finding.name))
+            limit = budget[name]
+            check(f"{finding.name}: {name}", value, limit.get(finding.name) if isinstance(limit, dict) else limit)
     check("graphs", sum(graphs), budget["graphs"])
     check("graphs captured after the start", graphs.later + graphs.drafter_later, budget["graphs_after_start"])
     return lines

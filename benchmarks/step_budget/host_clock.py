@@ -35,7 +35,8 @@ class HostClock(TorchDispatchMode):
     ) -> Any:
         began_s = time.thread_time()
         result = function(*args, **(kwargs or {}))
+        ended_s = time.thread_time()
         on_device = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs, result)))
-        if on_device:
-            self.seconds += LAUNCH_S - (time.thread_time() - began_s)
+        self.seconds += LAUNCH_S if on_device else ended_s - began_s
+        self.seconds -= time.thread_time() - began_s  # with the clock's own work
         return result

@@ -17,6 +17,7 @@ from benchmarks.step_budget.traffic import Traffic
 from decoding.sampling.params import SamplingParams
 
 _ACCEPTED = 0.6  # share of a draft's tokens that the target accepts
+_generator = random.Random(0)  # of prompts, which no two stages share
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,8 @@ class Stage:
 
     def _admit(self) -> None:
         load, vocab_size = self._load, self._metered.vocab_size
-        generator = random.Random(0)
         for index in range(load.rows):
-            prompt = [generator.randrange(1, vocab_size) for _ in range(load.context)]
+            prompt = [_generator.randrange(1, vocab_size) for _ in range(load.context)]
             speculates = load.width > 1
             admit = Admit(
                 index,

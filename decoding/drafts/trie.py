@@ -7,11 +7,12 @@ After a rejection they are drawn anew (docs/verification.md).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from operator import itemgetter
 from typing import NamedTuple
+
+import msgspec
 
 MAX_DRAFT_LENGTH = 64  # tokens of one path; longer paths are cut
 _NEW_NODES = 1024  # tokens that can be added between two commits; bounds the memory
@@ -37,14 +38,13 @@ class Distribution(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """A tree of K draft tokens, often a chain. Parents come before their children."""
 
     tokens: list[int]  # [K]
     parents: list[int]  # [K] the index of the token that each follows; −1: it follows the text
-    probabilities: list[float] = field(default_factory=list)  # [K] that each token is committed, falling; [] if unknown
-    distributions: list[Distribution | None] = field(default_factory=list)  # [K] or []; None: not drawn
+    probabilities: list[float] = []  # [K] that each token is committed, falling; [] if unknown
+    distributions: list[Distribution | None] = []  # [K] or []; None: not drawn
 
     @property
     def is_chain(self) -> bool:
@@ -52,6 +52,8 @@ class Draft:
 
     def first(self, count: int) -> "Draft":
         """Return the first `count` tokens as a draft."""
+        if count >= len(self.tokens):
+            return self
         return Draft(self.tokens[:count], self.parents[:count], self.probabilities[:count], self.distributions[:count])
 
     def children(self) -> list[list[int]]:
@@ -107,7 +109,8 @@ class DraftTrie:
         self._rejects = rejects
         self._fence = len(committed) if rejects else 0  # offers for earlier positions are refused
         self.default_probability = 0.5  # of a token offered without one; the n-th sibling gets 1/n of it
-        self._best: list[int] | None = None  # cached `best_path` without limit; None: out of date
+        self._best: Draft | None = None  # cached `best_path` without limit; None: out of date
+        self._has_choice = False  # whether there are other drafts, or drawn tokens
 
     def __bool__(self) -> bool:
         """Whether there is any draft token."""
@@ -135,6 +138,8 @@ class DraftTrie:
             return False
         if probabilities is None or len(probabilities) != len(tokens):
             probabilities = [-1.0] * len(tokens)
+        if distributions is None and (parents is None or parents == list(range(-1, len(tokens) - 1))):
+            return self._offer_chain(overlap, tokens, probabilities)
         if distributions is None or not self._rejects:
             distributions = [None] * len(tokens)
         elif len(distributions) != len(tokens):
@@ -154,6 +159,16 @@ class DraftTrie:
             fits |= nodes[-1][0] is not None and nodes[-1][1] > 0
         return fits
 
+    def _offer_chain(self, overlap: int, tokens: Sequence[int], probabilities: Sequence[float]) -> bool:
+        """Add a chain, which is usual. overlap: how many committed tokens it should begin with."""
+        if len(tokens) <= overlap or list(tokens[:overlap]) != self._committed[len(self._committed) - overlap :]:
+            return False
+        self._best = None
+        node: _Node | None = self._root
+        for index in range(overlap, min(len(tokens), overlap + MAX_DRAFT_LENGTH)):
+            node = node and self._child(node, tokens[index], probabilities[index])
+        return tokens[overlap] in self._root.children
+
     def _add(
         self, node: _Node | None, depth: int, token: int, probability: float, drawn_from: Distribution | None
     ) -> tuple[_Node | None, int]:
@@ -166,13 +181,17 @@ class DraftTrie:
             return None, depth
         if drawn_from is not None:
             return self._draw(node, token, drawn_from), depth + 1
+        return self._child(node, token, probability), depth + 1
+
+    def _child(self, node: _Node, token: int, probability: float) -> _Node | None:
+        """Return the node of an undrawn token below `node`; None without room. probability: −1 if unknown."""
         child = node.children.get(token)
         if child is None and self._room > 0:
             self._room -= 1
             child = node.children[token] = _Node(self.default_probability / (1 + len(node.children)))
         if child is not None and 0 <= probability <= 1:
             child.probability = probability
-        return child, depth + 1
+        return child
 
     def _draw(self, node: _Node, token: int, drawn_from: Distribution) -> _Node | None:
         """Return the node of a drawn token below `node`; None unless it comes next in the draw of its siblings."""
@@ -206,20 +225,16 @@ class DraftTrie:
 
     def best_path(self, limit: int) -> list[int]:
         """Return a greedy path of at most `limit` tokens: always the most probable child, the earliest one at a tie."""
-        if self._best is None:
-            self._best = []
-            children = list(self._children(self._root))
-            while children:
-                _, token, node = max(children, key=itemgetter(0))
-                self._best.append(token)
-                children = list(self._children(node))
-        return self._best[:limit]
+        return self._best_chain().tokens[:limit]
 
     def best_draft(self, size: int, depth: int) -> Draft:
         """Return the `size` tokens most probably committed, none deeper than `depth`. The first n are the best n.
 
         A token is committed with the product of the probabilities on its path (Sequoia, arXiv 2402.12374, section 3).
         """
+        best = self._best_chain()
+        if not self._has_choice:
+            return best.first(max(0, min(size, depth)))
         draft = Draft([], [], [], [])
         heap: list[tuple[float, int, int, int, int, Distribution | None, _Node]] = []
         order = count()
@@ -240,6 +255,25 @@ class DraftTrie:
             if level < depth:
                 push(node, -negative, len(draft.tokens) - 1, level + 1)
         return draft
+
+    def _best_chain(self) -> Draft:
+        """Return the whole `best_path` as a draft. It is the only one unless `_has_choice`."""
+        if self._best is None:
+            tokens: list[int] = []
+            probabilities: list[float] = []
+            node, probability, self._has_choice = self._root, 1.0, False
+            while children := node.drawn or node.children:
+                if len(children) == 1:
+                    self._has_choice |= bool(node.drawn)
+                    ((token, node),) = children.items()
+                else:
+                    _, token, node = max(self._children(node), key=itemgetter(0))
+                    self._has_choice = True
+                probability *= node.probability
+                tokens.append(token)
+                probabilities.append(probability)
+            self._best = Draft(tokens, list(range(-1, len(tokens) - 1)), probabilities, [None] * len(tokens))
+        return self._best
 
     def _children(self, node: _Node) -> Iterator[tuple[float, int, _Node]]:
         """Yield the children of a node that may be verified: probability, token, node.

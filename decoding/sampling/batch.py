@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import attrgetter
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -57,7 +58,7 @@ class SamplingBatch:
         params = [request.history.params for request in requests]
         random = [p for p in params if not p.greedy]
         return cls(
-            settings=copy_to(device, _settings(requests)),
+            settings=_settings(requests, device),
             used=used_processors(params),
             largest_k=max((p.top_k for p in random), default=0),
             stages=tuple(_stages(requests, device)) if any(map(has_rare_processors, random)) else (),
@@ -86,16 +87,17 @@ def chain_settings(rows: Sequence[tuple[SamplingParams, int]], length: int, coun
     Args:
         rows: parameters, and the position of the first token to sample; others up to `count` are padding.
     """
-    settings = torch.zeros(length, count, len(COLUMNS), dtype=torch.float64)
+    settings = numpy.zeros((length, count, len(COLUMNS)))
     if rows:
         histories = [History(params, [], 0) for params, _ in rows]
-        of_rows = torch.tensor([history.settings for history in histories], dtype=torch.float64)  # [B, 4]
-        noises = torch.tensor([history.stream_key for history in histories])  # [B, 2]
-        firsts = torch.tensor([first for _, first in rows])
-        settings[:, : len(rows), :-2] = of_rows
-        positions = (torch.arange(length)[:, None] + firsts).flatten()
-        settings[:, : len(rows), -2:] = noise_keys(noises.repeat(length, 1), positions).view(length, -1, 2)
-    return settings
+        streams = numpy.array([history.stream_key for history in histories], dtype=numpy.uint32)  # [B, 2]
+        firsts = numpy.array([first for _, first in rows], dtype=numpy.uint32)
+        positions = numpy.arange(length, dtype=numpy.uint32)[:, None] + firsts  # [length, B]
+        settings[:, : len(rows), :-2] = [history.settings for history in histories]
+        settings[:, : len(rows), -2:] = noise_keys(numpy.tile(streams, (length, 1)), positions.ravel()).reshape(
+            length, -1, 2
+        )
+    return torch.from_numpy(settings)
 
 
 def has_rare_processors(params: SamplingParams) -> bool:
@@ -103,18 +105,19 @@ def has_rare_processors(params: SamplingParams) -> bool:
     return params.typical_p != 1 or params.epsilon_cutoff != 0 or params.eta_cutoff != 0
 
 
-def _settings(requests: Sequence[Positions]) -> Tensor:
-    """Return the settings of N positions, [N, 6] float64, on the CPU."""
-    counts = torch.tensor([len(request.depths) for request in requests])
-    settings = torch.zeros(int(counts.sum()), len(COLUMNS), dtype=torch.float64)
-    if any(not request.history.params.greedy for request in requests):
-        of_requests = torch.tensor([request.history.settings for request in requests], dtype=torch.float64)  # [B, 4]
-        noises = torch.tensor([(*request.history.stream_key, len(request.history.tokens)) for request in requests])
-        settings[:, :-2] = of_requests.repeat_interleave(counts, dim=0)
-        noises = noises.repeat_interleave(counts, dim=0)  # [N, 3] int64
-        depths = torch.tensor(list(chain.from_iterable(request.depths for request in requests)))
-        settings[:, -2:] = noise_keys(noises[:, :2], noises[:, 2] + depths)
-    return settings
+def _settings(requests: Sequence[Positions], device: torch.device | str) -> Tensor:
+    """Return the settings of N positions, [N, 6] float64. Greedy requests need no copy to the device."""
+    counts = [len(request.depths) for request in requests]
+    histories = [request.history for request in requests]
+    if all(history.params.greedy for history in histories):
+        return torch.zeros(sum(counts), len(COLUMNS), dtype=torch.float64, device=device)
+    streams = [(*history.stream_key, len(history.tokens)) for history in histories]  # [B, 3]
+    noises = numpy.array(streams, dtype=numpy.uint32).repeat(counts, axis=0)  # [N, 3]
+    depths = list(chain.from_iterable(request.depths for request in requests))
+    settings = numpy.empty((len(depths), len(COLUMNS)))
+    settings[:, :-2] = numpy.array([history.settings for history in histories]).repeat(counts, axis=0)
+    settings[:, -2:] = noise_keys(noises[:, :2], noises[:, 2] + numpy.array(depths, dtype=numpy.uint32))
+    return copy_to(device, torch.from_numpy(settings))
 
 
 def _stages(requests: Sequence[Positions], device: torch.device | str) -> Iterator[Stage]:

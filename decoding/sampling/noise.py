@@ -12,6 +12,7 @@ The hash is the 32-bit two-round xorshift-multiply permutation of Chris Wellons'
 
 from functools import lru_cache
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -61,14 +62,21 @@ def noise_key(seed: int, position: int, stream: int = OWN_TOKENS) -> tuple[int, 
     return _signed(_mix_int(first ^ position)), _signed(_mix_int(second ^ position))
 
 
-def noise_keys(stream_keys: Tensor, positions: Tensor) -> Tensor:
+def noise_keys(stream_keys: numpy.ndarray, positions: numpy.ndarray) -> numpy.ndarray:
     """Return the `noise_key` of each row, [N, 2] int32.
 
     Args:
-        stream_keys: [N, 2] int64, one `stream_key` per row.
-        positions: [N] int64
+        stream_keys: [N, 2] uint32, one `stream_key` per row.
+        positions: [N] uint32
     """
-    return _mix_((stream_keys ^ positions[:, None]).int())
+    x = stream_keys ^ positions[:, None]
+    x ^= x >> 16
+    x *= _MULTIPLIER_1
+    x ^= x >> 15
+    x *= _MULTIPLIER_2
+    x ^= x >> 15
+    keys: numpy.ndarray = x.view(numpy.int32)
+    return keys
 
 
 @lru_cache(maxsize=4096)

@@ -87,7 +87,7 @@ def paths(draft: Draft) -> list[list[int]]:
     draft_paths: list[list[int]] = []
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
         draft_paths.append([*(draft_paths[parent] if parent >= 0 else []), token])
-    assert draft.depths() == list(map(len, draft_paths))
+    assert list(draft.depths()) == list(map(len, draft_paths))
     return draft_paths
 
 
