@@ -58,8 +58,8 @@ def test_norm(dtype: torch.dtype) -> None:
 
 
 def new_runner(family: str, *, deterministic: bool) -> Runner:
-    model = tiny_model(family, num_hidden_layers=2).to(dtype=torch.bfloat16)
-    model = torch.nn.Module.to(model, DEVICE)
+    model = tiny_model(family, num_hidden_layers=2)
+    nn.Module.to(model, DEVICE, torch.bfloat16)
     use_faster_layers(model, deterministic=deterministic)
     return Runner(model, slots=4, max_length=40, max_query=16)
 
