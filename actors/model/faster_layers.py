@@ -14,8 +14,8 @@ def use_faster_layers(model: PreTrainedModel, *, deterministic: bool = True) -> 
 
     deterministic: layers give a token the same bits whatever else they compute.
     """
-    replace_output_layer(model)
+    replace_output_layer(model, deterministic=deterministic)
     pack_linears(model, deterministic=deterministic)
-    replace_norms(model)
+    replace_norms(model, deterministic=deterministic)
     replace_mlps(model)  # after their projections
     replace_rotary(model)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from transformers.pytorch_utils import Conv1D
 
+from actors.model.fixed_order.layers import FixedOrderLinear, serves
 from actors.model.operator_trace import as_one_operator
 
 _TOKENS = 8  # the layout is made for so many; it serves other numbers almost as well
@@ -102,7 +103,7 @@ def _largest_group(results: Sequence[Tensor]) -> Sequence[int]:
 class JoinedLinear(nn.Module):
     """Several linear layers as one, computed by torch."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, deterministic: bool = True) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: [out_features, in_features]; bias: [out_features]."""
         super().__init__()
         self.weight, self.bias = weight, bias
@@ -118,8 +119,8 @@ class LinearGroup:
     def __init__(self, linears: Sequence[nn.Linear], *, deterministic: bool = True) -> None:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [bias for linear in linears if (bias := getattr(linear, "bias", None)) is not None]
-        kind = PackedLinear if weight.device.type == "cpu" else JoinedLinear
-        self.joined = kind(weight, torch.cat(biases) if biases else None, deterministic=deterministic)
+        bias = torch.cat(biases) if biases else None
+        self.joined = _replacement(weight, bias, deterministic) or JoinedLinear(weight, bias)
         self.in_features = linears[0].in_features
         self.example = weight.new_empty(0)  # has their dtype and device
         self._sizes = [linear.out_features for linear in linears]
@@ -157,38 +158,46 @@ def pack_linears(module: nn.Module, *, deterministic: bool = True) -> None:
     for names in _GROUPS:
         _join(module, names, deterministic)
     for name, child in module.named_children():
-        if isinstance(child, Conv1D) and _is_fast(child):
-            setattr(module, name, PackedLinear(child.weight.T, child.bias, deterministic=deterministic))
-        elif _profits(child) and child.weight.device.type == "cpu":
-            setattr(module, name, PackedLinear(child.weight, child.bias, deterministic=deterministic))
+        faster: nn.Module | None = None
+        if _profits(child):
+            weight = child.weight.T if isinstance(child, Conv1D) else child.weight
+            faster = _replacement(weight, child.bias, deterministic)
+        if faster is not None:
+            setattr(module, name, faster)
         else:
             pack_linears(child, deterministic=deterministic)
 
 
+def _replacement(weight: Tensor, bias: Tensor | None, deterministic: bool) -> nn.Module | None:
+    """Return a layer for the device of the weights, [out_features, in_features]; None: torch's own is as good."""
+    if deterministic and serves(weight):
+        return FixedOrderLinear(weight, bias)
+    return PackedLinear(weight, bias, deterministic=deterministic) if weight.device.type == "cpu" else None
+
+
 def _join(module: nn.Module, names: Sequence[str], deterministic: bool) -> None:
     """Join the layers of these names, if the module has all of them and they are alike."""
-    linears = [child for name in names if _profits(child := getattr(module, name, None))]
-    kinds = {(layer.weight.device, layer.weight.dtype, layer.bias is None) for layer in linears}
-    if len(linears) < len(names) or len(kinds) > 1:
+    layers = [child for name in names if isinstance(child := getattr(module, name, None), nn.Linear)]
+    kinds = {(layer.weight.device, layer.weight.dtype, layer.bias is None) for layer in layers}
+    if len(layers) < len(names) or len(kinds) > 1 or not all(map(_profits, layers)):
         return
-    group = LinearGroup(linears, deterministic=deterministic)
+    group = LinearGroup(layers, deterministic=deterministic)
     for index, name in enumerate(names):
         setattr(module, name, GroupedLinear(group, index))
 
 
-def _profits(module: object) -> TypeGuard[nn.Linear]:
+def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:
     """Whether it is a plain linear layer, on one device, of a dtype that is fast there."""
-    if type(module) is not nn.Linear or hasattr(module, "_hf_hook"):
+    if type(module) not in (nn.Linear, Conv1D) or hasattr(module, "_hf_hook"):
         return False
-    if module.weight.device.type != "cpu":
-        return module.weight.is_floating_point()
-    return _is_fast(module)
+    weight: Tensor = module.weight  # type: ignore[attr-defined]
+    if weight.device.type != "cpu":
+        return weight.is_floating_point()
+    return serves(weight) or _is_fast(weight)
 
 
-def _is_fast(module: nn.Linear | Conv1D) -> bool:
+def _is_fast(weight: Tensor) -> bool:
     """Whether oneDNN computes the layer on this CPU, and in its dtype."""
-    if hasattr(module, "_hf_hook") or module.weight.device.type != "cpu" or module.weight.dtype not in _DTYPES:
+    if weight.device.type != "cpu" or weight.dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
         return False
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return module.weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

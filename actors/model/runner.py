@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from actors.model.attention.interface import NAME
 from actors.model.cuda_graphs import CudaGraphs, usual_tokens
+from actors.model.fixed_order.layers import FixedOrderLinear
 from actors.model.forward_input import RowInput, logits_count
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
@@ -32,6 +33,7 @@ class Runner:
     """A model with a cache of `slots` rows, each of `max_length` tokens."""
 
     single_device = False  # whether this process has all of the model on one device; `forward` needs that
+    trees_are_exact = True  # whether tokens get the same bits in trees as in chains, if they do in all batches
     recorder: GraphRecorder | None = None  # records calls on a GPU
     _graphs: CudaGraphs | None = None
 
@@ -61,6 +63,7 @@ class Runner:
         self._traced: Callable[..., Tensor] | None = None
         sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
         self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
+        self.trees_are_exact = not any(isinstance(module, FixedOrderLinear) for module in model.modules())
         if self.device.type == "cuda":
             self.use_graphs()
 

@@ -25,6 +25,7 @@ class DraftPlanner:
         alternating: drafts are made between two steps, so their time adds to the step's.
         """
         self._adaptive, self._alternating = adaptive, alternating
+        self._branching = runner.trees_are_exact
         self._acceptance = AcceptanceEstimate(forgetting=0.995)  # of all rows: expected of a new one
         self._step_cost_s = measure_step_cost(runner)
         self._round_cost_s = deepcopy(self._step_cost_s)  # of ensembles: until the last reply
@@ -45,7 +46,7 @@ class DraftPlanner:
 
     def choose_drafts(self, rows: Sequence[TargetRow], now_s: float, *, others: int = 0) -> list[Draft]:
         """Return as much of each row's draft as pays in this step. others: tokens of other rows in the same forward."""
-        drafts = [row.best_draft() for row in rows]
+        drafts = [row.best_draft(branching=self._branching) for row in rows]
         for row, draft in zip(rows, drafts, strict=True):
             if row.incomplete_since_s is not None:  # the wanted draft did not come in time
                 self._note_latency(row, now_s)

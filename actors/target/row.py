@@ -128,10 +128,10 @@ class TargetRow(ServedRow):
         """Return the most probable draft chain, as much of it as a step can use."""
         return self.trie.best_path(self.usable_draft_length)
 
-    def best_draft(self) -> Draft:
-        """Return the most probable draft tokens, a chain or a tree, as many as a step can use."""
+    def best_draft(self, *, branching: bool = True) -> Draft:
+        """Return the most probable draft tokens, as many as a step can use: a tree if it may branch, or a chain."""
         length = self.usable_draft_length
-        draft = self.trie.best_draft(length, length)
+        draft = self.trie.best_draft(length, length, branching=branching)
         # Rejection sampling needs all tokens as they were drawn, also those that the structure forbids.
         return draft if self.structure is None or self.params.rejects else self.structure.prune(draft)
 

@@ -149,7 +149,7 @@ class Bench:
 def main() -> None:
     """Print a line per number of streams and temperature, and write JSON."""
     options = _options()
-    bench, found = Bench(options), []
+    bench, comparisons = Bench(options), list[dict[str, object]]()
     with bench.running():
         bench.run(drafts=True, streams=max(options.streams), temperature=0.0, seconds=_WARM_UP_S)
         for temperature, streams in itertools.product(options.temperature, options.streams):
@@ -162,13 +162,13 @@ def main() -> None:
                 mark: [on.tokens[mark] / off.tokens[mark] for on, off in zip(runs[True], runs[False], strict=True)]
                 for mark in options.marks
             }
-            found.append({"streams": streams, "temperature": temperature, "ratios": ratios})
-            found[-1] |= {"on": [*map(asdict, runs[True])], "off": [*map(asdict, runs[False])]}
+            comparisons.append({"streams": streams, "temperature": temperature, "ratios": ratios})
+            comparisons[-1] |= {"on": [*map(asdict, runs[True])], "off": [*map(asdict, runs[False])]}
             shown = ", ".join(f"{statistics.median(each):.3f} by {mark:g} s" for mark, each in ratios.items())
             lost_s = statistics.median(run.trial_loss_s for run in runs[True])
             print(f"T = {temperature:g}, {streams} streams: on ÷ off {shown}; trials lost {lost_s:.2f} s", flush=True)
     if options.output:
-        write(options.output, "benchmarks.micro.first_half_minute", vars(options), found=found)
+        write(options.output, "benchmarks.micro.first_half_minute", vars(options), found=comparisons)
 
 
 def _open(role: Role, spec: ModelSpec, colocated: ModelSpec | None) -> MeasuredReplica:

@@ -12,6 +12,7 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.processors import COMMON
 from decoding.sampling.sampler import _best, _scores
 
+_DEVICE = "cuda"
 _HEADS, _KV_HEADS, _HEAD_DIM, _PAGE = 32, 8, 128, 16
 _HIDDEN, _VOCAB = 4096, 128256
 _FEATURES = {"qkv": (4096, 6144), "gate and up": (4096, 28672), "down": (14336, 4096), "output": (4096, _VOCAB)}
@@ -70,13 +71,13 @@ def _attention(rows: int, width: int, columns: int) -> KernelTime:
     from actors.model.attention.triton_kernel import attend
 
     pages = columns // _PAGE
-    batch, tables = text_batch(rows, width, columns, "cuda")
+    batch, tables = text_batch(rows, width, columns, _DEVICE)
     keys = _random(rows * pages + 1, _KV_HEADS, _HEAD_DIM, _PAGE)
     values = _random(rows * pages + 1, _KV_HEADS, _PAGE, _HEAD_DIM)
     query, new = _random(rows * width, _HEADS, _HEAD_DIM), _random(rows * width, _KV_HEADS, _HEAD_DIM)
     plain_keys, plain_values = (_random(rows, _KV_HEADS, columns, _HEAD_DIM) for _ in range(2))
     queries = query.view(rows, width, _HEADS, _HEAD_DIM).transpose(1, 2)
-    mask = torch.ones(width, columns, dtype=torch.bool, device="cuda").tril(columns - width)
+    mask = torch.ones(width, columns, dtype=torch.bool, device=_DEVICE).tril(columns - width)
     return _time(
         f"attention {rows} × {width}, {columns} columns",
         lambda: attend(query, new, new, keys, values, tables, batch, scale=0.1),
@@ -111,7 +112,7 @@ def _choice(name: str, setting: tuple[float, float, float, float], rows: int) ->
     from decoding.kernels.triton_choice import choose
 
     logits = _random(rows, _VOCAB).float() * 3
-    settings = torch.tensor([(*setting, row, 7) for row in range(rows)], dtype=torch.float64, device="cuda")
+    settings = torch.tensor([(*setting, row, 7) for row in range(rows)], dtype=torch.float64, device=_DEVICE)
     batch = SamplingBatch(settings, frozenset(COMMON) if setting[0] else frozenset())
     return _time(
         f"choice of {rows}, {name}",
@@ -148,4 +149,4 @@ def _norm(tokens: int) -> KernelTime:
 
 
 def _random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
+    return torch.randn(*shape, dtype=torch.bfloat16, device=_DEVICE)

@@ -48,8 +48,8 @@ def main() -> None:
         f"{1e3 * statistics.median(long_s):.1f} ms, {statistics.median(ratios):.3f} times (bytes: {floor:.3f})"
     )
     if options.output:
-        found = {"short_s": short_s, "long_s": long_s, "ratios": ratios, "bytes_ratio": floor}
-        write(options.output, "benchmarks.micro.long_row", vars(options), **found)
+        findings = {"short_s": short_s, "long_s": long_s, "ratios": ratios, "bytes_ratio": floor}
+        write(options.output, "benchmarks.micro.long_row", vars(options), **findings)
 
 
 def _config(positions: int) -> LlamaConfig:

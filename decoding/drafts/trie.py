@@ -6,7 +6,7 @@ After a rejection they are drawn anew (docs/verification.md).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from operator import itemgetter
@@ -227,8 +227,10 @@ class DraftTrie:
         """Return a greedy path of at most `limit` tokens: always the most probable child, the earliest one at a tie."""
         return self._best_chain().tokens[:limit]
 
-    def best_draft(self, size: int, depth: int) -> Draft:
+    def best_draft(self, size: int, depth: int, *, branching: bool = True) -> Draft:
         """Return the `size` tokens most probably committed, none deeper than `depth`. The first n are the best n.
+
+        branching: may be a tree; otherwise a chain, as in `best_path`.
 
         A token is committed with the product of the probabilities on its path (Sequoia, arXiv 2402.12374, section 3).
         """
@@ -241,7 +243,8 @@ class DraftTrie:
 
         def push(node: _Node, probability: float, index: int, level: int) -> None:
             drawn_from = node.distribution if node.drawn else None
-            for share, token, child in self._children(node):
+            children = self._children(node)
+            for share, token, child in children if branching else _most_probable(children):
                 heappush(heap, (-probability * share, next(order), token, index, level, drawn_from, child))
 
         if depth > 0:
@@ -286,3 +289,9 @@ class DraftTrie:
         else:
             for token, child in node.children.items():
                 yield child.probability, token, child
+
+
+def _most_probable(children: Iterable[tuple[float, int, _Node]]) -> Iterable[tuple[float, int, _Node]]:
+    """Return the most probable child alone, the earliest one at a tie; nothing if there is none."""
+    best = max(children, key=itemgetter(0), default=None)
+    return () if best is None else (best,)

@@ -44,7 +44,9 @@ class ModelConfig(StrictModel):
         None, description="Store the weights of linear layers in 4 bits (nf4, double quantization) or 8 (int8)."
     )
     deterministic: bool = Field(
-        True, description="Compute a token with the same bits whatever runs beside it, on CPUs; false: save the checks."
+        True,
+        description="Compute a token with the same bits whatever runs beside it. false: faster loading on CPUs, and on "
+        "GPUs torch's own products, and trees of drafts.",
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3fn"] = Field(
         "auto", description="Type of the KV cache; auto: the type of the layers."

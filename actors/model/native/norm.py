@@ -1,9 +1,12 @@
 """Root mean square normalisation in one pass over memory; transformers' takes eight."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from actors.model.fixed_order.layers import FixedOrderRMSNorm, serves
 from actors.model.native.library import library
 from actors.model.operator_trace import as_one_operator
 
@@ -53,22 +56,26 @@ class TorchRMSNorm(nn.Module):
 
 
 @torch.no_grad()
-def replace_norms(module: nn.Module) -> None:
+def replace_norms(module: nn.Module, *, deterministic: bool = True) -> None:
     """Replace the layers below `module` that compute the same on random inputs."""
     for name, child in module.named_children():
         weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", getattr(child, "eps", None))
         if not type(child).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
-            replace_norms(child)
-        elif (faster := _faster(child, weight, eps)) is not None:
-            x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+            replace_norms(child, deterministic=deterministic)
+            continue
+        x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+        for faster in _faster(child, weight, eps, deterministic):
             if torch.allclose(faster(x), child(x), rtol=_TOLERANCE, atol=_TOLERANCE):
                 setattr(module, name, faster)
+                break
 
 
-def _faster(norm: nn.Module, weight: Tensor, eps: float) -> nn.Module | None:
-    """Return a candidate to replace a norm on its device."""
-    if weight.device.type != "cpu" and not hasattr(norm, "_hf_hook"):
-        return TorchRMSNorm(weight, eps)
-    if weight.device.type == "cpu" and weight.dtype in _NAMES and weight.is_contiguous() and library():
-        return NativeRMSNorm(norm, weight, eps)
-    return None
+def _faster(norm: nn.Module, weight: Tensor, eps: float, deterministic: bool) -> Iterator[nn.Module]:
+    """Yield candidates to replace a norm on its device."""
+    if deterministic and serves(weight) and not hasattr(norm, "_hf_hook"):
+        yield FixedOrderRMSNorm(weight, eps)
+        yield FixedOrderRMSNorm(1 + weight.float(), eps)  # Gemma's
+    elif weight.device.type != "cpu" and not hasattr(norm, "_hf_hook"):
+        yield TorchRMSNorm(weight, eps)
+    elif weight.device.type == "cpu" and weight.dtype in _NAMES and weight.is_contiguous() and library():
+        yield NativeRMSNorm(norm, weight, eps)

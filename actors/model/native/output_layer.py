@@ -3,11 +3,15 @@
 Knows nothing of what a model does to its logits afterwards.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from actors.model.fixed_order.layers import FixedOrderLinear, serves
 from actors.model.native.library import library
 from actors.model.operator_trace import as_one_operator
 
@@ -62,14 +66,16 @@ class CudaOutputLayer(nn.Module):
         return (logits if self.bias is None else logits.add_(self.bias)).view(*x.shape[:-1], -1)
 
 
-def replace_output_layer(model: PreTrainedModel) -> None:
+def replace_output_layer(model: PreTrainedModel, *, deterministic: bool = True) -> None:
     """Let the output layer give float32, if it is a plain 16-bit layer. On a CPU that takes bfloat16 and a compiler."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or hasattr(head, "_hf_hook"):
         return
     weight = head.weight
-    kind: type[nn.Module] | None = None
-    if weight.device.type == "cuda" and weight.dtype in (torch.bfloat16, torch.float16):
+    kind: Callable[[Tensor, Tensor | None], nn.Module] | None = None
+    if deterministic and serves(weight):
+        kind = partial(FixedOrderLinear, out_dtype=torch.float32)
+    elif weight.device.type == "cuda" and weight.dtype in (torch.bfloat16, torch.float16):
         kind = CudaOutputLayer
     elif weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and library():
         kind = NativeOutputLayer

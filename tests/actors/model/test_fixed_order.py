@@ -2,12 +2,23 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import linear, rms_norm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.pytorch_utils import Conv1D
 
 from tests.support.interpreter import DEVICE
 
+from actors.model.faster_layers import use_faster_layers  # isort: skip
+from actors.model.fixed_order import layers  # isort: skip
 from actors.model.fixed_order.linear import fixed_order_linear  # isort: skip
 from actors.model.fixed_order.norm import fixed_order_rms_norm  # isort: skip
+from actors.model.forward_input import RowInput  # isort: skip
+from actors.model.native.output_layer import NativeOutputLayer  # isort: skip
+from actors.model.packed_linear import PackedLinear  # isort: skip
+from actors.model.runner import Runner  # isort: skip
+from tests.support.models import tiny_model  # isort: skip
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -44,3 +55,37 @@ def test_norm(dtype: torch.dtype) -> None:
     expected = rms_norm(x.float(), (200,), weight.float(), 1e-6)
     actual = fixed_order_rms_norm(x, weight, 1e-6)
     torch.testing.assert_close(actual.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def new_runner(family: str, *, deterministic: bool) -> Runner:
+    model = tiny_model(family, num_hidden_layers=2)
+    nn.Module.to(model, DEVICE, torch.bfloat16)
+    use_faster_layers(model, deterministic=deterministic)
+    return Runner(model, slots=4, max_length=40, max_query=16)
+
+
+@pytest.fixture
+def _layers_on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_DEVICE", DEVICE)
+
+
+@pytest.mark.usefixtures("_layers_on_this_device")
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt2"])
+def test_models_compute_the_same_with_layers_of_fixed_order(family: str) -> None:
+    rows = [RowInput(0, 0, [3, 1, 4, 1, 5]), RowInput(2, 0, [9, 2])]
+    plain, fixed = (new_runner(family, deterministic=deterministic) for deterministic in (False, True))
+    assert plain.trees_are_exact
+    assert not fixed.trees_are_exact
+    kinds = {type(module) for module in fixed.model.modules()}
+    assert not kinds & {nn.Linear, Conv1D, LlamaRMSNorm, Gemma3RMSNorm, PackedLinear, NativeOutputLayer}
+    torch.testing.assert_close(fixed.logits(rows), plain.logits(rows), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.usefixtures("_layers_on_this_device")
+def test_a_model_gives_a_token_the_same_bits_in_any_company() -> None:
+    runner = new_runner("llama-gqa", deterministic=True)
+    text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
+    chunks = [RowInput(1, start, text[start:end]) for start, end in ((0, 1), (1, 17), (17, 20))]
+    alone = torch.cat([runner.logits([chunk]) for chunk in chunks])
+    company = [RowInput(0, 0, [7] * 10), RowInput(2, 0, text), RowInput(3, 0, [8] * 7)]
+    assert torch.equal(runner.logits(company)[10:30], alone)

@@ -1,8 +1,12 @@
 """The planner learns from steps, offers and verdicts, and no estimate is final."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from actors.ensemble.rounds import EnsembleRounds
+from actors.model.runner import Runner
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
 from actors.target.step_cost import StepCost
@@ -18,7 +22,11 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> DraftPlanner:
     """A planner for a target whose step takes 30 ms, and 1 ms more for each further token."""
     cost = StepCost([1, 101], [STEP_S, STEP_S + 0.1])
     monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
-    return DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
+    return new_planner()
+
+
+def new_planner(*, trees_are_exact: bool = True) -> DraftPlanner:
+    return DraftPlanner(cast(Runner, SimpleNamespace(trees_are_exact=trees_are_exact)), adaptive=True)
 
 
 def running_row(planner: DraftPlanner, request_id: int = 1) -> TargetRow:
@@ -99,7 +107,7 @@ def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.Mon
     sizes = [1, 2, 3, 4, 5]
     cost = StepCost(sizes, [0.02 + 0.01 * size for size in sizes])
     monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
-    planner = DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
+    planner = new_planner()
     alone, leader = running_row(planner, 1), running_row(planner, 2)
     leader.ensemble = EnsembleRounds(Ensemble("leader", [], EnsembleOptions()), 0.0)
     for _ in range(100):
@@ -143,5 +151,15 @@ def test_what_drafters_take_from_every_step_is_not_taken_for_the_cost_of_plain_o
 def test_what_drafters_take_from_prompts_counts(planner: DraftPlanner) -> None:
     """Drafts speed up the steps, but slow down the prompts by more."""
     assert speculated_share(planner, drafted_step_s=1.5 * STEP_S, tokens=2) > 0.9
-    slowed = DraftPlanner(None, adaptive=True)  # type: ignore[arg-type]
+    slowed = new_planner()
     assert speculated_share(slowed, drafted_step_s=1.5 * STEP_S, tokens=2, prompts_s=0.6) < 0.05
+
+
+@pytest.mark.usefixtures("planner")
+@pytest.mark.parametrize(("trees_are_exact", "expected"), [(True, [[5, 8, 6]]), (False, [[5, 6]])])
+def test_chains_are_verified_where_trees_round_differently(trees_are_exact: bool, expected: list[list[int]]) -> None:
+    planner = new_planner(trees_are_exact=trees_are_exact)
+    row = running_row(planner)
+    row.trie.offer(3, [5, 8, 6], [-1, -1, 0], [0.9, 0.8, 0.5])
+    row.wanted_draft_length = 3
+    assert [draft.tokens for draft in planner.choose_drafts([row], 0.0)] == expected

@@ -132,6 +132,18 @@ def test_a_chain_is_best_when_the_drafter_is_sure_and_a_tree_when_it_is_not() ->
         assert trie.best_draft(3, 8).is_chain == chain
 
 
+@repeatable
+@given(trees(), st.integers(0, 7), st.integers(0, 7))
+def test_without_branches_the_best_draft_is_the_best_path(
+    tree: tuple[list[int], list[int], list[float]], size: int, depth: int
+) -> None:
+    trie = DraftTrie([1])
+    trie.offer(1, *tree)
+    draft = trie.best_draft(size, depth, branching=False)
+    assert draft.is_chain
+    assert draft.tokens == trie.best_path(min(size, depth))
+
+
 def test_the_earliest_of_equally_probable_paths_wins() -> None:
     trie = DraftTrie([1])
     for path in ([5, 6], [7, 8], [5, 9]):
@@ -273,4 +285,4 @@ def test_shared_noise_needs_no_distributions() -> None:
 def test_paths_and_depths() -> None:
     draft = Draft([5, 6, 7, 8], [-1, 0, -1, 1])
     assert draft.paths() == [(5,), (5, 6), (7,), (5, 6, 8)]
-    assert draft.depths() == [1, 2, 1, 3]
+    assert list(draft.depths()) == [1, 2, 1, 3]
