@@ -3,6 +3,7 @@
 import ctypes
 import functools
 from pathlib import Path
+from typing import Any
 
 from decoding.kernels import compiler
 
@@ -12,13 +13,13 @@ _MATHS = (
     *("-fno-math-errno", "-ffinite-math-only", "-freciprocal-math"),
 )
 _pointer, _size, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_ARGUMENTS = {  # each function exists for both types of numbers
+_ARGUMENTS: dict[str, list[Any]] = {  # each function exists for both types of numbers
     "rms_norm": [_pointer, _pointer, _number, _size, _size, _size, _pointer],
     "rotate": [_pointer] * 7,
     "silu_gate": [_pointer, _size, _size, _size, _pointer],
 }
 _TYPES = ("float32", "bfloat16")
-_OUTPUT_LAYER = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _pointer]
+_OUTPUT_LAYER: list[Any] = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _pointer]
 
 
 @functools.cache
