@@ -8,15 +8,21 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loading.checkpoint import ModelSpec, load_tokenizer
 from actors.loops.options import LoopOptions
+from actors.model.attention import reference
+from actors.model.ragged_batch import RaggedBatch
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
@@ -33,6 +39,40 @@ _TASKS = "Explain this:", "Go on:", "Summarise this in a few words:", "What is w
 _DRAFT_LENGTH = 4
 _RIGHT = 0.75  # the share of draft tokens that are the text's own
 _REPLICAS = "first", "second"
+
+
+def _sdpa(
+    query: Tensor,  # [N, heads, D]
+    key: Tensor,  # [N, kv_heads, D]
+    value: Tensor,  # [N, kv_heads, D]
+    keys: Tensor,  # [pages, kv_heads, D, page_size]
+    values: Tensor,  # [pages, kv_heads, page_size, D]
+    tables: Tensor,  # [slots + 1, P] int32
+    batch: RaggedBatch,
+    **options: float | None,
+) -> Tensor:
+    """Attend by torch's function, row by row: [N, heads, D]."""
+    reference.write(key, value, keys, values, tables, batch)
+    output = torch.empty_like(query)
+    slots, lengths, offsets = (part.tolist() for part in (batch.slots, batch.lengths, batch.offsets))
+    for slot, length, start, end in zip(slots, lengths, offsets, offsets[1:], strict=False):
+        pages, tokens = tables[slot, : -(-length // keys.shape[-1])].long(), slice(start, end)
+        row_keys = keys[pages].permute(1, 0, 3, 2).flatten(1, 2)[None, :, :length]  # [1, kv_heads, L, D]
+        row_values = values[pages].transpose(0, 1).flatten(1, 2)[None, :, :length]
+        mask, heads = reference.visible(batch, tokens, length, None), query[tokens].transpose(0, 1)[None]
+        result = scaled_dot_product_attention(
+            heads, row_keys, row_values, mask, scale=options["scale"], enable_gqa=True
+        )
+        output[tokens] = result[0].transpose(0, 1)
+    return output
+
+
+# What to replace by what was there before, to see what it is worth.
+_WITHOUT = {
+    "logits": ("actors.model.faster_layers.replace_output_layer", lambda model: None),  # rounded to the model's type
+    "products": ("actors.model.packed_linear._LEAST", 1),  # of single tokens, too
+    "attention": ("actors.model.attention.interface._implementation", lambda query, keys: _sdpa),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +137,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        tokenizer = load_tokenizer(options.model)
+        tokenizer: Any = load_tokenizer(options.model)
         texts = read_prompts(Path("models/heldout.jsonl"))
         chats = [f"{task}\n{text}" for task in _TASKS for text in texts][:: len(_TASKS) * len(texts) // options.prompts]
         self._prompts: list[list[int]] = [
@@ -156,8 +196,7 @@ class Bench:
         ngram = NgramOptions() if condition.drafts else None
         endpoint = Endpoint("e", "target", None, _DRAFT_LENGTH, lambda tokens: "", ngram)
         requests = [
-            Request(endpoint, list(prompt), self._params(temperature, seed))
-            for seed, prompt in enumerate(self._prompts)
+            Request(endpoint, prompt, self._params(temperature, seed)) for seed, prompt in enumerate(self._prompts)
         ]
         groups = [requests[start : start + condition.company] for start in range(0, len(requests), condition.company)]
         with mock.patch("actors.target.inbox.NgramProposers", proposers):
@@ -192,12 +231,15 @@ def _first_difference(text: Sequence[int], reference: Sequence[int]) -> int:
 def main() -> None:
     """Print and write the findings."""
     options = _options()
-    bench = Bench(options)
     findings = []
-    for temperature in options.temperature:
-        for finding in bench.findings(temperature):
-            findings.append(finding)
-            print(asdict(finding), flush=True)
+    with ExitStack() as stack:
+        for name in options.without:
+            stack.enter_context(mock.patch(*_WITHOUT[name]))
+        bench = Bench(options)
+        for temperature in options.temperature:
+            for finding in bench.findings(temperature):
+                findings.append(finding)
+                print(asdict(finding), flush=True)
     head = "condition", "T", "texts", "different", "first at", "accepted / drafted", "s"
     print(
         table(
@@ -224,6 +266,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.7, 0.0])
     parser.add_argument("--company", type=int, nargs="+", default=[1, 4, 16], help="requests at once")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--without", nargs="+", choices=_WITHOUT, default=[], help="measures to leave out")
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
