@@ -81,11 +81,18 @@ def test_drafts_and_company_change_no_text(
         assert [text for group in groups for text in texts(engine, group)] == alone
 
 
-def test_preempted_rows_write_the_same_text(alone: list[list[int]]) -> None:
-    few = {name: load(name, kv_tokens=288) for name in ROLES}
-    with running(few) as engine:
-        assert texts(engine, requests(DRAFTED)) == alone
+def test_preempted_rows_write_the_same_text(runners: dict[str, Runner]) -> None:
+    """All eight fit at first, but have five pages each in the end, of eighteen."""
+    asked = [replace_prompt(request, request.prompt[:12]) for request in requests(DRAFTED)[:COMPANY]]
+    with running(runners) as engine:
+        alone = [texts(engine, [request])[0] for request in asked]
+    with running({name: load(name, kv_tokens=288) for name in ROLES}) as engine:
+        assert texts(engine, asked) == alone
         assert engine.loops["target"].times.preemptions > 0
+
+
+def replace_prompt(request: Request, prompt: Sequence[int]) -> Request:
+    return Request(request.endpoint, prompt, replace(request.params, max_tokens=56))
 
 
 def test_beams_in_company_are_those_of_a_search_alone(runners: dict[str, Runner]) -> None:
