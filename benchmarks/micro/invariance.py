@@ -141,7 +141,7 @@ class Bench:
         texts = read_prompts(Path("models/heldout.jsonl"))
         chats = [f"{task}\n{text}" for task in _TASKS for text in texts][:: len(_TASKS) * len(texts) // options.prompts]
         self._prompts: list[list[int]] = [
-            tokenizer.apply_chat_template(  # type: ignore[misc]
+            tokenizer.apply_chat_template(
                 [{"role": "user", "content": chat}], add_generation_prompt=True, return_dict=False
             )
             for chat in chats[: options.prompts]
