@@ -34,7 +34,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def post(server: Server, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=180)
     connection.request("POST", "/v1/chat/completions", json.dumps(body), HEADERS)
     return connection, connection.getresponse()
 
@@ -46,7 +46,7 @@ def events(response: http.client.HTTPResponse) -> Iterator[str]:
 
 
 def test_the_models_are_listed_for_its_menu(server: Server) -> None:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=180)) as connection:
         connection.request("GET", "/v1/models", headers=HEADERS)
         document = json.load(connection.getresponse())
     assert document["object"] == "list"
