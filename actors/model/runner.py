@@ -16,6 +16,7 @@ from actors.model.cuda_graphs import CudaGraphs, usual_tokens
 from actors.model.fixed_order.layers import FixedOrderLinear
 from actors.model.forward_input import RowInput, logits_count
 from actors.model.graph_recorder import GraphRecorder, Replay
+from actors.model.hidden_states import HiddenStateHooks, HiddenStates
 from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.packed_linear import padded_size
@@ -35,7 +36,9 @@ class Runner:
     single_device = False  # whether this process has all of the model on one device; `forward` needs that
     trees_are_exact = True  # whether tokens get the same bits in trees as in chains, if they do in all batches
     recorder: GraphRecorder | None = None  # records calls on a GPU
+    hidden: HiddenStates | None = None  # of the last call of `logits`, if they are kept
     _graphs: CudaGraphs | None = None
+    _hooks: HiddenStateHooks | None = None
 
     def __init__(
         self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int, pages: int | None = None
@@ -60,7 +63,7 @@ class Runner:
         self.cache = KVPages(slots=slots, capacity=max_length + max_query, pages=pages)
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
-        self._traced: Callable[..., Tensor] | None = None
+        self._traced: Callable[..., tuple[Tensor, ...]] | None = None
         sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
         self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
         self.trees_are_exact = not any(isinstance(module, FixedOrderLinear) for module in model.modules())
@@ -78,6 +81,13 @@ class Runner:
             copy.warm_up()
         return copy
 
+    def keep_hidden_states(self, layers: Sequence[int] = ()) -> None:
+        """Let every call of `logits` keep hidden states, in `hidden`. Call it before the first.
+
+        layers: after how many layers, beside the last; see `HiddenStateHooks`.
+        """
+        self._hooks = HiddenStateHooks(self.model, layers)
+
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
         """Run usual batches as CUDA graphs, unless the model is in parts.
 
@@ -88,7 +98,7 @@ class Runner:
             return
         self.recorder = GraphRecorder(capture)
         self._graphs = CudaGraphs(
-            self.forward,
+            self._outputs,
             device=self.device,
             cache=self.cache,
             vocab_size=self.vocab_size,
@@ -133,7 +143,7 @@ class Runner:
             self._traced = traced
         self.cache.clear_all()
 
-    def _compare(self, traced: Callable[..., Tensor], counts: Sequence[int]) -> None:
+    def _compare(self, traced: Callable[..., tuple[Tensor, ...]], counts: Sequence[int]) -> None:
         """Raise UntraceableError if the trace and the model differ. counts: the number of tokens of each row."""
         results = []
         sizes, inputs = self._example(counts, sum(counts), start=_COMPARED_START)  # reserves the pages
@@ -142,7 +152,7 @@ class Runner:
             for store in (store for stores in self.cache.layers.values() for store in stores):
                 store[pages] = 0.5  # the results then depend on what is written
             results.append(self._call(*inputs) if call is None else call(*sizes, *inputs))
-        if not torch.equal(*results):
+        if not all(map(torch.equal, *results)):
             raise UntraceableError(f"it does something else with {counts} tokens")
 
     def _example(self, counts: Sequence[int], logits: int, start: int = 1) -> Example:
@@ -173,22 +183,54 @@ class Runner:
         shape = self._graphs.shape(rows) if self._graphs else None
         if self._graphs and shape:
             self.cache.reserve_all(extents)
-            return self._graphs.logits(shape, rows)
-        self.cache.prepare_writes(extents)
-        logits = self.forward(*self._inputs(rows), self._wanted(rows))
-        return logits[: logits_count(rows)]
+            logits, *hidden = self._graphs.outputs(shape, rows)
+        else:
+            self.cache.prepare_writes(extents)
+            logits, *hidden = self._outputs(*self._inputs(rows), self._wanted(rows))
+        count = logits_count(rows)
+        if hidden:
+            last, layers = hidden
+            self.hidden = HiddenStates(last[:count], layers[: sum([len(row.tokens) for row in rows])])
+        return logits[:count]
 
     def forward(
         self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
     ) -> Tensor:
         """Return [·, V] logits. tokens, positions: [1, N]. logits_to_keep: indices of tokens; None: all."""
+        return self._outputs(tokens, positions, batch, logits_to_keep)[0]
+
+    @torch.inference_mode()
+    def hidden_states(self, rows: Sequence[RowInput], layers: Sequence[int]) -> HiddenStates:
+        """Return the hidden states of a forward with logits after all tokens, whichever `logits` keeps. It is slow."""
+        self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
+        tokens, positions, batch = self._inputs(rows)
+        with HiddenStateHooks(self.model, layers).reading() as kept:
+            self._call(tokens, positions, None, batch)
+        count = sum([len(row.tokens) for row in rows])
+        return HiddenStates(*(states[:count] for states in kept))
+
+    def _outputs(
+        self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return logits, [·, V], and the hidden states to keep, if any."""
         count = tokens.shape[1]
         if self._traced is None or count > _MAX_TRACED_TOKENS:
             return self._call(tokens, positions, logits_to_keep, batch)
         kept = torch.arange(count) if logits_to_keep is None else logits_to_keep
         return self._traced(count, len(kept), tokens, positions, kept, batch)
 
-    def _call(self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch) -> Tensor:
+    def _call(
+        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch
+    ) -> tuple[Tensor, ...]:
+        if self._hooks is None:
+            return (self._model_logits(tokens, positions, logits_to_keep, batch),)
+        with self._hooks.reading() as kept:
+            logits = self._model_logits(tokens, positions, logits_to_keep, batch)
+        return (logits, *kept)
+
+    def _model_logits(
+        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch
+    ) -> Tensor:
         logits: Tensor = self.model(
             input_ids=tokens,
             position_ids=positions,
