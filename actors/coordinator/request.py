@@ -9,12 +9,14 @@ from typing import Literal
 
 from actors.coordinator.text_stream import Criterion, TextStream
 from actors.coordinator.timeline import Timeline
+from actors.heads.spec import HeadsKind
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.proposer import ProposerName
 from decoding.errors import ConsortError, InvalidRequestError
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
@@ -37,6 +39,7 @@ class Endpoint:
     draft_length: int  # γ, the maximum number of draft tokens per target step
     decode: Callable[[list[int]], str]  # by the target's tokenizer, without special tokens
     ngram: NgramOptions | None = None  # n-gram look-up of drafts; None: off
+    heads: HeadsKind | None = None  # heads that draft in the target's replicas; None: there are none
     members: Sequence[str] = ()  # the other models of an ensemble that the target leads
     ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)  # how distributions are blended
     criteria: Sequence[Criterion] = ()
@@ -56,6 +59,7 @@ class Request:
     prompt: Sequence[int]
     params: SamplingParams
     speculate: bool = True
+    proposers: frozenset[ProposerName] | None = None  # that may draft; None: all of the endpoint's
     draft_length: int | None = None  # None: the endpoint's
     ensemble: EnsembleOptions | None = None  # None: the endpoint's
     seeded: bool = False  # whether the client chose the seed, so that an equal request may get the same answer
@@ -74,6 +78,10 @@ class Request:
         """Maximum number of draft tokens per target step; 0 without speculation."""
         length = self.endpoint.draft_length if self.draft_length is None else self.draft_length
         return length if self.speculate and self.beams is None else 0
+
+    def may_draft(self, proposer: ProposerName | None) -> bool:
+        """Whether a proposer of the endpoint may draft for the request."""
+        return proposer is not None and (self.proposers is None or proposer in self.proposers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +194,18 @@ class ActiveRequest:
         """Whether it should have a drafter replica."""
         endpoint = self.request.endpoint
         disaggregated = endpoint.drafter not in (None, endpoint.target) and not endpoint.colocated
-        speculates = disaggregated and self.request.max_draft_length > 0
+        speculates = disaggregated and self.request.max_draft_length > 0 and self.request.may_draft("drafter")
         return speculates and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
     def admit(self, target: ReplicaAddress) -> Admit:
         """Make the message by which a replica continues the request from its committed tokens."""
         request = self.request
         max_draft_length = request.max_draft_length
-        has_drafter = self.drafter is not None or (request.endpoint.colocated and max_draft_length > 0)
-        may_speculate = has_drafter or self.wants_drafter or request.endpoint.ngram
+        colocated = request.endpoint.colocated and request.may_draft("drafter")
+        has_drafter = self.drafter is not None or (colocated and max_draft_length > 0)
+        ngram = request.endpoint.ngram if request.may_draft("ngram") else None
+        heads = request.may_draft(request.endpoint.heads)
+        may_speculate = has_drafter or self.wants_drafter or ngram or heads
         return Admit(
             request_id=request.request_id,
             tokens=self.tokens.copy(),  # a copy: this list grows, and local links pass objects on
@@ -202,7 +213,8 @@ class ActiveRequest:
             params=request.params,
             draft_length=max_draft_length if may_speculate else 0,
             drafter=has_drafter,
-            ngram=request.endpoint.ngram,
+            ngram=ngram,
+            heads=heads,
             beams=request.beams,
             ensemble=self._ensemble(),
             target=target,

@@ -1,0 +1,125 @@
+"""Heads on the target's hidden states draft, and change no text: greedy, sampled, in mixed batches, after fail-over."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from actors.coordinator.request import Delta, Endpoint, Request
+from actors.heads.eagle3_proposer import Eagle3Proposer
+from actors.heads.medusa_proposer import MedusaProposer
+from actors.heads.proposer import HeadProposer
+from actors.heads.spec import HeadsKind
+from actors.loops.options import LoopOptions
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from actors.replica.in_process import Engine
+from actors.replica.roles import Role
+from decoding.drafts.ngram import NgramOptions
+from decoding.sampling.params import SamplingParams
+from tests.engine.test_parameters import PROMPTS, SETTINGS, params, text, tokens
+from tests.support.heads import STATES, greedy_texts, medusa_heads, medusa_tensors, trained_eagle3
+from tests.support.models import tiny_model
+
+KINDS: tuple[HeadsKind, ...] = ("medusa", "eagle3")
+TARGET = tiny_model("llama-gqa")
+
+
+@cache
+def heads_module(kind: HeadsKind) -> Any:
+    texts = greedy_texts(TARGET, [prompt[:4] for prompt in PROMPTS])
+    return medusa_heads(medusa_tensors(TARGET, texts)) if kind == "medusa" else trained_eagle3(TARGET, texts)
+
+
+class FailingRunner(Runner):
+    """A runner that breaks after some steps, if it is told to."""
+
+    left = -1
+
+    def logits(self, rows: Sequence[RowInput]) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            time.sleep(0.2)
+        return super().logits(rows)
+
+
+def make(kind: HeadsKind | None, *, slots: int, graphs: bool = False, pages: int | None = None) -> tuple[Runner, Any]:
+    runner = Runner(TARGET, slots=slots, max_length=128, max_query=64, pages=pages)
+    if kind is None:
+        return runner, None
+    runner.keep_hidden_states(STATES if kind == "eagle3" else ())
+    if graphs:
+        runner.use_graphs(capture=lambda run: run)
+    module = heads_module(kind)
+    heads: HeadProposer = MedusaProposer(module, runner) if kind == "medusa" else Eagle3Proposer(module, runner)
+    return runner, heads
+
+
+@contextmanager
+def running(
+    kind: HeadsKind | None, *, slots: int = 16, chunk: int = 64, targets: int = 1, drafter: bool = False, **size: Any
+) -> Iterator[Engine]:
+    replicas: dict[str, tuple[Role, Runner]] = {}
+    options: dict[str, LoopOptions] = {}
+    for index in range(targets):
+        runner, heads = make(kind, slots=slots, **size)
+        name = "target" if index == 0 else f"target#{index}"
+        replicas[name] = ("target", runner)
+        colocated = Runner(tiny_model("llama"), slots=slots, max_length=128, max_query=64) if drafter else None
+        options[name] = LoopOptions(adaptive=False, prefill_chunk=chunk, heads=heads, colocated=colocated)
+    with Engine(replicas, own_options=options) as engine:
+        yield engine
+
+
+def endpoint(kind: HeadsKind | None, **more: Any) -> Endpoint:
+    return Endpoint("e", "target", None, 4, text, heads=kind, **more)
+
+
+def mixed(kind: HeadsKind | None, **more: Any) -> list[Request]:
+    where = endpoint(kind, **more)
+    pairs = zip(PROMPTS, SETTINGS * 2, strict=False)
+    return [Request(where, prompt, params(setting, i), request_id=i) for i, (prompt, setting) in enumerate(pairs)]
+
+
+@cache
+def expected() -> list[list[int]]:
+    with running(None) as engine:
+        return tokens(engine.generate(mixed(None)))
+
+
+def accepted(answers: Sequence[list[Delta]]) -> int:
+    return sum(answer[-1].statistics.accepted for answer in answers)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"chunk": 3}, {"graphs": True}, {"slots": 3}, {"pages": 24}, {"drafter": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixed_batch_has_the_same_texts(kind: HeadsKind, how: dict[str, Any]) -> None:
+    more = {"drafter": "d", "colocated": True} if how.get("drafter") else {}
+    where = partial(Endpoint, "e", "target", more.get("drafter"), 4, text, heads=kind)
+    with running(kind, **how) as engine:
+        requests = mixed(kind)
+        if more:
+            requests = [
+                Request(where(colocated=True, ngram=NgramOptions()), r.prompt, r.params, request_id=r.request_id)
+                for r in requests
+            ]
+        answers = engine.generate(requests)
+    assert tokens(answers) == expected()
+    assert accepted(answers) > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_know_greedy_text(kind: HeadsKind) -> None:
+    greedy = SamplingParams(max_tokens=40, temperature=0)
+    with running(kind) as engine:
+        answers = engine.generate([Request(endpoint(kind), prompt[:4], greedy) for prompt in PROMPTS[:8]])
+    total = sum(answer[-1].statistics.steps for answer in answers)
+    assert accepted(answers) > total / 2
