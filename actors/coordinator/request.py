@@ -1,7 +1,8 @@
 """A request at its coordinator: parameters, committed tokens, deltas for the client. Knows nothing of links."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import starmap
@@ -16,7 +17,7 @@ from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
-from decoding.drafts.proposer import ProposerName
+from decoding.drafts.trie import ProposerName
 from decoding.errors import ConsortError, InvalidRequestError
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
@@ -44,6 +45,13 @@ class Endpoint:
     ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)  # how distributions are blended
     criteria: Sequence[Criterion] = ()
     colocated: bool = False  # the drafter runs in the target's replicas and has none of its own
+
+    @property
+    def proposers(self) -> tuple[ProposerName, ...]:
+        """All that draft for its requests."""
+        has: dict[ProposerName, bool] = {"drafter": self.drafter is not None, "ngram": self.ngram is not None}
+        names = [name for name, is_there in has.items() if is_there]
+        return (*names, self.heads) if self.heads else tuple(names)
 
 
 def new_request_id() -> int:
@@ -94,6 +102,8 @@ class Statistics:
     committed: int = 0
     missed: int = 0  # target steps that rejected a draft token
     hits: int = 0  # of these, those with a draft ready that continues the recovered token
+    drafted_by: Mapping[str, int] = field(default_factory=dict)  # `drafted` by proposer
+    accepted_by: Mapping[str, int] = field(default_factory=dict)  # `accepted` by proposer
 
     def __add__(self, other: "Statistics") -> "Statistics":
         return Statistics(
@@ -103,6 +113,8 @@ class Statistics:
             committed=self.committed + other.committed,
             missed=self.missed + other.missed,
             hits=self.hits + other.hits,
+            drafted_by=_added(self.drafted_by, other.drafted_by),
+            accepted_by=_added(self.accepted_by, other.accepted_by),
         )
 
     @property
@@ -121,6 +133,13 @@ class Statistics:
         return self.committed / self.steps if self.steps else 0.0
 
 
+def _added(left: Mapping[str, int], right: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the sums of two counts by name. Most steps have no draft to count."""
+    if not right or not left:
+        return left or right
+    return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one target step added to the answer. The last delta has `finish` or `error`."""
@@ -137,6 +156,7 @@ class Delta:
     views: Sequence[Sequence[MemberView]] | None = None  # of an ensemble: of each token, if requested
     error: ConsortError | None = None
     score: float | None = None  # of a beam search
+    proposers: Sequence[ProposerName | None] = ()  # of each token: who drafted it, if it was accepted
     others: "Sequence[Delta]" = ()  # further answers of the beam search, best first
 
 
@@ -258,6 +278,8 @@ class ActiveRequest:
             committed=before.committed + piece.used,
             missed=before.missed + message.rejected,
             hits=before.hits + message.hit,
+            drafted_by=_added(before.drafted_by, message.drafted_by),
+            accepted_by=_added(before.accepted_by, Counter(message.accepted_from[:accepted])),
         )
         own: TokenSource = "recovered" if message.rejected else "bonus" if message.drafted else "plain"
         sources: list[TokenSource] = ["accepted"] * accepted
@@ -272,6 +294,10 @@ class ActiveRequest:
             message.members,
             piece.stop_reason,
             message.views and message.views[: piece.used],
+            proposers=[
+                *message.accepted_from[:accepted],
+                *[None] * (piece.used - len(message.accepted_from[:accepted])),
+            ],
         )
 
     def finish_search(self, message: Beams) -> Delta:

@@ -22,7 +22,7 @@ from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
-from decoding.drafts.trie import Distribution
+from decoding.drafts.trie import Distribution, ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
@@ -156,7 +156,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     rejected: bool = False  # whether the last token replaces a rejected draft token
     hit: bool = False  # if so, whether a draft that continues it was already there
     drafted_by: dict[str, int] = {}  # numbers of the draft tokens by who offered them first
-    accepted_from: list[str] = []  # who offered each accepted token first
+    accepted_from: list[ProposerName] = []  # who offered each accepted token first
     admission: int = 0  # as in Admit
 
 

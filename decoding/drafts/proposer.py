@@ -5,11 +5,9 @@ target's hidden states, which draft for all requests at once (actors/heads/propo
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
-from decoding.drafts.trie import Draft
-
-ProposerName = Literal["drafter", "ngram", "medusa", "eagle3"]
+from decoding.drafts.trie import Draft, ProposerName
 
 
 class Proposer(Protocol):

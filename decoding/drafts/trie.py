@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 MAX_DRAFT_LENGTH = 64  # tokens of one path; longer paths are cut
 _NEW_NODES = 1024  # tokens that can be added between two commits; bounds the memory
+
+ProposerName = Literal["drafter", "ngram", "medusa", "eagle3"]
 
 
 class Distribution(NamedTuple):
@@ -45,7 +47,7 @@ class Draft(msgspec.Struct, frozen=True):
     parents: list[int]  # [K] the index of the token that each follows; −1: it follows the text
     probabilities: list[float] = []  # [K] that each token is committed, falling; [] if unknown
     distributions: list[Distribution | None] = []  # [K] or []; None: not drawn
-    proposers: list[str] = []  # [K] or [], which proposer offered each first
+    proposers: list[ProposerName] = []  # [K] or [], which proposer offered each first
 
     @property
     def is_chain(self) -> bool:
@@ -92,7 +94,7 @@ class _Node:
 
     __slots__ = ("children", "distribution", "drawn", "probability", "proposer")
 
-    def __init__(self, probability: float = 1.0, proposer: str = "") -> None:
+    def __init__(self, probability: float = 1.0, proposer: ProposerName = "drafter") -> None:
         self.probability = probability  # that the target chooses it, given the tokens above
         self.proposer = proposer  # that offered it first
         self.children: dict[int, _Node] = {}  # by token, in the order of the offers
@@ -131,7 +133,7 @@ class DraftTrie:
         parents: Sequence[int] | None = None,
         probabilities: Sequence[float] | None = None,
         distributions: Sequence[tuple[list[int], list[float]] | None] | None = None,
-        proposer: str = "drafter",
+        proposer: ProposerName = "drafter",
     ) -> bool:
         """Add a chain or a tree of tokens. Returns whether any of them extends the committed text.
 
@@ -169,7 +171,9 @@ class DraftTrie:
             fits |= nodes[-1][0] is not None and nodes[-1][1] > 0
         return fits
 
-    def _offer_chain(self, overlap: int, tokens: Sequence[int], probabilities: Sequence[float], proposer: str) -> bool:
+    def _offer_chain(
+        self, overlap: int, tokens: Sequence[int], probabilities: Sequence[float], proposer: ProposerName
+    ) -> bool:
         """Add a chain, which is usual. overlap: how many committed tokens it should begin with."""
         if len(tokens) <= overlap or list(tokens[:overlap]) != self._committed[len(self._committed) - overlap :]:
             return False
@@ -186,7 +190,7 @@ class DraftTrie:
         token: int,
         probability: float,
         drawn_from: Distribution | None,
-        proposer: str,
+        proposer: ProposerName,
     ) -> tuple[_Node | None, int]:
         """Return the node of a token below `node`, and its depth. At a depth below 0 it must be the committed token."""
         if depth < 0:
@@ -199,7 +203,7 @@ class DraftTrie:
             return self._draw(node, token, drawn_from, proposer), depth + 1
         return self._child(node, token, probability, proposer), depth + 1
 
-    def _child(self, node: _Node, token: int, probability: float, proposer: str) -> _Node | None:
+    def _child(self, node: _Node, token: int, probability: float, proposer: ProposerName) -> _Node | None:
         """Return the node of an undrawn token below `node`; None without room. probability: −1 if unknown."""
         child = node.children.get(token)
         if child is None and self._room > 0:
@@ -209,7 +213,7 @@ class DraftTrie:
             child.probability = probability
         return child
 
-    def _draw(self, node: _Node, token: int, drawn_from: Distribution, proposer: str) -> _Node | None:
+    def _draw(self, node: _Node, token: int, drawn_from: Distribution, proposer: ProposerName) -> _Node | None:
         """Return the node of a drawn token below `node`; None unless it comes next in the draw of its siblings."""
         if not drawn_from.tokens and node.distribution is not None:
             drawn_from = node.distribution
@@ -281,7 +285,7 @@ class DraftTrie:
         if self._best is None:
             tokens: list[int] = []
             probabilities: list[float] = []
-            proposers: list[str] = []
+            proposers: list[ProposerName] = []
             node, probability, self._has_choice = self._root, 1.0, False
             while children := node.drawn or node.children:
                 if len(children) == 1:

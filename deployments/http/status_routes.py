@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
+from decoding.drafts.trie import ProposerName
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.live_metrics import LiveMetrics
@@ -30,6 +31,7 @@ class ModelCard(BaseModel):
     strategy: str | None
     drafter: str | None
     ngram: bool
+    proposers: list[ProposerName]  # all that draft
     draft_length: int
     verification: str
     context_length: int
@@ -102,7 +104,6 @@ def add_status_routes(api: FastAPI, service: Service) -> None:
 
 def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
     endpoint = served.endpoint
-    drafts = endpoint.drafter is not None or endpoint.ngram is not None
     return ModelCard(
         id=endpoint.name,
         created=created,
@@ -112,7 +113,8 @@ def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
         strategy=None if served.strategy is None else served.strategy.kind,
         drafter=endpoint.drafter,
         ngram=endpoint.ngram is not None,
-        draft_length=endpoint.draft_length if drafts else 0,
+        proposers=list(endpoint.proposers),
+        draft_length=endpoint.draft_length if endpoint.proposers else 0,
         verification=served.config.verification,
         context_length=served.context_length,
         max_model_len=served.context_length,

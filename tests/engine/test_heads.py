@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -102,15 +102,11 @@ def accepted(answers: Sequence[list[Delta]]) -> int:
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mixed_batch_has_the_same_texts(kind: HeadsKind, how: dict[str, Any]) -> None:
-    more = {"drafter": "d", "colocated": True} if how.get("drafter") else {}
-    where = partial(Endpoint, "e", "target", more.get("drafter"), 4, text, heads=kind)
+    requests = mixed(kind)
+    if how.get("drafter"):
+        where = Endpoint("e", "target", "d", 4, text, heads=kind, colocated=True, ngram=NgramOptions())
+        requests = [Request(where, r.prompt, r.params, request_id=r.request_id) for r in requests]
     with running(kind, **how) as engine:
-        requests = mixed(kind)
-        if more:
-            requests = [
-                Request(where(colocated=True, ngram=NgramOptions()), r.prompt, r.params, request_id=r.request_id)
-                for r in requests
-            ]
         answers = engine.generate(requests)
     assert tokens(answers) == expected()
     assert accepted(answers) > 20

@@ -30,9 +30,9 @@ def states_of(model: PreTrainedModel, text: Sequence[int]) -> tuple[Tensor, Tens
     seen: list[Tensor] = []
     head = model.get_output_embeddings()
     assert head is not None
+    layers = [model.model.layers[count - 1] for count in STATES]
     handles = [head.register_forward_pre_hook(lambda module, args: seen.append(args[0][0]))]
-    for layer in [model.model.layers[count - 1] for count in STATES]:
-        handles.append(layer.register_forward_hook(lambda module, args, output: seen.append(output[0])))
+    handles += [layer.register_forward_hook(lambda module, args, output: seen.append(output[0])) for layer in layers]
     model(torch.tensor([text]), use_cache=False)
     for handle in handles:
         handle.remove()
