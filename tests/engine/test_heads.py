@@ -1,13 +1,11 @@
 """Heads on the target's hidden states draft, and change no text: greedy, sampled, in mixed batches, after fail-over."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.heads.eagle3_proposer import Eagle3Proposer
@@ -15,7 +13,6 @@ from actors.heads.medusa_proposer import MedusaProposer
 from actors.heads.proposer import HeadProposer
 from actors.heads.spec import HeadsKind
 from actors.loops.options import LoopOptions
-from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
@@ -24,6 +21,7 @@ from decoding.sampling.params import SamplingParams
 from tests.engine.test_parameters import PROMPTS, SETTINGS, params, text, tokens
 from tests.support.heads import STATES, greedy_texts, medusa_heads, medusa_tensors, trained_eagle3
 from tests.support.models import tiny_model
+from tests.support.waiting import wait_until
 
 KINDS: tuple[HeadsKind, ...] = ("medusa", "eagle3")
 TARGET = tiny_model("llama-gqa")
@@ -33,18 +31,6 @@ TARGET = tiny_model("llama-gqa")
 def heads_module(kind: HeadsKind) -> Any:
     texts = greedy_texts(TARGET, [prompt[:4] for prompt in PROMPTS])
     return medusa_heads(medusa_tensors(TARGET, texts)) if kind == "medusa" else trained_eagle3(TARGET, texts)
-
-
-class FailingRunner(Runner):
-    """A runner that breaks after some steps, if it is told to."""
-
-    left = -1
-
-    def logits(self, rows: Sequence[RowInput]) -> Tensor:
-        self.left -= 1
-        if self.left == 0:
-            time.sleep(0.2)
-        return super().logits(rows)
 
 
 def make(kind: HeadsKind | None, *, slots: int, graphs: bool = False, pages: int | None = None) -> tuple[Runner, Any]:
@@ -119,3 +105,55 @@ def test_they_know_greedy_text(kind: HeadsKind) -> None:
         answers = engine.generate([Request(endpoint(kind), prompt[:4], greedy) for prompt in PROMPTS[:8]])
     total = sum(answer[-1].statistics.steps for answer in answers)
     assert accepted(answers) > total / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_under_rejection_is_that_of_the_target(kind: HeadsKind) -> None:
+    where = endpoint(kind)
+    requests = [
+        Request(where, prompt, params(setting, i, verification="rejection"))
+        for i, (prompt, setting) in enumerate(zip(PROMPTS, SETTINGS * 2, strict=False))
+    ]
+    with running(kind) as engine:
+        answers = engine.generate(requests)
+    greedy = [i for i, request in enumerate(requests) if request.params.greedy]
+    texts = tokens(answers)
+    assert [texts[i] for i in greedy] == [expected()[i] for i in greedy]
+    assert sum(answers[i][-1].statistics.drafted for i in range(len(requests)) if i not in greedy) > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_the_same_after_a_fail_over(kind: HeadsKind) -> None:
+    with running(kind, targets=2) as engine:
+        answers: list[list[Delta]] = [[] for _ in PROMPTS]
+        requests = mixed(kind)
+        for request, answer in zip(requests, answers, strict=True):
+            engine.coordinator.submit(request, answer.append)
+        wait_until(lambda: sum(map(len, answers)) > len(PROMPTS), "first tokens")
+        engine.lose("target")
+        wait_until(lambda: all(answer and answer[-1].finish for answer in answers), "all answers", timeout_s=120)
+    assert tokens(answers) == expected()
+
+
+def test_statistics_and_tokens_name_the_proposers() -> None:
+    where = Endpoint("e", "target", "d", 4, text, heads="medusa", colocated=True, ngram=NgramOptions())
+    greedy = SamplingParams(max_tokens=40, temperature=0)
+    with running("medusa", drafter=True) as engine:
+        everybody, nobody, medusa_only = engine.generate(
+            [
+                Request(where, PROMPTS[0], greedy),
+                Request(where, PROMPTS[0], greedy, proposers=frozenset()),
+                Request(where, PROMPTS[0], greedy, proposers=frozenset({"medusa"})),
+            ]
+        )
+    assert tokens([everybody]) == tokens([nobody]) == tokens([medusa_only])
+    assert nobody[-1].statistics.drafted == 0
+    assert set(medusa_only[-1].statistics.drafted_by) == {"medusa"}
+    for answer in (everybody, medusa_only):
+        statistics = answer[-1].statistics
+        assert sum(statistics.drafted_by.values()) == statistics.drafted
+        assert sum(statistics.accepted_by.values()) == statistics.accepted > 0
+        names = [name for delta in answer for name in delta.proposers if name is not None]
+        assert {name: names.count(name) for name in set(names)} == {
+            name: count for name, count in statistics.accepted_by.items() if count
+        }

@@ -42,8 +42,8 @@ def v1() -> dict[str, Tensor]:
 
 
 def v2() -> dict[str, Tensor]:
-    shapes = {f"{head}.0.linear.weight": (SIZE, SIZE) for head in range(HEADS)}
-    return random_tensors(shapes | {f"{head}.0.linear.bias": (SIZE,) for head in range(HEADS)})  # type: ignore[dict-item]
+    shapes: dict[str, tuple[int, ...]] = {f"{head}.0.linear.weight": (SIZE, SIZE) for head in range(HEADS)}
+    return random_tensors(shapes | {f"{head}.0.linear.bias": (SIZE,) for head in range(HEADS)})
 
 
 def vllm(*, mapped: bool) -> dict[str, Tensor]:
