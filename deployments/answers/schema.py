@@ -101,6 +101,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 
@@ -109,6 +110,7 @@ class ChatPiece(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallPiece] | None = None
 
 

@@ -54,7 +54,7 @@ class Gate:
         request_id = _request_id(headers)
         send = _with_log(send, scope, request_id, arrived_s)
         send = _with_id(send, request_id) if self._tell_id else send
-        key = self._keys.find(headers.get("Authorization"))
+        key = self._keys.find(_authorization(headers))
         if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
             reason = "A valid API key is needed: Authorization: Bearer KEY."
             response = refusal_response(401, reason, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
@@ -124,6 +124,12 @@ def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
         "key": key.name if key is not None else None,
     }
     _logger.info(json.dumps(line))
+
+
+def _authorization(headers: Headers) -> str | None:
+    """The Authorization header, or the API key as Anthropic's clients send it."""
+    key = headers.get("X-Api-Key")
+    return headers.get("Authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _request_id(headers: Headers) -> str:
