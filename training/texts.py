@@ -1,20 +1,25 @@
 """Chats that a model writes by itself, to train on: a question that a user might ask, then the model's answer.
 
-Questions after Xu et al. 2024, "Magpie", arXiv 2406.08464. Knows nothing of what is trained.
+With each token of an answer comes what the model thought of the most probable ones there, so that a student needs no
+further pass of its teacher. Questions after Xu et al. 2024, "Magpie", arXiv 2406.08464. Knows nothing of what is
+trained.
 """
 
 import json
 import random
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from actors.coordinator.request import Endpoint, Request
+from actors.coordinator.request import Delta, Endpoint, Request
 from actors.replica.in_process import Engine
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
@@ -22,19 +27,22 @@ from training.files import write_whole
 
 CHATS_PER_SHARD = 32
 HELD_OUT = 20  # every 20th chat is never trained on
+CANDIDATES = 32  # most probable tokens that are kept at each position
 _MARK = "\u241f"  # stands for a question while a chat template is taken apart
 _QUESTION_TOKENS = 128
 _TEMPERATURES = (0.0, 0.7, 0.7, 1.0)  # of answers
 _QUESTION_TEMPERATURE, _QUESTION_TOP_P = 0.8, 0.95  # small models write nonsense at 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chat:
     """A prompt, with the chat template around it, and the answer with its end token unless it was cut off."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]
     temperature: float
+    candidates: Tensor  # [T, CANDIDATES] int32, the most probable tokens in place of each of the answer's, best first
+    logprobs: Tensor  # [T, CANDIDATES] float16, of the candidates, at temperature 1
 
 
 class ChatTemplate:
@@ -99,26 +107,31 @@ class ChatWriter:
         rng = random.Random(f"{self._seed}/{number}")
         temperature = rng.choice(_TEMPERATURES)
         prompt = self._template.prompt(self._question(number, rng))
-        answer = self._continue(prompt, rng, self._answer_tokens, temperature)
-        return Chat(prompt, answer, temperature)
+        deltas = self._continue(prompt, rng, self._answer_tokens, temperature, logprobs=CANDIDATES)
+        top = [token.top for delta in deltas for token in delta.logprobs or ()]
+        candidates = torch.tensor([[token for token, _ in best] for best in top], dtype=torch.int32)
+        logprobs = torch.tensor([[logprob for _, logprob in best] for best in top], dtype=torch.float16)
+        return Chat(prompt, _tokens(deltas), temperature, candidates, logprobs)
 
     def _question(self, number: int, rng: random.Random) -> str:
         if self._questions:
             return self._questions[number % len(self._questions)]
-        tokens = self._continue(
-            self._template.before_question(), rng, _QUESTION_TOKENS, _QUESTION_TEMPERATURE, _QUESTION_TOP_P
-        )
-        return self._template.decode(tokens).strip()
+        before = self._template.before_question()
+        question = self._continue(before, rng, _QUESTION_TOKENS, _QUESTION_TEMPERATURE, top_p=_QUESTION_TOP_P)
+        return self._template.decode(_tokens(question)).strip()
 
     def _continue(
-        self, prompt: Sequence[int], rng: random.Random, length: int, temperature: float, top_p: float = 1.0
-    ) -> list[int]:
+        self, prompt: Sequence[int], rng: random.Random, length: int, temperature: float, **options: Any
+    ) -> list[Delta]:
         seed = rng.getrandbits(62)
         params = SamplingParams(
-            max_tokens=length, temperature=temperature, top_p=top_p, seed=seed, eos_token_ids=self._ends
+            max_tokens=length, temperature=temperature, seed=seed, eos_token_ids=self._ends, **options
         )
-        deltas = self._engine.stream(Request(self._endpoint, prompt, params))
-        return [token for delta in deltas for token in delta.tokens]
+        return [*self._engine.stream(Request(self._endpoint, prompt, params))]
+
+
+def _tokens(deltas: Sequence[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.tokens]
 
 
 def write_texts(writer: ChatWriter, folder: Path, *, tokens: int, streams: int) -> Generator[int, None, None]:
@@ -138,9 +151,8 @@ def write_texts(writer: ChatWriter, folder: Path, *, tokens: int, streams: int) 
                 ahead += [pool.submit(writer.write, next(numbers)) for _ in range(wanted)]
                 chats = [future.result() for future in ahead[:CHATS_PER_SHARD]]
                 del ahead[:CHATS_PER_SHARD]
-                lines = "".join(json.dumps(asdict(chat)) + "\n" for chat in chats)
-                write_whole(folder / f"{len(shards):05}.jsonl", lines.encode())
-                shards = shard_files(folder)
+                shards.append(folder / f"{len(shards):05}.jsonl")
+                _write_shard(shards[-1], chats)
                 written += sum(len(chat.tokens) for chat in chats)
                 yield written
         finally:
@@ -162,7 +174,19 @@ def shard_files(folder: Path) -> list[Path]:
 
 def read_shard(shard: Path) -> list[Chat]:
     """Read the chats of a shard."""
-    return [Chat(**json.loads(line)) for line in shard.read_text().splitlines()]
+    lines = [json.loads(line) for line in shard.read_text().splitlines()]
+    lengths = [len(line["tokens"]) for line in lines]
+    tensors = load_file(shard.with_suffix(".safetensors"))
+    columns = zip(lines, tensors["candidates"].split(lengths), tensors["logprobs"].split(lengths), strict=True)
+    return [Chat(**line, candidates=candidates, logprobs=logprobs) for line, candidates, logprobs in columns]
+
+
+def _write_shard(shard: Path, chats: Sequence[Chat]) -> None:
+    tensors = {name: torch.cat([getattr(chat, name) for chat in chats]) for name in ("candidates", "logprobs")}
+    write_whole(shard.with_suffix(".safetensors"), save(tensors))
+    names = "prompt", "tokens", "temperature"
+    lines = (json.dumps({name: getattr(chat, name) for name in names}) + "\n" for chat in chats)
+    write_whole(shard, "".join(lines).encode())  # last: a shard counts once it is there
 
 
 def read_texts(folder: Path) -> tuple[list[Chat], list[Chat]]:

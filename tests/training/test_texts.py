@@ -10,7 +10,7 @@ from actors.loading.checkpoint import ModelSpec, load_tokenizer
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
-from training.texts import CHATS_PER_SHARD, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
+from training.texts import CANDIDATES, CHATS_PER_SHARD, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
 
 TARGET = "models/target"
 
@@ -56,6 +56,11 @@ def test_an_interrupted_run_goes_on_and_writes_the_same(
     assert [*write_texts(writer, parts, tokens=tokens, streams=5)][-1] == written
     assert [shard.read_bytes() for shard in shard_files(parts)] == [shard.read_bytes() for shard in shard_files(whole)]
     training, held_out = read_texts(whole)
+    for chat in training:
+        assert chat.candidates.shape == chat.logprobs.shape == (len(chat.tokens), CANDIDATES)
+        assert (chat.logprobs.exp().sum(-1) < 1.01).all()
+        if chat.temperature == 0:
+            assert chat.candidates[:, 0].tolist() == chat.tokens
     assert len(held_out) == -(-(len(training) + len(held_out)) // 20)
 
 
