@@ -128,7 +128,7 @@ async def _answer(
     """Respond with a whole answer or a stream. Errors before a stream's first delta keep their HTTP status."""
     body.model = resolve_model(body.model, request)
     served, seed = service.endpoint(body.model), body.seed_or_new()
-    requests = await service.prepare(body, seed=seed)
+    requests = await service.prepare(body, seed=seed, key=request.state.key)
     make = partial(make_writer, body, requests, served.token_decoder, seed=seed)
     if request.state.large or count_reported_tokens(body, requests) > _MOST_REPORTED_TOKENS:
         writer = await asyncio.get_running_loop().run_in_executor(rendering, make)
