@@ -18,6 +18,7 @@ from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.monitoring.metrics import Metrics
+from deployments.requests.anthropic.messages_request import CountTokensRequest, TokenCount
 from deployments.requests.schema import GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.validation.strict import nearest
@@ -130,6 +131,10 @@ class Service:
     async def tokenize(self, body: TokenizeRequest, *, key: ApiKey = ANYBODY) -> Tokenization:
         """Answer /tokenize. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
         return await self._hold(key, partial(self.endpoint(body.model).tokenize, body))
+
+    async def count_tokens(self, body: CountTokensRequest, *, key: ApiKey = ANYBODY) -> TokenCount:
+        """Answer /v1/messages/count_tokens; raises as `tokenize` does."""
+        return await self._hold(key, partial(self.endpoint(body.model).count_tokens, body))
 
     async def detokenize(self, body: DetokenizeRequest, *, key: ApiKey = ANYBODY) -> Detokenization:
         """Answer /detokenize. Raises InvalidRequestError for an unknown id, OverloadedError if there is no room."""
