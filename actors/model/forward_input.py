@@ -7,7 +7,7 @@ import msgspec
 from decoding.drafts.trie import Draft
 
 
-class RowInput(msgspec.Struct, frozen=True):
+class RowInput(msgspec.Struct, frozen=True, gc=False):
     """New tokens of one row, written to columns start, start + 1, … of the row's slot.
 
     Without `paths` they continue the text in columns 0 … start - 1. With `paths` they are nodes of a tree below the

@@ -38,7 +38,7 @@ class Distribution(NamedTuple):
         )
 
 
-class Draft(msgspec.Struct, frozen=True):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """A tree of K draft tokens, often a chain. Parents come before their children."""
 
     tokens: list[int]  # [K]
@@ -63,10 +63,10 @@ class Draft(msgspec.Struct, frozen=True):
             children[parent + 1].append(index)
         return children
 
-    def depths(self) -> list[int]:
+    def depths(self) -> Sequence[int]:
         """Return the depth of each token, [K]; 1: it follows the text."""
         if self.is_chain:
-            return [*range(1, len(self.parents) + 1)]
+            return range(1, len(self.parents) + 1)
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
