@@ -75,7 +75,8 @@ def _reason(ours: Generation, plain: Generation, ratio: float) -> str:
 
 def _step_s(generation: Generation) -> float:
     """Mean seconds of a target step, without the first, which reads the prompt."""
-    return (generation.total_s - generation.first_s) / max(generation.speculation["steps"] - 1, 1)
+    steps: int = generation.speculation["steps"]
+    return (generation.total_s - generation.first_s) / max(steps - 1, 1)
 
 
 def _speed(name: str, generation: Generation) -> Text:
