@@ -63,8 +63,8 @@ class DefaultModel:
 
     def prompt(self, question: str) -> list[int]:
         messages = [{"role": "user", "content": question}]
-        tokens: list[int] = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        return tokens
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(self.tokenizer.encode(str(text), add_special_tokens=False))
 
     def answer(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[Delta]]:
         endpoint = Endpoint("smollm2", "smollm2", None, 4, lambda tokens: "", ngram=NgramOptions())

@@ -174,7 +174,7 @@ def test_the_disk_that_is_full_is_named(
     tmp_path: Path, model: LlamaForCausalLM, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(write_gguf(tmp_path / "m.gguf", model))
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1000, 1000, 0))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1000, 1000, 0))
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", lambda self, folder: folder.joinpath("x").write_text(""))
     with pytest.raises(ConfigError, match=rf"the disk of {cache}.* is full .*XDG_CACHE_HOME"):
         weights_folder(path, "float32")
