@@ -88,7 +88,7 @@ def test_what_is_too_long_is_cut(tokenizer: PreTrainedTokenizerBase) -> None:
 )
 def test_a_bad_line_is_named(line: Any, reason: str, tmp_path: Path) -> None:
     file = write(tmp_path, {"text": "fine"}, line)
-    with pytest.raises(ConfigError, match=rf"data\.jsonl, line 2: {reason}"):
+    with pytest.raises(ConfigError, match=rf"data\.jsonl, line 2: .*{reason}"):
         read_examples(file)
 
 
