@@ -29,6 +29,7 @@ from deployments.ui.commands.bench import DEFAULT_PROMPTS, configured_pair, pair
 from deployments.ui.commands.compare import compare
 from deployments.ui.commands.demo import run_demo
 from deployments.ui.commands.progress import ProgressDisplay
+from deployments.ui.commands.train import train
 from deployments.ui.console.commands import chat, complete, status
 
 _console = Console(highlight=False)
@@ -64,7 +65,7 @@ def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
 
 
-for _command in (chat, compare, complete, status):
+for _command in (chat, compare, complete, status, train):
     main.add_command(_command)
 
 
