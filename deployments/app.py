@@ -170,7 +170,13 @@ class CoordinatorIngress:
             log_requests()
         bound = self._http.max_body_bytes
         keys = self._http.key_ring()
-        api = make_api(self._service, keys=keys, max_body_bytes=bound, add_request_id=False)  # Serve does
+        api = make_api(
+            self._service,
+            keys=keys,
+            max_body_bytes=bound,
+            add_request_id=False,  # Serve does
+            cors_origins=self._http.cors_origins,
+        )
         add_scaling_route(api, self._roles, self._scale)
         return api
 

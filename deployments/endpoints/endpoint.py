@@ -74,8 +74,10 @@ class ServedEndpoint:
         leads = present[0] or self.strategy is not None
         return leads and self.endpoint.ensemble.has_quorum(present)
 
-    def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
+    def prepare(self, body: GenerationRequest, *, seed: int, cache_salt: str = "") -> list[Request]:
         """For each prompt of the body, one request per choice. A beam search repeats the same request instead.
+
+        cache_salt: cached text is shared only with requests of the same salt.
 
         Raises:
             InvalidRequestError: a prompt is empty, too long or has an unknown token id; a parameter is out of
@@ -101,7 +103,10 @@ class ServedEndpoint:
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
         most = self.budget.answer_tokens(body, prompts)
         sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # checking many token ids takes long
-        requests = [self._request(prompt, body, sampling(self._max_tokens(prompt, body, most))) for prompt in prompts]
+        requests = [
+            replace(self._request(prompt, body, sampling(self._max_tokens(prompt, body, most))), cache_salt=cache_salt)
+            for prompt in prompts
+        ]
         if body.searches:
             return [request for request in requests for _ in range(body.choices)]
         return [_choice(request, index) for request in requests for index in range(body.choices)]

@@ -50,7 +50,7 @@ class Service:
         self.tracer = tracer
         self._coordinator = coordinator
         self._limits = limits or Limits()
-        self._cache = ResponseCache(cached_tokens)
+        self.cache = ResponseCache(cached_tokens)
         self._loaded: set[str] = set()  # models that were up at least once
         self.admission = Admission(coordinator, self._limits, self._on_begin, self._count_slots)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
@@ -81,7 +81,7 @@ class Service:
 
         endpoint: the endpoint of the request, if known.
         """
-        if self._cache.is_enabled:
+        if self.cache.is_enabled:
             return
         names = list(self.endpoints) if endpoint is None else [endpoint]
         try:
@@ -115,7 +115,7 @@ class Service:
             raise UnknownModelError(f"model: there is no model {name!r}; {suggestion}", field="model")
         return self.endpoints[name]
 
-    async def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
+    async def prepare(self, body: GenerationRequest, *, seed: int, key: ApiKey = ANYBODY) -> list[Request]:
         """Requests of a body: for each prompt, one request per choice.
 
         Raises:
@@ -127,7 +127,7 @@ class Service:
             field, what = ("prompt", "prompts") if body.choices == 1 else ("n", "answers")
             reason = f"{field}: {count} {what} are too many; at most {self._limits.max_requests} are taken at once."
             raise InvalidRequestError(reason, field=field)
-        prepare = partial(endpoint.prepare, body, seed=seed)
+        prepare = partial(endpoint.prepare, body, seed=seed, cache_salt=key.cache_salt(body.cache_salt))
         requests = await self._in_thread(prepare)
         structure = requests[0].params.structure
         if structure is not None:
@@ -174,9 +174,9 @@ class Service:
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         repeated = [index > 0 and request is requests[index - 1] for index, request in enumerate(requests)]
         running = {index: request for index, request in enumerate(requests) if not repeated[index]}
-        cached = {index: answer for index, request in running.items() if (answer := self._cache.get(request))}
+        cached = {index: answer for index, request in running.items() if (answer := self._cached(request))}
         new = {index: request for index, request in running.items() if index not in cached}
-        collected = {index: list[Delta]() for index, request in new.items() if self._cache.can_hold(request)}
+        collected = {index: list[Delta]() for index, request in new.items() if self.cache.can_hold(request)}
         failure: ConsortError | None = None
         for request in new.values():
             self.metrics.record_arrival(request, arrived_s)
@@ -201,7 +201,7 @@ class Service:
                     if delta.finish is not None:
                         del running[index]
                         if index in collected:
-                            self._cache.put(requests[index], collected[index])
+                            self.cache.put(requests[index], collected[index])
                 yield [
                     (index + offset, answer)
                     for index, delta in batch
@@ -219,10 +219,20 @@ class Service:
 
     def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
         """`X-Consort-Cache`: hit if all answers are cached; no header if none could be."""
-        if not any(self._cache.can_hold(request) for request in requests):
+        if not any(self.cache.can_hold(request) for request in requests):
             return {}
-        hit = all(self._cache.get(request) is not None for request in requests)
+        hit = all(self.cache.get(request) is not None for request in requests)
         return {"X-Consort-Cache": "hit" if hit else "miss"}
+
+    def _cached(self, request: Request) -> Sequence[Delta] | None:
+        """Deltas of a cached answer, which say that nothing of the prompt was computed; None: not cached."""
+        answer = self.cache.get(request)
+        if self.cache.can_hold(request):
+            self.metrics.record_cache(request, hit=answer is not None)
+        if answer is None:
+            return None
+        length = len(request.prompt)
+        return [replace(delta, statistics=replace(delta.statistics, cached=length)) for delta in answer]
 
     def _check_loaded(self, model: str) -> None:
         """Raise UnavailableError until the model was up once. Later, requests wait for it."""

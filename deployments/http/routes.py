@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
 
 from actors.coordinator import request as actors_request
 from decoding.errors import ConsortError
@@ -26,6 +27,7 @@ from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
 from deployments.http.early_refusal import EarlyRefusal
 from deployments.http.gate import Gate
+from deployments.http.origins import cors_options
 from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
 from deployments.http.status_routes import add_status_routes
@@ -62,13 +64,19 @@ class _MakeWriter(Protocol[_Body]):
 
 
 def make_api(
-    service: Service, *, keys: KeyRing | None = None, max_body_bytes: int = MAX_BODY_BYTES, add_request_id: bool = True
+    service: Service,
+    *,
+    keys: KeyRing | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    add_request_id: bool = True,
+    cors_origins: Sequence[str] | None = None,
 ) -> FastAPI:
     """Build the application.
 
     Args:
         keys: None: no key is needed.
         add_request_id: whether to set `X-Request-Id` in responses; false if a proxy does it.
+        cors_origins: pages that may use the server; None: those from this machine.
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
     api.router.route_class = SmallBodyRoute
@@ -85,6 +93,7 @@ def make_api(
         api.add_middleware(TracingMiddleware, tracer=service.tracer)
     api.add_middleware(BaseUrls, names=base_url_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
+    api.add_middleware(CORSMiddleware, **cors_options(cors_origins))
     install_error_handlers(api)
     add_status_routes(api, service)
     add_page(api)
@@ -128,7 +137,7 @@ async def _answer(
     """Respond with a whole answer or a stream. Errors before a stream's first delta keep their HTTP status."""
     body.model = resolve_model(body.model, request)
     served, seed = service.endpoint(body.model), body.seed_or_new()
-    requests = await service.prepare(body, seed=seed)
+    requests = await service.prepare(body, seed=seed, key=request.state.key)
     make = partial(make_writer, body, requests, served.token_decoder, seed=seed)
     if request.state.large or count_reported_tokens(body, requests) > _MOST_REPORTED_TOKENS:
         writer = await asyncio.get_running_loop().run_in_executor(rendering, make)
