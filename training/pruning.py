@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from actors.loading.draft_vocabulary import SIZE, is_trimmed
 from decoding.errors import ConfigError
 
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")  # settings with an entry for each layer
@@ -111,12 +112,15 @@ def trim_vocabulary(model: PreTrainedModel, token_ids: Sequence[int]) -> PreTrai
     """Drop the other tokens' rows of the embedding and of the output layer, in place, and return the model.
 
     Row i is then for token `token_ids[i]`. One more row, the last, is for all other tokens: it starts as the mean of
-    theirs. FR-Spec (arXiv 2502.14856) and VocabTrim (arXiv 2506.22694) trim drafters like this.
+    theirs. `save_draft_vocabulary` stores the ids beside the model. FR-Spec (arXiv 2502.14856) and VocabTrim
+    (arXiv 2506.22694) trim drafters like this.
 
     Raises:
         ConfigError: ids are missing, repeated or out of range, or the model has more than these two layers per token.
     """
     config = model.config.get_text_config(decoder=True)
+    if is_trimmed(config):
+        raise ConfigError(f"{type(model).__name__} has a trimmed vocabulary already")
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if getattr(config, _SECOND_EMBEDDING, None) or not isinstance(embedding, nn.Embedding) or head is None:
         raise ConfigError(f"{type(model).__name__} can't have a part of its vocabulary: its embeddings are not plain")
@@ -134,6 +138,7 @@ def trim_vocabulary(model: PreTrainedModel, token_ids: Sequence[int]) -> PreTrai
             layer.weight.copy_(weight)
         if biases is not None:
             model.get_output_embeddings().bias.copy_(biases)
+    setattr(config, SIZE, size)
     _rename_special_tokens(model, {token: row for row, token in enumerate(token_ids)})
     return model
 

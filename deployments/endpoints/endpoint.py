@@ -10,6 +10,7 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrai
 
 from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
+from actors.loading.draft_vocabulary import is_trimmed, vocabulary_size
 from actors.loading.gguf import settings_folder
 from actors.loading.supported import context_length
 from actors.loading.tokenizer_pairs import vocabulary_of
@@ -212,6 +213,11 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
 
 def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
     target = config.models[endpoint.target]
+    for model in (endpoint.target, *endpoint.others):
+        if is_trimmed(_header(config.models[model])):
+            raise ConfigError(
+                f"endpoints.{name}: {model!r} has a trimmed vocabulary, so it can only draft; give it as the drafter"
+            )
     tokenizer = _tokenizer(endpoint.target, target)
     vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
     others = {model: _vocabulary(model, config) for model in endpoint.others}
@@ -282,7 +288,7 @@ def _text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], s
 
 
 def _vocab_size(model: ModelConfig) -> int:
-    return int(_header(model).get_text_config().vocab_size)
+    return vocabulary_size(_header(model))
 
 
 def _context_length(model: ModelConfig) -> int:

@@ -27,7 +27,7 @@ def logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
 def saved_and_loaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     model.save_pretrained(folder)
     loaded, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return loaded.eval()
 
 
@@ -123,7 +123,8 @@ def test_biases_of_projections_are_kept(tmp_path: Path) -> None:
     trimmed = saved_and_loaded(trim_vocabulary(full, KEPT), tmp_path)
     rows = torch.tensor([KEPT.index(token) for token in TEXT[0].tolist()])[None]
     torch.testing.assert_close(logits(trimmed, rows)[..., :-1], expected)
-    assert trimmed.config.eos_token_id == [KEPT.index(2)] and trimmed.config.pad_token_id == KEPT.index(63)
+    assert trimmed.config.eos_token_id == [KEPT.index(2)]
+    assert trimmed.config.pad_token_id == KEPT.index(63)
     assert trimmed.config.bos_token_id is None
 
 
