@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -20,11 +20,12 @@ from decoding.errors import ConfigError
 from training.files import remove, whole_folder
 from training.lessons import Batch, Lessons
 from training.losses import LOSSES, LossName, acceptance, student_logprobs, teacher_probabilities
-from training.vocabulary import DraftVocabulary
+from training.vocabulary import StudentVocabulary
 
 _WARM_UP = 0.03
 _LOWEST_RATE = 0.05
 _BETAS = (0.9, 0.95)
+_DECAY = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +70,13 @@ class _Sums:
     acceptance: float = 0.0
     began_s: float = field(default_factory=time.monotonic)
 
-    def add(self, tokens: int, positions: int, means: tuple[Tensor, Tensor, Tensor]) -> None:
-        self.tokens += tokens
+    def add(self, batch: Batch, result: "BatchResult") -> None:
+        positions = len(batch.candidates)
+        self.tokens += batch.tokens.numel()
         self.positions += positions
-        self.loss += positions * means[0].item()
-        self.agreement += positions * means[1].item()
-        self.acceptance += positions * means[2].item()
+        self.loss += positions * result.loss.item()
+        self.agreement += positions * result.agreement.item()
+        self.acceptance += positions * result.acceptance.item()
 
     def line(self, progress: Progress, steps: int, share: float) -> str:
         positions = max(self.positions, 1)
@@ -89,7 +91,7 @@ class _Sums:
 
 def distil(
     student: PreTrainedModel,
-    vocabulary: DraftVocabulary,
+    vocabulary: StudentVocabulary,
     lessons: Lessons,
     options: DistillationOptions,
     folder: Path,
@@ -102,72 +104,117 @@ def distil(
     the same weights to the bit.
 
     Raises:
-        ConfigError: there are no texts, or the loss is no longer a number.
+        ConfigError: there are no texts, the loss is no longer a number, or the disk is full.
     """
-    per_epoch = len(lessons)
-    if not per_epoch:
+    schedule = lessons.schedule(options.epochs)
+    if not schedule:
         raise ConfigError("there are no texts to train on")
-    steps = options.epochs * per_epoch
-    accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision="bf16" if options.bfloat16 else "no")
-    parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    optimizer = AdamW(parameters, lr=options.learning_rate, betas=_BETAS, weight_decay=0.01, fused=True)
-    model, optimizer = accelerator.prepare(student.train(), optimizer)
-    progress = Progress()
-    accelerator.register_for_checkpointing(progress)
-    checkpoints = _Checkpoints(folder, accelerator)
-    checkpoints.resume()
-    began_s = time.monotonic() - progress.elapsed_s
-    saved_s = reported_s = time.monotonic()
-    sums, batches, epoch = _Sums(), lessons.epoch(0), 0
-    while (share := _share(progress, steps, options.minutes)) < 1.0:
-        if progress.step // per_epoch != epoch:
-            epoch = progress.step // per_epoch
-            batches = lessons.epoch(epoch)
-        batch = lessons.batch(batches[progress.step % per_epoch]).to(accelerator.device)
-        for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * _rate(share)
-        loss, agreement, accepted = batch_loss(model, vocabulary, batch, options)
-        if not math.isfinite(loss.item()):
-            raise ConfigError(f"the loss is {loss.item()} after {progress.step} steps: try a smaller --learning-rate")
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        progress.step += 1
+    trainer = _Trainer(student, vocabulary, options, folder)
+    progress, sums = trainer.progress, _Sums()
+    saved_s = time.monotonic()
+    began_s = saved_s - progress.elapsed_s
+    while (share := _share(progress, len(schedule), options.minutes)) < 1.0:
+        batch = lessons.batch(schedule[progress.step]).to(trainer.accelerator.device)
+        sums.add(batch, trainer.step(batch, share))
         now_s = time.monotonic()
         progress.elapsed_s = now_s - began_s
-        sums.add(batch.tokens.numel(), len(batch.candidates), (loss, agreement, accepted))
-        if now_s - reported_s >= options.report_every_s:
-            report(sums.line(progress, steps, _share(progress, steps, options.minutes)))
-            sums, reported_s = _Sums(), now_s
+        if now_s - sums.began_s >= options.report_every_s:
+            report(sums.line(progress, len(schedule), _share(progress, len(schedule), options.minutes)))
+            sums = _Sums()
         if now_s - saved_s >= options.save_every_s:
-            checkpoints.save(progress.step)
+            trainer.save()
             saved_s = now_s
-    checkpoints.save(progress.step)
+    trainer.save()
     if sums.positions:
-        report(sums.line(progress, steps, 1.0))
-    trained: PreTrainedModel = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-    accelerator.free_memory()
-    return trained.eval()
+        report(sums.line(progress, len(schedule), 1.0))
+    return trainer.finish()
 
 
-def batch_loss(
-    model: nn.Module, vocabulary: DraftVocabulary, batch: Batch, options: DistillationOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss, the share of positions where both argmax agree, and the mean acceptance, each []."""
-    logits = vocabulary.draft_logits(_counted_logits(model, batch))
+class _Trainer:
+    """A student with its optimizer, and their newest state in a folder."""
+
+    def __init__(
+        self, student: PreTrainedModel, vocabulary: StudentVocabulary, options: DistillationOptions, folder: Path
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._options = options
+        self._folder = folder
+        self._parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
+        optimizer = AdamW(self._parameters, lr=options.learning_rate, betas=_BETAS, weight_decay=_DECAY, fused=True)
+        precision = "bf16" if options.bfloat16 else "no"
+        self.accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision=precision)
+        self._model, self._optimizer = self.accelerator.prepare(student.train(), optimizer)
+        self.progress = Progress()
+        self.accelerator.register_for_checkpointing(self.progress)
+        if steps := self._saved_steps():
+            self.accelerator.load_state(str(folder / f"step-{max(steps)}"))
+
+    def step(self, batch: Batch, share: float) -> "BatchResult":
+        """Train on a batch, at the learning rate for that share of the training.
+
+        Raises:
+            ConfigError: the loss is no number.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._options.learning_rate * _rate(share)
+        result = batch_result(self._model, self._vocabulary, batch, self._options)
+        if not math.isfinite(result.loss.item()):
+            raise ConfigError(
+                f"the loss is {result.loss.item()} after {self.progress.step} steps: lower --learning-rate"
+            )
+        self.accelerator.backward(result.loss)
+        self.accelerator.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.progress.step += 1
+        return result
+
+    def save(self) -> None:
+        """Write a checkpoint, then remove the older ones."""
+        older = self._saved_steps()
+        if self.progress.step in older:
+            return
+        with whole_folder(self._folder / f"step-{self.progress.step}") as unfinished:
+            self.accelerator.save_state(str(unfinished))
+        for step in older:
+            remove(self._folder / f"step-{step}")
+
+    def finish(self) -> PreTrainedModel:
+        """Return the trained student."""
+        student = self.accelerator.unwrap_model(self._model, keep_fp32_wrapper=False)
+        self.accelerator.free_memory()
+        return cast(PreTrainedModel, student.eval())
+
+    def _saved_steps(self) -> list[int]:
+        return [int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchResult:
+    """What a batch says about a student, each []."""
+
+    loss: Tensor
+    agreement: Tensor  # share of positions where both models have the same most probable token
+    acceptance: Tensor  # mean of the sum of min(p, q)
+
+
+def batch_result(
+    model: nn.Module, vocabulary: StudentVocabulary, batch: Batch, options: DistillationOptions
+) -> BatchResult:
+    """Compare a student with its teacher on a batch."""
+    logits = counted_logits(model, batch)[:, : vocabulary.drafted]
     p = teacher_probabilities(batch.logprobs, options.temperature) * batch.known
     log_q = student_logprobs(logits, batch.candidates, options.temperature)
     loss = LOSSES[options.loss](log_q, p)
     with torch.no_grad():
         agreement = ((logits.argmax(-1) == batch.candidates[:, 0]) & batch.known[:, 0]).float().mean()
-        accepted = acceptance(log_q, p).mean()
-    return loss, agreement, accepted
+        return BatchResult(loss, agreement, acceptance(log_q, p).mean())
 
 
-def _counted_logits(model: nn.Module, batch: Batch) -> Tensor:
+def counted_logits(model: nn.Module, batch: Batch) -> Tensor:
     """Return the logits where an answer's token follows, [N, V]. The output layer computes no others."""
-    head = getattr(model, "module", model).get_output_embeddings()
+    inner: Any = getattr(model, "module", model)
+    head = inner.get_output_embeddings()
     handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][batch.counted],))
     try:
         logits: Tensor = model(input_ids=batch.tokens, use_cache=False).logits
@@ -186,29 +233,3 @@ def _rate(share: float) -> float:
     """Return the part of the learning rate to use: linear warm-up, then cosine."""
     cosine = 0.5 * (1 + math.cos(math.pi * max(share - _WARM_UP, 0.0) / (1 - _WARM_UP)))
     return min((share + 1e-3) / _WARM_UP, 1.0) * (_LOWEST_RATE + (1 - _LOWEST_RATE) * cosine)
-
-
-class _Checkpoints:
-    """The newest state of a training, in a folder of its own."""
-
-    def __init__(self, folder: Path, accelerator: Accelerator) -> None:
-        self._folder = folder
-        self._accelerator = accelerator
-
-    def resume(self) -> None:
-        """Load the newest checkpoint, if there is one."""
-        if steps := self._steps():
-            self._accelerator.load_state(str(self._folder / f"step-{max(steps)}"))
-
-    def save(self, step: int) -> None:
-        """Write a checkpoint, then remove the older ones."""
-        older = self._steps()
-        if step in older:
-            return
-        with whole_folder(self._folder / f"step-{step}") as unfinished:
-            self._accelerator.save_state(str(unfinished))
-        for number in older:
-            remove(self._folder / f"step-{number}")
-
-    def _steps(self) -> list[int]:
-        return [int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*")]

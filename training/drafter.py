@@ -7,13 +7,16 @@ goes on. Must not know the command line.
 import hashlib
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.gguf import settings_folder
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
@@ -21,9 +24,10 @@ from training.distillation import DistillationOptions, distil
 from training.files import whole_folder, write_whole
 from training.lessons import Lessons
 from training.lora import add_lora, merge_lora
-from training.start import StartOptions, load_start, write_start
+from training.rates import held_out_rates
+from training.report import DrafterReport, measure_steps
+from training.start import StartOptions, copy_vocabulary, load_start, write_start
 from training.texts import Chat, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
-from training.vocabulary import DraftVocabulary
 
 Report = Callable[[str], None]
 _SETTINGS = "settings.json"
@@ -61,29 +65,42 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
 
     Raises:
         ConfigError: the target or its tokenizer can't be loaded, the output is not an empty folder, the work folder
-            belongs to another target, the target writes no texts, or the disk is full.
+            belongs to another target, there are no texts, or the disk is full.
     """
     if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
         raise ConfigError(f"--output {options.output} is there already: give another, or remove it")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    target = options.start.target
-    tokenizer = load_tokenizer(target)
+    tokenizer = load_tokenizer(options.start.target)
     training, held_out = _texts(options, tokenizer, report)
     run = options.work / "runs" / _run_name(options, len(training))
     start = run / "start"
     if not start.exists():
-        said = write_start(options.start, training, special_tokens(tokenizer), start)
-        report(f"start: {said}")
-    model, vocabulary = load_start(start)
-    lessons = Lessons(training, vocabulary, tokens=options.tokens_per_step, longest=options.longest, seed=options.seed)
+        write_start(options.start, training, special_tokens(tokenizer), start)
+    model, vocabulary, beginning = load_start(start)
+    report(f"start: {beginning}")
+    measure = partial(held_out_rates, tokens=options.tokens_per_step, longest=options.longest)
+    before = measure(model, vocabulary, held_out)
     student = model if options.lora_rank is None else add_lora(model, options.lora_rank, seed=options.seed)
-    checkpoints = run / "checkpoints"
-    student = distil(student, vocabulary, lessons, options.distillation, checkpoints, report=report)
+    lessons = Lessons(training, vocabulary, tokens=options.tokens_per_step, longest=options.longest, seed=options.seed)
+    student = distil(student, vocabulary, lessons, options.distillation, run / "checkpoints", report=report)
     drafter = student if options.lora_rank is None else merge_lora(student)
     with whole_folder(options.output) as unfinished:
-        save_drafter(drafter, vocabulary, tokenizer, unfinished)
-    report(f"{options.output}: {drafter.num_parameters():,} parameters")
+        save_drafter(drafter, start, tokenizer, unfinished)
+        report("measuring the drafter")
+        DrafterReport(
+            target=options.start.target,
+            start=beginning,
+            parameters=drafter.num_parameters(),
+            settings=_settings(options),
+            texts=len(training),
+            tokens=sum(len(chat.tokens) for chat in training),
+            held_out_texts=len(held_out),
+            before=before,
+            after=measure(drafter, vocabulary, held_out),
+            steps=measure_steps(options.start.target, unfinished, device=options.start.device, threads=options.threads),
+        ).write(unfinished)
+    report(f"{options.output}: {drafter.num_parameters():,} parameters; see report.md there")
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -91,12 +108,10 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return sorted(set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder))
 
 
-def save_drafter(
-    model: PreTrainedModel, vocabulary: DraftVocabulary, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> None:
-    """Write a drafter's bfloat16 weights, its vocabulary and its target's tokenizer into a folder."""
-    model.to(torch.bfloat16).save_pretrained(folder)
-    vocabulary.save(folder)
+def save_drafter(model: PreTrainedModel, start: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a drafter's bfloat16 weights, the vocabulary that it started with and the tokenizer into a folder."""
+    deepcopy(model).bfloat16().save_pretrained(folder)
+    copy_vocabulary(start, folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -116,13 +131,12 @@ def _texts(
             max_length=options.longest,
             threads=options.threads,
         )
-        ends = _ends(tokenizer)
         with Engine({"target": ("target", load_runner(spec))}) as engine:
             writer = ChatWriter(
                 engine,
                 "target",
                 ChatTemplate(tokenizer),
-                ends,
+                _ends(options.start.target, tokenizer),
                 answer_tokens=wanted.answer_tokens,
                 questions=wanted.questions,
                 seed=wanted.seed,
@@ -135,8 +149,14 @@ def _texts(
     return training, held_out
 
 
-def _ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
+def _ends(target: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that end a message."""
+    try:
+        named = GenerationConfig.from_pretrained(settings_folder(target)).eos_token_id
+    except OSError:  # many checkpoints have none
+        named = None
+    tokens = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id}
+    return sorted(token for token in tokens if isinstance(token, int))
 
 
 def _check_settings(options: DrafterOptions) -> None:
@@ -159,6 +179,14 @@ def _check_settings(options: DrafterOptions) -> None:
 
 def _run_name(options: DrafterOptions, chats: int) -> str:
     """Return a name that differs where the weights of the start or of a step would."""
-    fixed = replace(options.distillation, epochs=0, minutes=None, save_every_s=0.0, report_every_s=0.0)
-    settings = (asdict(options.start), asdict(fixed), options.lora_rank, options.tokens_per_step, options.longest)
-    return hashlib.sha256(repr((settings, options.seed, chats)).encode()).hexdigest()[:12]
+    fixed = replace(options, distillation=replace(options.distillation, epochs=0, minutes=None))
+    return hashlib.sha256(repr((_settings(fixed), chats)).encode()).hexdigest()[:12]
+
+
+def _settings(options: DrafterOptions) -> dict[str, object]:
+    """Return the settings that the weights depend on, by name."""
+    distillation = asdict(options.distillation)
+    for name in ("save_every_s", "report_every_s", "device"):
+        del distillation[name]
+    names = ("lora_rank", "tokens_per_step", "longest", "seed")
+    return asdict(options.start) | distillation | {name: getattr(options, name) for name in names}

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from training.texts import Chat
-from training.vocabulary import DraftVocabulary
+from training.vocabulary import StudentVocabulary
 
 _SORTED_TOGETHER = 32  # batches; longer runs waste less padding, and are less random
 
@@ -26,10 +26,11 @@ class Batch:
     candidates: Tensor  # [N, K] int64, rows of the student's vocabulary
     known: Tensor  # [N, K] bool, whether the student has the candidate; its row is 0 if not
     logprobs: Tensor  # [N, K] float32, of the candidates at temperature 1
+    is_drawn: Tensor  # [N, K] bool, the candidate that the text has
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
-        tensors = (self.tokens, self.counted, self.candidates, self.known, self.logprobs)
+        tensors = (self.tokens, self.counted, self.candidates, self.known, self.logprobs, self.is_drawn)
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
 
 
@@ -37,7 +38,7 @@ class Lessons:
     """Batches of about `tokens` tokens each. Their order follows from the seed and the epoch alone."""
 
     def __init__(
-        self, chats: Sequence[Chat], vocabulary: DraftVocabulary, *, tokens: int, longest: int, seed: int
+        self, chats: Sequence[Chat], vocabulary: StudentVocabulary, *, tokens: int, longest: int, seed: int
     ) -> None:
         """longest: tokens of a row; what is beyond is cut off."""
         self._chats = [chat for chat in chats if chat.tokens and len(chat.prompt) < longest]
@@ -46,12 +47,33 @@ class Lessons:
         self._longest = longest
         self._seed = seed
 
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        return len(self.epoch(0))
+    def schedule(self, epochs: int) -> list[list[int]]:
+        """Return the chats of each batch of all epochs, by their indices. More epochs begin with the same batches."""
+        return [batch for epoch in range(epochs) for batch in self._epoch(epoch)]
 
-    def epoch(self, number: int) -> list[list[int]]:
-        """Return the chats of each batch of an epoch, by their indices."""
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return the batch of these chats."""
+        rows, counted, candidates, logprobs, answers = [], [], [], [], []
+        for index in indices:
+            chat, length = self._chats[index], self._length(index)
+            tokens = torch.tensor([*chat.prompt, *chat.tokens])[:length]
+            rows.append(tokens[:-1])
+            counted.append(torch.arange(length - 1) >= len(chat.prompt) - 1)
+            candidates.append(chat.candidates[: length - len(chat.prompt)])
+            logprobs.append(chat.logprobs[: length - len(chat.prompt)])
+            answers.append(tokens[len(chat.prompt) :])
+        ids = torch.cat(candidates)
+        known, drafted = self._vocabulary.find(ids)
+        return Batch(
+            tokens=self._vocabulary.read(pad_sequence(rows, batch_first=True)),
+            counted=pad_sequence(counted, batch_first=True),
+            candidates=drafted,
+            known=known,
+            logprobs=torch.cat(logprobs).float(),
+            is_drawn=ids == torch.cat(answers)[:, None],
+        )
+
+    def _epoch(self, number: int) -> list[list[int]]:
         rng = random.Random(f"{self._seed}/{number}")
         order = list(range(len(self._chats)))
         rng.shuffle(order)
@@ -62,25 +84,6 @@ class Lessons:
             batches += self._packed(sorted(order[start : start + together], key=self._length))
         rng.shuffle(batches)
         return batches
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """Return the batch of these chats."""
-        rows, counted, candidates, logprobs = [], [], [], []
-        for index in indices:
-            chat, length = self._chats[index], self._length(index)
-            tokens = torch.tensor([*chat.prompt, *chat.tokens])[:length]
-            rows.append(tokens[:-1])
-            counted.append(torch.arange(length - 1) >= len(chat.prompt) - 1)
-            candidates.append(chat.candidates[: length - len(chat.prompt)])
-            logprobs.append(chat.logprobs[: length - len(chat.prompt)])
-        known, drafted = self._vocabulary.drafted(torch.cat(candidates))
-        return Batch(
-            tokens=self._vocabulary.read(pad_sequence(rows, batch_first=True)),
-            counted=pad_sequence(counted, batch_first=True),
-            candidates=drafted,
-            known=known,
-            logprobs=torch.cat(logprobs).float(),
-        )
 
     def _length(self, index: int) -> int:
         chat = self._chats[index]

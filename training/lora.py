@@ -1,5 +1,7 @@
 """Low-rank adapters of a model's linear layers, through peft (LoRA, arXiv 2106.09685)."""
 
+from typing import Any, cast
+
 import torch
 from transformers import PreTrainedModel
 
@@ -19,11 +21,10 @@ def add_lora(model: PreTrainedModel, rank: int, *, seed: int) -> PreTrainedModel
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # peft initialises from the global generator
-        adapted: PreTrainedModel = get_peft_model(model, config)
-    return adapted
+        return cast(PreTrainedModel, get_peft_model(model, config))
 
 
 def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model with its adapters added to its weights."""
-    merged: PreTrainedModel = model.merge_and_unload()
-    return merged
+    adapted: Any = model
+    return cast(PreTrainedModel, adapted.merge_and_unload())

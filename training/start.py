@@ -5,20 +5,23 @@ Must not know how it is trained.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from actors.loading.checkpoint import ModelSpec, load_model
+from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.loading.draft_vocabulary import FILE, is_trimmed, save_draft_vocabulary, vocabulary_size
 from decoding.errors import ConfigError
 from training.files import whole_folder
 from training.pruning import block_influence, decoder_layers, keep_layers, most_influential, trim_vocabulary
 from training.texts import Chat
-from training.vocabulary import DraftVocabulary, most_used
+from training.vocabulary import StudentVocabulary, most_used
 
 _INFLUENCE_CHATS = 16
-_LAYERS_OF_TARGET = 8  # a drafter has one layer for that many of its target
+_LAYERS_OF_TARGET = 8
+_TEXT = "start.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,53 +29,75 @@ class StartOptions:
     """What a drafter starts from."""
 
     target: str
-    model: str | None = None  # None: layers of the target
-    layers: int | None = None  # None: one for 8 of the target's
+    model: str | None = None  # None: the target
+    layers: int | tuple[int, ...] | None = None  # so many, or these; None: one for 8 of the target, all of another
     vocabulary: int | None = 8192  # tokens to keep, beside the special ones; None: all
     device: str = "auto"
 
 
-def write_start(options: StartOptions, chats: Sequence[Chat], special_tokens: Sequence[int], folder: Path) -> str:
-    """Write the untrained drafter into a new folder, and return a line that says what it has of which model.
+def write_start(options: StartOptions, chats: Sequence[Chat], special_tokens: Sequence[int], folder: Path) -> None:
+    """Write the untrained drafter and a line that says what it is into a new folder.
 
     Raises:
-        ConfigError: a model can't be loaded or pruned.
+        ConfigError: a model can't be loaded or pruned, or the given model has other tokens than the target.
     """
     path = options.model or options.target
-    model = load_model(ModelSpec(name="start", path=path, dtype="float32", device=options.device))
-    vocabulary = DraftVocabulary.load(Path(path))
-    said = f"all layers of {path}"
+    if path != options.target and load_tokenizer(path).get_vocab() != load_tokenizer(options.target).get_vocab():
+        raise ConfigError(f"--from {path} has other tokens than {options.target}: a drafter is trained on its target's")
+    model = _load(path, options.device)
+    text = f"all layers of {path}"
     if options.model is None or options.layers is not None:
-        kept = _chosen_layers(model, options.layers, vocabulary, chats)
-        said = f"layers {', '.join(map(str, kept))} of {path}"
-        model = keep_layers(model, kept)
-    size = model.get_input_embeddings().num_embeddings
-    if vocabulary.token_ids is None and options.vocabulary is not None and options.vocabulary < size:
-        vocabulary = DraftVocabulary(most_used(chats, options.vocabulary, special_tokens))
-        assert vocabulary.token_ids is not None
-        model = trim_vocabulary(model, vocabulary.token_ids.tolist())
+        kept = _chosen_layers(model, options.layers, StudentVocabulary.of_model(model, path), chats)
+        model, text = keep_layers(model, kept), f"layers {', '.join(map(str, kept))} of {path}"
+    tokens: list[int] | None = None
+    if not is_trimmed(model.config) and options.vocabulary is not None:
+        tokens = most_used(chats, options.vocabulary, special_tokens)
+        if len(tokens) < vocabulary_size(model.config) - 1:
+            model = trim_vocabulary(model, tokens)
+    rows = model.config.get_text_config(decoder=True).vocab_size
     with whole_folder(folder) as unfinished:
+        text = f"{text}, {rows:,} tokens, {model.num_parameters():,} parameters"
+        (unfinished / _TEXT).write_text(text, encoding="utf-8")
         model.save_pretrained(unfinished)
-        vocabulary.save(unfinished)
-    tokens = size if vocabulary.token_ids is None else len(vocabulary.token_ids)
-    return f"{said}, {tokens:,} tokens, {model.num_parameters():,} parameters"
+        if is_trimmed(model.config):
+            if tokens is None:
+                copy_vocabulary(Path(path), unfinished)
+            else:
+                save_draft_vocabulary(tokens, unfinished)
 
 
-def load_start(folder: Path) -> tuple[PreTrainedModel, DraftVocabulary]:
-    """Load a model that `write_start` wrote, in float32."""
+def load_start(folder: Path) -> tuple[PreTrainedModel, StudentVocabulary, str]:
+    """Load a model that `write_start` wrote, in float32, with its vocabulary and a line that says what it is."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model, DraftVocabulary.load(folder)
+    return model, StudentVocabulary.of_model(model, str(folder)), (folder / _TEXT).read_text(encoding="utf-8")
+
+
+def copy_vocabulary(source: Path, folder: Path) -> None:
+    """Copy the ids of a trimmed vocabulary, if a model has one."""
+    if (source / FILE).exists():
+        (folder / FILE).write_bytes((source / FILE).read_bytes())
+
+
+def _load(path: str, device: str) -> PreTrainedModel:
+    """Load a model in float32; with a trimmed vocabulary, without the translation that serving adds."""
+    if not (Path(path) / FILE).exists():
+        return load_model(ModelSpec(name="start", path=path, dtype="float32", device=device))
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return model
 
 
 def _chosen_layers(
-    model: PreTrainedModel, count: int | None, vocabulary: DraftVocabulary, chats: Sequence[Chat]
-) -> list[int]:
-    """Return the most influential layers, the first and the last always among them if two are kept."""
-    layers = len(decoder_layers(model))
-    if count is not None and not 1 <= count <= layers:
-        raise ConfigError(f"--layers is {count}, and the model has {layers}: keep 1 to {layers}")
-    texts = [torch.tensor([[*chat.prompt, *chat.tokens]]) for chat in chats[:_INFLUENCE_CHATS]]
+    model: PreTrainedModel,
+    layers: int | tuple[int, ...] | None,
+    vocabulary: StudentVocabulary,
+    chats: Sequence[Chat],
+) -> Sequence[int]:
+    """Return the given layers, or so many of the most influential, among them the first and the last."""
+    count = len(decoder_layers(model))
+    if isinstance(layers, tuple):
+        return layers
+    if layers is None:
+        layers = max(round(count / _LAYERS_OF_TARGET), min(2, count))
+    texts = (torch.tensor([[*chat.prompt, *chat.tokens]]) for chat in chats[:_INFLUENCE_CHATS])
     influence = block_influence(model, map(vocabulary.read, texts))
-    infinite = float("inf")
-    ranked = [infinite, *influence[1:-1], infinite][:layers]
-    return most_influential(ranked, count or max(round(layers / _LAYERS_OF_TARGET), min(2, layers)))
+    return most_influential([inf, *influence[1:-1], inf][:count], layers)

@@ -3,13 +3,30 @@
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
 from actors.model.thread_environment import compute_environment
 
+if TYPE_CHECKING:
+    from training.losses import LossName
+
 _LOSSES = ("lk", "kl", "reverse_kl", "tv")
+
+
+class Layers(click.ParamType[int | tuple[int, ...]]):
+    """A number of layers, or their indices with commas between."""
+
+    name = "N|I,J,…"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | tuple[int, ...]:
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is neither a number of layers nor indices like 0,1,15", param, ctx)
+        return numbers if len(numbers) > 1 else numbers[0]
 
 
 @click.group(short_help="Train models that work with a target.")
@@ -27,7 +44,11 @@ def train() -> None:
 @click.option("--answer-tokens", type=click.IntRange(1), default=256, show_default=True, help="The most of an answer.")
 @click.option("--streams", type=click.IntRange(1), default=32, show_default=True, help="Texts written at once.")
 @click.option("--from", "start", metavar="MODEL", help="Train this small model instead of layers of the target.")
-@click.option("--layers", type=click.IntRange(1), help="Layers to keep.  [one for 8 of the target's, at least 2]")
+@click.option(
+    "--layers",
+    type=Layers(),
+    help="How many to keep, or which: 0,1,15,29.  [one for 8 of the target's, at least 2; all of another model's]",
+)
 @click.option("--vocabulary", type=click.IntRange(0), default=8192, show_default=True, help="Tokens to keep; 0: all.")
 @click.option("--loss", type=click.Choice(_LOSSES), default="lk", show_default=True, help="What is minimised.")
 @click.option(
@@ -52,9 +73,9 @@ def drafter(
     answer_tokens: int,
     streams: int,
     start: str | None,
-    layers: int | None,
+    layers: int | tuple[int, ...] | None,
     vocabulary: int,
-    loss: str,
+    loss: "LossName",
     temperature: float,
     lora_rank: int | None,
     learning_rate: float,
