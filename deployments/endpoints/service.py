@@ -1,6 +1,7 @@
 """Prepares requests off the event loop, submits them and yields their deltas. Knows no HTTP."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +12,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
-from decoding.errors import ConsortError, InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
+from decoding.errors import ConsortError, InvalidRequestError, UnavailableError, UnknownModelError
 from deployments.admission.admission import Admission, Limits
 from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
@@ -59,6 +60,10 @@ class Service:
         """Configured models that have a live replica."""
         return self._coordinator.models()
 
+    def replica_starts(self) -> Counter[str]:
+        """Number of replicas that have come up since this coordinator started, by model."""
+        return self._coordinator.replica_starts()
+
     @property
     def malformed(self) -> int:
         """Number of message batches from replicas that were malformed and dropped."""
@@ -84,29 +89,17 @@ class Service:
         if self.cache.is_enabled:
             return
         names = list(self.endpoints) if endpoint is None else [endpoint]
-        try:
-            self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
-        except OverloadedError as error:
-            self.metrics.record_refusal(names[0] if len(names) == 1 else "", error)
-            raise
+        self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
 
     def check_bounds(self, key: ApiKey) -> None:
         """Raise OverloadedError if the server, or the key, has as many requests as it may have."""
-        try:
-            self.admission.check_bounds(key)
-        except OverloadedError as error:
-            self.metrics.record_refusal("", error)
-            raise
+        self.admission.check_bounds(key)
 
     def check_wait(self, served: ServedEndpoint, requests: Sequence[Request], key: ApiKey, priority: int) -> None:
         """Raise OverloadedError if a model that must make a whole answer has too long a queue."""
         endpoints = [replace(served.endpoint, target=model, members=()) for model in served.config.models]
         expanded = [replace(request, endpoint=endpoint) for request in requests for endpoint in endpoints]
-        try:
-            self.admission.check(expanded, key, priority)
-        except OverloadedError as error:
-            self.metrics.record_refusal(served.name, error)
-            raise
+        self.admission.check(expanded, key, priority)
 
     def endpoint(self, name: str) -> ServedEndpoint:
         """Endpoint of that name; raises UnknownModelError if there is none."""
