@@ -9,10 +9,12 @@ import click
 from rich.console import Console
 
 from actors.model.thread_environment import compute_environment
+from deployments.ui.commands.bench import read_prompts
 
 if TYPE_CHECKING:
-    from training.losses import LossName
+    from training.drafter.losses import LossName
 
+_MOST_PROMPTS = 1_000_000
 _LOSSES = ("lk", "kl", "reverse_kl", "tv")
 
 
@@ -43,6 +45,11 @@ def train() -> None:
 @click.option("--tokens", type=click.IntRange(1), default=500_000, show_default=True, help="That the target writes.")
 @click.option("--answer-tokens", type=click.IntRange(1), default=256, show_default=True, help="The most of an answer.")
 @click.option("--streams", type=click.IntRange(1), default=32, show_default=True, help="Texts written at once.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help='What to answer: lines of text, or of {"prompt": …} in a .jsonl file.  [TARGET asks itself]',
+)
 @click.option("--from", "start", metavar="MODEL", help="Train this small model instead of layers of the target.")
 @click.option(
     "--layers",
@@ -72,6 +79,7 @@ def drafter(
     tokens: int,
     answer_tokens: int,
     streams: int,
+    prompts: Path | None,
     start: str | None,
     layers: int | tuple[int, ...] | None,
     vocabulary: int,
@@ -93,16 +101,17 @@ def drafter(
     moment, the same command goes on where it was. The output folder appears when all is done, with report.md in it.
     """
     os.environ |= compute_environment(threads)  # before torch is imported
-    from training.distillation import DistillationOptions
-    from training.drafter import DrafterOptions, TextOptions, train_drafter
-    from training.start import StartOptions
+    from training.drafter.distillation import DistillationOptions
+    from training.drafter.make import DrafterOptions, TextOptions, train_drafter
+    from training.drafter.start import StartOptions
 
+    questions = () if prompts is None else tuple(read_prompts(prompts, _MOST_PROMPTS))
     console, began_s = Console(highlight=False), time.monotonic()
     options = DrafterOptions(
         output=output,
         work=work or output.with_name(f"{output.name}-work"),
         start=StartOptions(target=target, model=start, layers=layers, vocabulary=vocabulary or None, device=device),
-        texts=TextOptions(tokens=tokens, answer_tokens=answer_tokens, streams=streams, seed=seed),
+        texts=TextOptions(tokens=tokens, answer_tokens=answer_tokens, streams=streams, questions=questions, seed=seed),
         distillation=DistillationOptions(
             loss=loss,
             temperature=temperature,

@@ -13,7 +13,7 @@ from actors.replica.replica import load_runner
 from decoding.sampling.params import SamplingParams
 from evaluation.limits import SpeculationLimits
 from evaluation.step_times import time_steps
-from training.rates import LONGEST_DRAFT, Rates
+from training.drafter.rates import LONGEST_DRAFT, Rates
 
 _LENGTH = 256  # tokens of the cache while steps are timed
 _DRAFT_LENGTHS = range(1, LONGEST_DRAFT + 1)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from training.drafter.vocabulary import StudentVocabulary
 from training.texts import Chat
-from training.vocabulary import StudentVocabulary
 
 _SORTED_TOGETHER = 32  # batches; longer runs waste less padding, and are less random
 

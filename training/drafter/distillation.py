@@ -17,10 +17,10 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
+from training.drafter.lessons import Batch, Lessons
+from training.drafter.losses import LOSSES, LossName, acceptance, student_logprobs, teacher_probabilities
+from training.drafter.vocabulary import StudentVocabulary
 from training.files import remove, whole_folder
-from training.lessons import Batch, Lessons
-from training.losses import LOSSES, LossName, acceptance, student_logprobs, teacher_probabilities
-from training.vocabulary import StudentVocabulary
 
 _WARM_UP = 0.03
 _LOWEST_RATE = 0.05

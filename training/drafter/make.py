@@ -20,13 +20,13 @@ from actors.loading.gguf import settings_folder
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
-from training.distillation import DistillationOptions, distil
+from training.drafter.distillation import DistillationOptions, distil
+from training.drafter.lessons import Lessons
+from training.drafter.rates import held_out_rates
+from training.drafter.report import DrafterReport, measure_steps
+from training.drafter.start import StartOptions, copy_vocabulary, load_start, write_start
 from training.files import whole_folder, write_whole
-from training.lessons import Lessons
 from training.lora import add_lora, merge_lora
-from training.rates import held_out_rates
-from training.report import DrafterReport, measure_steps
-from training.start import StartOptions, copy_vocabulary, load_start, write_start
 from training.texts import Chat, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
 
 Report = Callable[[str], None]
@@ -41,6 +41,7 @@ class TextOptions:
     answer_tokens: int = 256  # of one answer
     streams: int = 32
     questions: tuple[str, ...] = ()  # none: the target asks itself
+    chat: bool = True  # whether questions go into the target's chat template, if it has one
     seed: int = 0
 
 
@@ -135,7 +136,7 @@ def _texts(
             writer = ChatWriter(
                 engine,
                 "target",
-                ChatTemplate(tokenizer),
+                ChatTemplate(tokenizer if wanted.chat else _without_template(tokenizer)),
                 _ends(options.start.target, tokenizer),
                 answer_tokens=wanted.answer_tokens,
                 questions=wanted.questions,
@@ -147,6 +148,12 @@ def _texts(
     if not training:
         raise ConfigError(f"{folder} has no texts to train on: give more --tokens")
     return training, held_out
+
+
+def _without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    plain = deepcopy(tokenizer)
+    plain.chat_template = None
+    return plain
 
 
 def _ends(target: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -161,20 +168,21 @@ def _ends(target: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 def _check_settings(options: DrafterOptions) -> None:
     """Note whose texts the work folder has, or check that they are of this target."""
+    texts = options.texts
     settings = {
         "target": options.start.target,
-        "answer_tokens": options.texts.answer_tokens,
-        "seed": options.texts.seed,
+        "answer tokens": texts.answer_tokens,
+        "prompts": hashlib.sha256(repr((texts.questions, texts.chat)).encode()).hexdigest()[:12],
+        "seed": texts.seed,
     }
     file = options.work / _SETTINGS
     if not file.exists():
         options.work.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(settings).encode())
     for name, value in json.loads(file.read_text()).items():
-        if value != settings[name]:
-            raise ConfigError(
-                f"{options.work} has texts with {name} {value!r}, not {settings[name]!r}: give another --work folder"
-            )
+        if value != settings.get(name):
+            change = f"{name} {value!r}, not {settings.get(name)!r}"
+            raise ConfigError(f"{options.work} has texts with {change}: give another --work folder")
 
 
 def _run_name(options: DrafterOptions, chats: int) -> str:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.distillation import counted_logits
-from training.lessons import Lessons
-from training.losses import student_logprobs, teacher_probabilities
+from training.drafter.distillation import counted_logits
+from training.drafter.lessons import Lessons
+from training.drafter.losses import student_logprobs, teacher_probabilities
+from training.drafter.vocabulary import StudentVocabulary
 from training.texts import Chat
-from training.vocabulary import StudentVocabulary
 
 LONGEST_DRAFT = 8
 
