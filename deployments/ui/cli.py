@@ -31,6 +31,7 @@ from deployments.ui.commands.demo import run_demo
 from deployments.ui.commands.finetune import finetune
 from deployments.ui.commands.progress import ProgressDisplay
 from deployments.ui.commands.prune import prune
+from deployments.ui.commands.train import train
 from deployments.ui.console.commands import chat, complete, status
 
 _console = Console(highlight=False)
@@ -66,7 +67,7 @@ def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
 
 
-for _command in (chat, compare, complete, finetune, prune, status):
+for _command in (chat, compare, complete, finetune, prune, status, train):
     main.add_command(_command)
 
 
