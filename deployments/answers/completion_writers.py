@@ -20,6 +20,7 @@ from deployments.answers.schema import (
     ChatChoice,
     ChatChunkChoice,
     CompletionChoice,
+    PromptTokensDetails,
     Usage,
     speculation_of,
 )
@@ -175,7 +176,14 @@ class AnswerWriter(Writer):
             prompt_tokens=self._prompt_tokens,
             completion_tokens=committed,
             total_tokens=self._prompt_tokens + committed,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens()),
         )
+
+    def _cached_tokens(self) -> int:
+        """Tokens of the prompts that were not computed for any of their answers."""
+        count = self._body.choices
+        groups = [self._choices[start : start + count] for start in range(0, len(self._choices), count)]
+        return sum(min(choice.statistics.cached for choice in group) for group in groups)
 
     def _total(self) -> Statistics:
         return sum((choice.statistics for choice in self._choices), Statistics())

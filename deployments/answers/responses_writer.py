@@ -87,7 +87,7 @@ class ResponsesWriter(Writer):
         statistics = self._choice.statistics
         usage = {
             "input_tokens": self._prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": statistics.cached},
             "output_tokens": statistics.committed,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self._prompt_tokens + statistics.committed,

@@ -10,6 +10,7 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrai
 
 from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
+from actors.loading.draft_vocabulary import is_trimmed, vocabulary_size
 from actors.loading.gguf import settings_folder
 from actors.loading.supported import context_length
 from actors.loading.tokenizer_pairs import vocabulary_of
@@ -82,8 +83,10 @@ class ServedEndpoint:
         leads = present[0] or self.strategy is not None
         return leads and self.endpoint.ensemble.has_quorum(present)
 
-    def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
+    def prepare(self, body: GenerationRequest, *, seed: int, cache_salt: str = "") -> list[Request]:
         """For each prompt of the body, one request per choice. A beam search repeats the same request instead.
+
+        cache_salt: cached text is shared only with requests of the same salt.
 
         Raises:
             InvalidRequestError: a prompt is empty, too long or has an unknown token id; a parameter is out of
@@ -111,7 +114,10 @@ class ServedEndpoint:
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
         most = self.budget.answer_tokens(body, prompts)
         sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # checking many token ids takes long
-        requests = [self._request(prompt, body, sampling(self._max_tokens(prompt, body, most))) for prompt in prompts]
+        requests = [
+            replace(self._request(prompt, body, sampling(self._max_tokens(prompt, body, most))), cache_salt=cache_salt)
+            for prompt in prompts
+        ]
         if body.searches:
             return [request for request in requests for _ in range(body.choices)]
         return [_choice(request, index) for request in requests for index in range(body.choices)]
@@ -246,6 +252,11 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
 
 def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
     target = config.models[endpoint.target]
+    for model in (endpoint.target, *endpoint.others):
+        if is_trimmed(_header(config.models[model])):
+            raise ConfigError(
+                f"endpoints.{name}: {model!r} has a trimmed vocabulary, so it can only draft; give it as the drafter"
+            )
     tokenizer = _tokenizer(endpoint.target, target)
     vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
     others = {model: _vocabulary(model, config) for model in endpoint.others}
@@ -327,7 +338,7 @@ def _turn_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], s
 
 
 def _vocab_size(model: ModelConfig) -> int:
-    return int(_header(model).get_text_config().vocab_size)
+    return vocabulary_size(_header(model))
 
 
 def _context_length(model: ModelConfig) -> int:

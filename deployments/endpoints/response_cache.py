@@ -21,6 +21,15 @@ class ResponseCache:
         return len(self._answers)
 
     @property
+    def tokens(self) -> int:
+        """Tokens of all cached answers and their prompts."""
+        return self._tokens
+
+    @property
+    def max_tokens(self) -> int:
+        return self._max_tokens
+
+    @property
     def is_enabled(self) -> bool:
         return self._max_tokens > 0
 
@@ -70,4 +79,5 @@ def _key(request: Request) -> tuple[Hashable, ...]:
         request.max_draft_length,
         request.ensemble_options if request.endpoint.members else None,
         request.beams,
+        request.cache_salt,
     )

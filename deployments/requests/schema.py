@@ -23,6 +23,7 @@ _MAX_CHOICES = 128
 _MAX_DRAFT_LENGTH = 32
 _MAX_CHAT_LOGPROBS = 20
 _SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
+_LONGEST_SALT = 200  # characters
 _DRAW_SEED = -1  # as in llama.cpp and vLLM
 _NO_DEFAULTS = SamplingFields()
 
@@ -73,6 +74,9 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     )
     timeout_s: Annotated[float, Field(ge=MIN_TIMEOUT_S)] | None = Field(
         None, description="Seconds after which the request fails with 408, instead of the endpoint's; 0.001 or more."
+    )
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=_LONGEST_SALT)] | None = Field(
+        None, description="Cached prompts and answers are shared only with requests of the same salt."
     )
     return_token_details: bool | None = Field(
         None, description="Every choice has `token_details`: each token's id, text and where it came from."

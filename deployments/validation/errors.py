@@ -113,6 +113,7 @@ def install_error_handlers(api: FastAPI) -> None:
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    request.state.error = error
     status = status_of(error)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)

@@ -21,6 +21,7 @@ from deployments.requests.token_requests import TokenizeRequest
 from deployments.ui import cli
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 
 
@@ -65,6 +66,12 @@ def test_every_field_of_a_request_is_documented(model: type[BaseModel]) -> None:
 def test_the_help_of_every_command_is_documented(command: list[str]) -> None:
     result = CliRunner().invoke(cli.main, [*command, "--help"], prog_name="consort", terminal_width=100)
     assert f"```text\n{result.output}```" in CONFIGURATION, result.output
+
+
+@pytest.mark.parametrize("command", ["prune", "finetune"])
+def test_the_help_of_commands_that_make_models_is_documented(command: str) -> None:
+    result = CliRunner().invoke(cli.main, [command, "--help"], prog_name="consort", terminal_width=100)
+    assert f"```text\n{result.output}```" in TRAINING, result.output
 
 
 def test_the_examples_are_valid_configurations() -> None:
