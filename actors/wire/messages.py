@@ -83,6 +83,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     beams: BeamOptions | None = None  # run a beam search; `tokens` are the prompt
     drafts_only: bool = False  # for replicas that run both loops: draft for `target`
     admission: int = 0
+    cache_salt: str = ""  # KV pages and drafts are shared only with requests of the same salt
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -156,6 +157,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
     rejected: bool = False  # whether the last token replaces a rejected draft token
     hit: bool = False  # if so, whether a draft that continues it was already there
     admission: int = 0  # as in Admit
+    cached_tokens: int = 0  # in the first Commit: tokens of the prompt whose KV pages were there already
 
 
 class Beams(msgspec.Struct, frozen=True, tag=True):
@@ -166,6 +168,7 @@ class Beams(msgspec.Struct, frozen=True, tag=True):
     steps: int  # of the target, the last prefill step included
     logprobs: list[list[TokenLogprobs]] | None = None  # of each answer's tokens, if requested
     admission: int = 0  # as in Admit
+    cached_tokens: int = 0  # as in Commit
 
 
 class MemberLost(msgspec.Struct, frozen=True, tag=True):
@@ -185,6 +188,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     best_count: int = 0  # number of most probable tokens to name in each reply
     shared: SharedOffer | None = None  # memory for replies from the same node
     admission: int = 0  # as in the leader's Admit
+    cache_salt: str = ""  # as in the leader's Admit
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
