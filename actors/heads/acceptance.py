@@ -15,6 +15,7 @@ from decoding.sampling.params import SamplingParams
 
 _ROWS, _TOKENS = 8, 32  # texts, and tokens of each
 _UNTESTED = 4  # first tokens of each, before which there is too little text
+_CLEARLY = 0.1  # more accepted tokens that make other layers better
 
 
 def check_acceptance(spec: HeadsSpec, heads: HeadProposer, runner: Runner, layers: Sequence[int]) -> None:
@@ -34,7 +35,7 @@ def check_acceptance(spec: HeadsSpec, heads: HeadProposer, runner: Runner, layer
     rates = {other: _rate(heads, runner, texts, other) for other in shifted if min(other) >= 0 and max(other) <= count}
     better = max(rates, key=rates.__getitem__, default=None)
     advice = "they may be for another model, or poorly trained; lower `min_acceptance` to use them"
-    if better is not None and rates[better] > 1.5 * rate and rates[better] >= spec.min_acceptance:
+    if better is not None and rates[better] >= max(spec.min_acceptance, rate + _CLEARLY):
         advice = f"with `layers: {list(better)}` they are {rates[better]:.0%}; set that"
     read = f" read after {list(layers)} layers" if layers else ""
     raise ConfigError(
