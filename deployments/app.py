@@ -146,6 +146,7 @@ class CoordinatorIngress:
             coordinator,
             limits=limits,
             cached_tokens=config.http.cached_tokens,
+            templates=config.templates,
             tracer=make_tracer(config.http.tracing),
         )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)

@@ -29,7 +29,7 @@ from deployments.ui.commands.bench import DEFAULT_PROMPTS, configured_pair, pair
 from deployments.ui.commands.compare import compare
 from deployments.ui.commands.demo import run_demo
 from deployments.ui.commands.progress import ProgressDisplay
-from deployments.ui.console.commands import chat, complete, status
+from deployments.ui.console.commands import chat, complete, compress, report, status
 
 _console = Console(highlight=False)
 _config_argument = click.argument(
@@ -64,7 +64,7 @@ def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
 
 
-for _command in (chat, compare, complete, status):
+for _command in (chat, compare, complete, compress, report, status):
     main.add_command(_command)
 
 
@@ -251,8 +251,8 @@ def _show_token_reports(config: ServerConfig, key: str | None) -> None:
 
 
 def _show_reports_of(endpoint: str, reports: Mapping[str, str]) -> None:
-    for model, report in reports.items():
-        _console.print(f"{endpoint}: {model} reads and writes in tokens of its own: {report}", markup=False)
+    for model, words in reports.items():
+        _console.print(f"{endpoint}: {model} reads and writes in tokens of its own: {words}", markup=False)
 
 
 def _show_how_to_go_on(config: ServerConfig) -> None:
