@@ -8,7 +8,12 @@ from decoding.sampling import transfer
 
 def test_tensors_of_several_dtypes_are_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[torch.Tensor] = []
-    monkeypatch.setattr(transfer, "copy_to", lambda device, tensor: copies.append(tensor) or tensor)
+
+    def copy_to(device: str, tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(transfer, "copy_to", copy_to)
     sent = [
         torch.tensor([1, -2, 2**40]),
         torch.tensor([[0.5, -1.5], [2.5, 3.5], [4.5, 5.5]]).T,
