@@ -32,11 +32,11 @@ class Verdict(NamedTuple):
 
     def logits_rows(self) -> list[int]:
         """Return the row of the step's K + 1 logits that each committed token was chosen from."""
-        return [0, *(index + 1 for index in self.path)]
+        return [0, *[index + 1 for index in self.path]]
 
     def tokens(self, draft: Draft) -> list[int]:
         """Return the committed tokens."""
-        return [*(draft.tokens[index] for index in self.path), self.own]
+        return [*[draft.tokens[index] for index in self.path], self.own]
 
 
 def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
@@ -44,7 +44,7 @@ def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[],
 
     logits: [N or more, V] a step's, which contain those of the verifications, one after the other.
     """
-    starts = [0, *accumulate(len(draft.tokens) + 1 for _, draft, *_ in verifications)]
+    starts = [0, *accumulate([len(draft.tokens) + 1 for _, draft, *_ in verifications])]
     if starts[-1] < len(logits):
         logits = torch.cat([logits[:0], *(verification.logits for verification in verifications)])
     waits: list[tuple[list[int], Callable[[], list[Verdict]]]] = []

@@ -28,7 +28,10 @@ from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
 from deployments.ui.commands.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench
 from deployments.ui.commands.compare import compare
 from deployments.ui.commands.demo import run_demo
+from deployments.ui.commands.finetune import finetune
 from deployments.ui.commands.progress import ProgressDisplay
+from deployments.ui.commands.prune import prune
+from deployments.ui.commands.train import train
 from deployments.ui.console.commands import chat, complete, status
 
 _console = Console(highlight=False)
@@ -64,7 +67,7 @@ def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
 
 
-for _command in (chat, compare, complete, status):
+for _command in (chat, compare, complete, finetune, prune, status, train):
     main.add_command(_command)
 
 

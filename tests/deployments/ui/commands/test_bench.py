@@ -11,10 +11,10 @@ from decoding.errors import ConfigError
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.model import ROOT
 from deployments.ui import cli
-from deployments.ui.commands import profiling
 from deployments.ui.commands.advice import advise, as_json
 from deployments.ui.commands.bench import configured_pair, pair_config, read_prompts
 from deployments.ui.commands.profiling import DRAFT_LENGTHS, STREAMS, Profile
+from evaluation import step_times
 
 SHORT = ("--count", "2", "--new-tokens", "20")
 
@@ -25,7 +25,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "_TIMING_S", 0.0)
+    monkeypatch.setattr(step_times, "_TIMING_S", 0.0)
 
 
 def profile(*, growth: float = 0.0, draft_step_s: float = 0.01, agrees: float = 1.0) -> Profile:
