@@ -14,7 +14,7 @@ from decoding.sampling.params import SamplingParams
 from deployments.compression.compressor import Compression, CompressionOptions, Compressor
 from deployments.compression.pieces import Stretch, last_paragraph, stretches
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.requests.message import Message
+from deployments.requests.message import Message, TextPart
 from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest, PromptCompression
 from deployments.requests.schema import ChatRequest, CompletionRequest
 
@@ -160,9 +160,7 @@ async def _compress_messages(
     shortened = await _shorten(texts, question, protected, options, endpoint, score, in_thread)
     result = list(messages)
     for index, text in zip(free, shortened, strict=True):
-        result[index] = Message.model_validate(
-            {"role": messages[index].role, "name": messages[index].name, "content": text}
-        )
+        result[index] = messages[index].model_copy(update={"content": [TextPart(type="text", text=text)]})
     return result
 
 

@@ -1,13 +1,14 @@
 """Routes about the server: endpoints, health, version, metrics. Makes no text."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.core import Metric
 from pydantic import BaseModel
 
 from deployments.endpoints.endpoint import ServedEndpoint
@@ -15,7 +16,10 @@ from deployments.endpoints.prompt_templates import TemplateList
 from deployments.endpoints.service import Service
 from deployments.http.live_metrics import LiveMetrics
 from deployments.http.server_status import ServerStatus, server_status
+from deployments.monitoring.exposition import exposition
 from deployments.validation.errors import ErrorBody
+
+AskOthers = Callable[[], Awaitable[list[list[Metric]]]]
 
 
 class ModelCard(BaseModel):
@@ -59,15 +63,22 @@ class Version(BaseModel):
     version: str
 
 
-def add_status_routes(api: FastAPI, service: Service) -> None:
+async def ask_nobody() -> list[list[Metric]]:
+    """Return nothing: there is no other coordinator."""
+    return []
+
+
+def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers) -> None:
     """Add /health, /ready, /version, /metrics, /v1/status and /v1/models."""
     created, began_s, live = int(time.time()), time.monotonic(), LiveMetrics(service)
 
+    @api.head("/health", include_in_schema=False)
     @api.get("/health", responses={503: {"model": Health}})
     async def health() -> JSONResponse:
         """200 once an endpoint's target is up, 503 before."""
         return _health(service, any)
 
+    @api.head("/ready", include_in_schema=False)
     @api.get("/ready", responses={503: {"model": Health}})
     async def ready() -> JSONResponse:
         """200 while the targets of all endpoints are up, else 503."""
@@ -85,8 +96,9 @@ def add_status_routes(api: FastAPI, service: Service) -> None:
 
     @api.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Metrics in Prometheus' format, under vLLM's names."""
-        return Response(service.metrics.exposition() + live.text(), media_type=CONTENT_TYPE_LATEST)
+        """Metrics of all coordinators in Prometheus' format, under vLLM's names."""
+        parts = [live.shared(), live.own(), *await ask_others()]
+        return Response(exposition(parts), media_type=CONTENT_TYPE_LATEST)
 
     @api.get("/v1/models")
     async def models(request: Request) -> ModelList:
