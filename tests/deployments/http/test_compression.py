@@ -16,13 +16,14 @@ from tests.deployments.fake_coordinator import FakeCoordinator
 from tests.deployments.scripted import TEMPLATE
 
 DOCUMENT = "\n\n".join(f"def f{i}(x):\n    return x + {i}. It adds {i} to its argument." for i in range(12))
+SHORT = "\n\n".join(DOCUMENT.split("\n\n")[:3])
 QUESTION = "What does f7 add?"
 PROMPT = f"{DOCUMENT}\n\n{QUESTION}"
 HALF = {"rate": 0.5, "return_prompt": True}
 
 
 @pytest.fixture
-def endpoints() -> dict[str, ServedEndpoint]:
+def compressing() -> dict[str, ServedEndpoint]:
     data = {
         "models": {name: {"path": str(ROOT / "models" / name)} for name in ("target", "drafter")},
         "endpoints": {"consort": {"target": "target", "drafter": "drafter", "compressor": "drafter"}},
@@ -33,8 +34,8 @@ def endpoints() -> dict[str, ServedEndpoint]:
 
 
 @pytest.fixture
-def fake(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[TestClient]:
-    service = Service(endpoints, coordinator, limits=Limits(max_requests=8), cached_tokens=1000)
+def fake(compressing: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[TestClient]:
+    service = Service(compressing, coordinator, limits=Limits(max_requests=8), cached_tokens=1000)
     with TestClient(make_api(service)) as client:
         yield client
 
@@ -48,15 +49,15 @@ def post(client: TestClient, path: str = "/v1/completions", **fields: Any) -> An
 
 @pytest.mark.parametrize("method", ["perplexity", "sentence"])
 def test_a_compressed_prompt_is_what_the_target_gets(
-    fake: TestClient, coordinator: FakeCoordinator, endpoints: dict[str, ServedEndpoint], method: str
+    fake: TestClient, coordinator: FakeCoordinator, compressing: dict[str, ServedEndpoint], method: str
 ) -> None:
     answer = post(fake, prompt=PROMPT, prompt_compression={**HALF, "method": method})
     sent = coordinator.requests[-1]
-    assert answer["compressed_prompt"] == endpoints["consort"].token_decoder.decode(sent.prompt)
+    assert answer["compressed_prompt"] == compressing["consort"].token_decoder.decode(sent.prompt)
     assert answer["compressed_prompt"].endswith(QUESTION)
     usage = answer["usage"]
     compression = usage["prompt_compression"]
-    assert compression["original_tokens"] == len(endpoints["consort"].encoder.prompt(PROMPT))
+    assert compression["original_tokens"] == len(compressing["consort"].encoder.prompt(PROMPT))
     assert compression["compressed_tokens"] == usage["prompt_tokens"] == len(sent.prompt)
     assert compression["ratio"] == round(len(sent.prompt) / compression["original_tokens"], 4)
     assert 0.3 < compression["ratio"] < 0.7
@@ -84,19 +85,19 @@ def test_caches_are_left_alone(fake: TestClient, coordinator: FakeCoordinator) -
 
 def test_system_and_tool_messages_and_the_question_stay(fake: TestClient) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    messages = [
-        {"role": "system", "content": DOCUMENT},
-        {"role": "user", "content": DOCUMENT},
+    messages: list[Any] = [
+        {"role": "system", "content": SHORT},
+        {"role": "user", "content": SHORT},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": DOCUMENT},
-        {"role": "user", "content": f"{DOCUMENT}\n\n```\n{DOCUMENT}\n```\n\n{QUESTION}"},
+        {"role": "tool", "tool_call_id": "1", "content": SHORT},
+        {"role": "user", "content": f"{SHORT}\n\n```\n{SHORT}\n```\n\n{QUESTION}"},
     ]
     path = "/v1/chat/completions"
     kept = post(fake, path, messages=messages, prompt_compression=HALF)["compressed_prompt"]
     assert [turn["role"] for turn in kept] == [message["role"] for message in messages]
-    assert kept[0]["content"] == kept[3]["content"] == DOCUMENT
-    assert len(kept[1]["content"]) < len(DOCUMENT)
-    assert f"```\n{DOCUMENT}\n```" in kept[4]["content"]
+    assert kept[0]["content"] == kept[3]["content"] == SHORT
+    assert len(kept[1]["content"] + kept[4]["content"]) < len(messages[1]["content"] + messages[4]["content"])
+    assert f"```\n{SHORT}\n```" in kept[4]["content"]
     assert kept[4]["content"].endswith(QUESTION)
 
 
@@ -149,13 +150,12 @@ def test_token_ids_and_endpoints_without_a_compressor_are_refused(fake: TestClie
     assert none.startswith("prompt_compression: the endpoint 'consort' has no compressor; set endpoints.consort.comp")
 
 
-def test_a_models_own_probabilities_decide(endpoints: dict[str, ServedEndpoint], service: Service) -> None:
+def test_a_models_own_probabilities_decide(compressing: dict[str, ServedEndpoint], engine: Any) -> None:
     """The tiny engine's target scores here, as it serves; the text is the same each time."""
-    served = endpoints["consort"]
-    compressor = served.compressor
+    compressor = compressing["consort"].compressor
     assert compressor is not None
     object.__setattr__(compressor, "model", "target")
-    with TestClient(make_api(Service(endpoints, service._coordinator, limits=Limits(max_requests=8)))) as client:
+    with TestClient(make_api(Service(compressing, engine.coordinator, limits=Limits(max_requests=8)))) as client:
         texts = [post(client, "/compress", prompt=PROMPT, rate=0.3, question=QUESTION)["prompt"] for _ in range(2)]
     assert texts[0] == texts[1]
     assert len(texts[0]) < 0.6 * len(PROMPT)
