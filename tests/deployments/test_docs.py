@@ -57,6 +57,11 @@ def test_the_help_of_every_command_is_documented(command: list[str]) -> None:
     assert f"```text\n{result.output}```" in CONFIGURATION, result.output
 
 
+def test_the_help_of_training_is_documented() -> None:
+    result = CliRunner().invoke(cli.main, ["train", "drafter", "--help"], prog_name="consort", terminal_width=100)
+    assert f"```text\n{result.output}```" in (ROOT / "docs" / "training.md").read_text(encoding="utf-8"), result.output
+
+
 def test_the_examples_are_valid_configurations() -> None:
     blocks = CONFIGURATION.split("```yaml\n")[1:]
     assert len(blocks) >= 2
