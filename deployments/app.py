@@ -89,6 +89,8 @@ class ModelReplica:
             role=role, model=spec, targets=target_specs, leaders=leader_specs, colocated=drafter, rank=rank
         )
         self._replica = Replica(replica, host)
+        gc.collect()
+        gc.freeze()  # permanent objects, a model's modules above all: collecting them again would delay a step
         self._metrics = ReplicaMetrics(name, role)
 
     def address(self, coordinator: str | None = None, queued: int = 0) -> "ReplicaAddress":

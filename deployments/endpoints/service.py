@@ -18,6 +18,7 @@ from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.monitoring.metrics import Metrics
+from deployments.requests.anthropic.messages_request import CountTokensRequest, TokenCount
 from deployments.requests.schema import GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.validation.strict import nearest
@@ -131,6 +132,10 @@ class Service:
         """Answer /tokenize. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
         return await self._hold(key, partial(self.endpoint(body.model).tokenize, body))
 
+    async def count_tokens(self, body: CountTokensRequest, *, key: ApiKey = ANYBODY) -> TokenCount:
+        """Answer /v1/messages/count_tokens; raises as `tokenize` does."""
+        return await self._hold(key, partial(self.endpoint(body.model).count_tokens, body))
+
     async def detokenize(self, body: DetokenizeRequest, *, key: ApiKey = ANYBODY) -> Detokenization:
         """Answer /detokenize. Raises InvalidRequestError for an unknown id, OverloadedError if there is no room."""
         return await self._hold(key, partial(self.endpoint(body.model).detokenize, body))
@@ -165,8 +170,9 @@ class Service:
             ConsortError: a request was refused, or failed; the others are cancelled.
         """
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-        repeated = [index > 0 and request is requests[index - 1] for index, request in enumerate(requests)]
-        running = {index: request for index, request in enumerate(requests) if not repeated[index]}
+        running = {
+            index: request for index, request in enumerate(requests) if index == 0 or request is not requests[index - 1]
+        }
         cached = {index: answer for index, request in running.items() if (answer := self._cached(request))}
         new = {index: request for index, request in running.items() if index not in cached}
         collected = {index: list[Delta]() for index, request in new.items() if self.cache.can_hold(request)}
@@ -181,12 +187,9 @@ class Service:
                 for delta in answer:
                     deltas.put_nowait((index, delta))
             for index, request in new.items():
-                traced = request if self.tracer is None else self.tracer.start(request)
-                self.admission.submit(traced, self._sink(index, request, deltas), key=key, priority=priority)
+                self._submit(request, self._sink(index, request, deltas), key, priority)
             while running:
-                batch = [await deltas.get()]
-                while not deltas.empty():
-                    batch.append(deltas.get_nowait())
+                batch = await _next_batch(deltas)
                 for index, delta in batch:
                     if delta.error is not None:
                         raise delta.error
@@ -195,20 +198,24 @@ class Service:
                         del running[index]
                         if index in collected:
                             self.cache.put(requests[index], collected[index])
-                yield [
-                    (index + offset, answer)
-                    for index, delta in batch
-                    for offset, answer in enumerate((delta, *delta.others))
-                ]
+                yield _with_others(batch)
         except ConsortError as error:
             failure = error
             raise
         finally:
-            for request in reversed(running.values()):  # those that wait first, or they would begin
-                self.admission.cancel(request.request_id)
-                self.metrics.record_failure(request, failure)
-                if self.tracer is not None:
-                    self.tracer.end(request, None)
+            self._cancel(list(running.values()), failure)
+
+    def _submit(self, request: Request, sink: Callable[[Delta], None], key: ApiKey, priority: int) -> None:
+        traced = request if self.tracer is None else self.tracer.start(request)
+        self.admission.submit(traced, sink, key=key, priority=priority)
+
+    def _cancel(self, requests: Sequence[Request], failure: ConsortError | None) -> None:
+        """Cancel requests that have not ended. failure: why, unless the client left."""
+        for request in reversed(requests):  # those that wait first, or they would begin
+            self.admission.cancel(request.request_id)
+            self.metrics.record_failure(request, failure)
+            if self.tracer is not None:
+                self.tracer.end(request, None)
 
     def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
         """`X-Consort-Cache`: hit if all answers are cached; no header if none could be."""
@@ -256,3 +263,16 @@ class Service:
             loop.call_soon_threadsafe(arrive, delta)
 
         return sink
+
+
+async def _next_batch(deltas: asyncio.Queue[tuple[int, Delta]]) -> DeltaBatch:
+    """Return all deltas that have arrived, at least one."""
+    batch = [await deltas.get()]
+    while not deltas.empty():
+        batch.append(deltas.get_nowait())
+    return batch
+
+
+def _with_others(batch: DeltaBatch) -> DeltaBatch:
+    """Return the deltas, and after each one those of the same search's other answers, whose indices follow."""
+    return [(index + offset, answer) for index, delta in batch for offset, answer in enumerate((delta, *delta.others))]

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,13 +27,15 @@ def logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 def saved_and_loaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     model.save_pretrained(folder)
-    loaded, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    result: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    loaded, info = result
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    return loaded.eval()
+    copy: PreTrainedModel = loaded.eval()
+    return copy
 
 
 def test_influence_is_one_minus_the_cosine_of_a_layers_input_and_output() -> None:
-    model = tiny_model("llama")
+    model: Any = tiny_model("llama")
     states = model.model(TEXT, output_hidden_states=True, use_cache=False).hidden_states[:-1]
     expected = [1 - cosine_similarity(before, after, dim=-1).mean().item() for before, after in pairwise(states)]
     influence = block_influence(model, [TEXT[:1], TEXT[1:]])
@@ -41,7 +44,7 @@ def test_influence_is_one_minus_the_cosine_of_a_layers_input_and_output() -> Non
 
 def test_a_layer_that_does_nothing_has_no_influence() -> None:
     model = tiny_model("llama")
-    layer = decoder_layers(model)[1]
+    layer: Any = decoder_layers(model)[1]
     for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
         weight.data.zero_()
     influence = block_influence(model, [TEXT])
@@ -64,7 +67,7 @@ def test_fewer_layers_are_saved_and_loaded(family: str, tmp_path: Path) -> None:
     layers[1].forward = lambda hidden_states, *args, **kwargs: hidden_states
     expected = logits(full, TEXT)
     del layers[1].forward
-    pruned = saved_and_loaded(keep_layers(full, [0, 2]), tmp_path)
+    pruned: Any = saved_and_loaded(keep_layers(full, [0, 2]), tmp_path)
     assert pruned.config.num_hidden_layers == 2
     torch.testing.assert_close(logits(pruned, TEXT), expected)
     with_cache = pruned.generate(TEXT[:1], max_new_tokens=4, do_sample=False, pad_token_id=0)
@@ -87,12 +90,12 @@ def test_a_wrong_number_of_layers_is_refused(count: int) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_trimmed_vocabulary_keeps_the_logits_of_its_tokens(family: str, tied: bool, tmp_path: Path) -> None:
-    full = tiny_model(family, tie_word_embeddings=tied)
+    full: Any = tiny_model(family, tie_word_embeddings=tied)
     rows = torch.tensor([KEPT.index(token) for token in TEXT[0].tolist()])[None]
     expected = logits(full, TEXT[:1])[..., KEPT]
     other = full.get_input_embeddings().weight.detach()
     dropped = [token for token in range(VOCAB) if token not in KEPT]
-    trimmed = saved_and_loaded(trim_vocabulary(full, KEPT), tmp_path)
+    trimmed: Any = saved_and_loaded(trim_vocabulary(full, KEPT), tmp_path)
     assert trimmed.config.get_text_config().vocab_size == len(KEPT) + 1
     assert trimmed.get_input_embeddings().num_embeddings == len(KEPT) + 1
     torch.testing.assert_close(logits(trimmed, rows)[..., :-1], expected)
@@ -102,11 +105,11 @@ def test_a_trimmed_vocabulary_keeps_the_logits_of_its_tokens(family: str, tied: 
 
 
 def test_a_bias_of_the_output_layer_is_trimmed_too(tmp_path: Path) -> None:
-    full = tiny_model("phi")
+    full: Any = tiny_model("phi")
     full.lm_head.bias.data.normal_(generator=torch.Generator().manual_seed(1))
     expected = logits(full, TEXT[:1])[..., KEPT]
     rows = torch.tensor([KEPT.index(token) for token in TEXT[0].tolist()])[None]
-    trimmed = saved_and_loaded(trim_vocabulary(full, KEPT), tmp_path)
+    trimmed: Any = saved_and_loaded(trim_vocabulary(full, KEPT), tmp_path)
     torch.testing.assert_close(logits(trimmed, rows)[..., :-1], expected)
 
 
@@ -116,11 +119,11 @@ def test_biases_of_projections_are_kept(tmp_path: Path) -> None:
         num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=63, bos_token_id=None, eos_token_id=[2, 5],
     )  # fmt: skip
     torch.manual_seed(0)
-    full = Qwen2ForCausalLM(config).eval()
+    full: Any = Qwen2ForCausalLM(config).eval()
     for layer in full.model.layers:
         layer.self_attn.q_proj.bias.data.normal_()
     expected = logits(full, TEXT[:1])[..., KEPT]
-    trimmed = saved_and_loaded(trim_vocabulary(full, KEPT), tmp_path)
+    trimmed: Any = saved_and_loaded(trim_vocabulary(full, KEPT), tmp_path)
     rows = torch.tensor([KEPT.index(token) for token in TEXT[0].tolist()])[None]
     torch.testing.assert_close(logits(trimmed, rows)[..., :-1], expected)
     assert trimmed.config.eos_token_id == [KEPT.index(2)]

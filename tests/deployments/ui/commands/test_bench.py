@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from decoding.errors import ConfigError
-from deployments.configuration.config import DEFAULT_CONFIG, load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.model import ROOT
 from deployments.ui import cli
 from deployments.ui.commands.advice import advise, as_json
@@ -129,10 +129,10 @@ def test_pairs() -> None:
     assert config.endpoints[endpoint].drafter == "drafter"
     assert (config.models["target"].num_gpus, config.models["target"].dtype) == (1, "auto")
     assert config.models["drafter"].threads == 2
-    config, endpoint = configured_pair(DEFAULT_CONFIG, None)
+    config, endpoint = configured_pair(TINY_CONFIG, None)
     assert endpoint == "consort"
     assert {model.slots for model in config.models.values()} == {max(STREAMS)}
-    assert load_config().models["target"].max_length is None
+    assert load_config(TINY_CONFIG).models["target"].max_length is None
 
 
 def test_prompts(tmp_path: Path) -> None:
