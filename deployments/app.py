@@ -153,6 +153,7 @@ class CoordinatorIngress:
             limits=limits,
             metrics=Metrics(link.name),
             cached_tokens=config.http.cached_tokens,
+            templates=config.templates,
             tracer=make_tracer(config.http.tracing),
         )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)

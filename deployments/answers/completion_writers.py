@@ -20,6 +20,7 @@ from deployments.answers.schema import (
     ChatChoice,
     ChatChunkChoice,
     CompletionChoice,
+    CompressionUsage,
     PromptTokensDetails,
     Usage,
     speculation_of,
@@ -90,6 +91,7 @@ class AnswerWriter(Writer):
         if self._body.include_usage:
             last = self._answer(self.chunk_object, [])
             last.usage, last.speculation, last.seed = self._usage(), speculation_of(self._total()), self._seed
+            self._add_compressed_prompt(last)
             chunk = sse(last.json_text())
         return chunk + sse("[DONE]")
 
@@ -101,6 +103,7 @@ class AnswerWriter(Writer):
         answer = self._answer(self.object, [self._choice(index, part) for index, part in enumerate(parts)])
         self._add_prompt_logprobs(answer, 0, parts[0])
         answer.usage, answer.speculation, answer.seed = self._usage(), speculation_of(self._total()), self._seed
+        self._add_compressed_prompt(answer)
         return answer.document()
 
     @abstractmethod
@@ -172,12 +175,23 @@ class AnswerWriter(Writer):
 
     def _usage(self) -> Usage:
         committed = self._total().committed
-        return Usage(
+        usage = Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=committed,
             total_tokens=self._prompt_tokens + committed,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens()),
         )
+        original = self._body.original_prompt_tokens
+        if original is not None:
+            ratio = round(self._prompt_tokens / original, 4)
+            usage.prompt_compression = CompressionUsage(
+                original_tokens=original, compressed_tokens=self._prompt_tokens, ratio=ratio
+            )
+        return usage
+
+    def _add_compressed_prompt(self, answer: Answer) -> None:
+        if self._body.compressed_prompt is not None:
+            answer.compressed_prompt = self._body.compressed_prompt
 
     def _cached_tokens(self) -> int:
         """Tokens of the prompts that were not computed for any of their answers."""

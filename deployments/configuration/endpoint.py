@@ -27,6 +27,11 @@ class EndpointConfig(EnsembleConfig):
     draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
         4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
     )
+    compressor: str | None = Field(
+        None,
+        description="The small model whose probabilities `prompt_compression` uses, which may be the drafter; null: "
+        "prompts can't be compressed.",
+    )
     ngram: NgramConfig | None = Field(None, description="Also draft by lookup in the text; null: don't.")
     verification: Verification = Field(
         "coupled", description="How drafts are verified by default: coupled or rejection."

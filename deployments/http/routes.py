@@ -37,6 +37,7 @@ from deployments.http.rendering import Renderer
 from deployments.http.status_routes import AskOthers, add_status_routes, ask_nobody
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest, TokenCount
 from deployments.requests.json_body import MAX_BODY_BYTES
+from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
@@ -142,6 +143,11 @@ def make_api(
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """A text's or a conversation's token ids."""
         return _json(await service.tokenize(body, key=request.state.key))
+
+    @large.post("/compress", responses=_ERRORS, response_model=CompressedPrompt)
+    async def compress(body: CompressRequest, request: Request) -> Response:
+        """A text or a conversation, shortened."""
+        return _json(await service.compress(body, key=request.state.key))
 
     @large.post("/detokenize", responses=_ERRORS, response_model=Detokenization)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:

@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 from pydantic import BaseModel
 
 from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.prompt_templates import TemplateList
 from deployments.endpoints.service import Service
 from deployments.http.live_metrics import LiveMetrics
 from deployments.http.server_status import ServerStatus, server_status
@@ -105,6 +106,11 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers) -> 
         up, own = service.ready_models(), getattr(request.state, "endpoint", None)
         listed = [served for name, served in service.endpoints.items() if own in (None, name)]
         return ModelList(data=[_card(served, created, up) for served in listed])
+
+    @api.get("/v1/templates")
+    async def templates() -> TemplateList:
+        """Prompt templates that `template` may name."""
+        return service.templates.cards()
 
     @api.get("/v1/models/{name:path}", responses={404: {"model": ErrorBody}})
     async def model(name: str) -> ModelCard:

@@ -32,7 +32,7 @@ from deployments.ui.commands.finetune import finetune
 from deployments.ui.commands.progress import ProgressDisplay
 from deployments.ui.commands.prune import prune
 from deployments.ui.commands.train import train
-from deployments.ui.console.commands import chat, complete, status
+from deployments.ui.console.commands import chat, complete, compress, report, status
 
 _console = Console(highlight=False)
 _config_argument = click.argument(
@@ -67,7 +67,7 @@ def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
 
 
-for _command in (chat, compare, complete, finetune, prune, status, train):
+for _command in (chat, compare, complete, compress, finetune, prune, report, status, train):
     main.add_command(_command)
 
 
@@ -254,8 +254,8 @@ def _show_token_reports(config: ServerConfig, key: str | None) -> None:
 
 
 def _show_reports_of(endpoint: str, reports: Mapping[str, str]) -> None:
-    for model, report in reports.items():
-        _console.print(f"{endpoint}: {model} reads and writes in tokens of its own: {report}", markup=False)
+    for model, words in reports.items():
+        _console.print(f"{endpoint}: {model} reads and writes in tokens of its own: {words}", markup=False)
 
 
 def _show_how_to_go_on(config: ServerConfig) -> None:

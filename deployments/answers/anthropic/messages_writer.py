@@ -109,10 +109,10 @@ class MessagesWriter(Writer):
             "stop_reason": stop_reason,
             "stop_sequence": self._stop_sequence if stop_reason == "stop_sequence" else None,
             "usage": {
-                "input_tokens": self._prompt_tokens,
+                "input_tokens": self._prompt_tokens - self._choice.statistics.cached,
                 "output_tokens": self._choice.statistics.committed,
                 "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
+                "cache_read_input_tokens": self._choice.statistics.cached,
             },
         }
 
