@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from ray.serve.handle import DeploymentBroadcastResponse
 
+    from actors.heads.spec import HeadsSpec
     from actors.replica.roles import Role
     from actors.wire.addresses import ReplicaAddress
     from actors.wire.messages import Report
@@ -67,11 +68,13 @@ class ModelReplica:
         targets: dict[str, ModelConfig],
         colocated_drafter: dict[str, ModelConfig],
         leaders: dict[str, ModelConfig],
+        heads: "HeadsSpec | None" = None,
     ) -> None:
         """
         targets: for a drafter, the models it drafts for, by name.
         colocated_drafter: the drafter that runs in a target's replicas, by name; empty if there is none.
         leaders: for a member with its own vocabulary, the leaders of its ensembles, by name.
+        heads: on a target's hidden states; None: it has none.
         """
         from actors.replica.replica import Replica, ReplicaSpec
         from deployments.monitoring.replica_metrics import ReplicaMetrics
@@ -86,7 +89,13 @@ class ModelReplica:
         leader_specs = [leader.spec(leader_name) for leader_name, leader in leaders.items()]
         drafter = next((drafter.spec(drafter_name) for drafter_name, drafter in colocated_drafter.items()), None)
         replica = ReplicaSpec(
-            role=role, model=spec, targets=target_specs, leaders=leader_specs, colocated=drafter, rank=rank
+            role=role,
+            model=spec,
+            targets=target_specs,
+            leaders=leader_specs,
+            colocated=drafter,
+            heads=heads,
+            rank=rank,
         )
         self._replica = Replica(replica, host)
         gc.collect()
@@ -290,6 +299,7 @@ def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: 
         {target: config.models[target] for target in targets},
         config.colocated_drafter_of(name),
         {leader: config.models[leader] for leader in leaders},
+        config.heads_of(name),
     )
 
 

@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import Metric
 from pydantic import BaseModel
 
+from decoding.drafts.trie import ProposerName
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.prompt_templates import TemplateList
 from deployments.endpoints.service import Service
@@ -35,6 +36,7 @@ class ModelCard(BaseModel):
     strategy: str | None
     drafter: str | None
     ngram: bool
+    proposers: list[ProposerName]  # all that draft
     draft_length: int
     verification: str
     context_length: int
@@ -120,7 +122,6 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers) -> 
 
 def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
     endpoint = served.endpoint
-    drafts = endpoint.drafter is not None or endpoint.ngram is not None
     return ModelCard(
         id=endpoint.name,
         created=created,
@@ -130,7 +131,8 @@ def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
         strategy=None if served.strategy is None else served.strategy.kind,
         drafter=endpoint.drafter,
         ngram=endpoint.ngram is not None,
-        draft_length=endpoint.draft_length if drafts else 0,
+        proposers=list(endpoint.proposers),
+        draft_length=endpoint.draft_length if endpoint.proposers else 0,
         verification=served.config.verification,
         context_length=served.context_length,
         max_model_len=served.context_length,

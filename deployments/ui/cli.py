@@ -143,6 +143,16 @@ def scale(model: str, replicas: int, url: str, api_key: str | None) -> None:
     _console.print(f"{model}: {replicas} replica(s), once they are up or drained; `consort status` shows them")
 
 
+@main.command(short_help="Turn pickled heads into safetensors, without running their code.")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def convert_heads(folder: Path) -> None:
+    """Write a .safetensors file beside each pickled file of tensors in FOLDER."""
+    from actors.heads.converter import convert  # imports torch
+
+    for file in convert(folder):
+        _console.print(f"wrote {file}")
+
+
 @main.command(short_help="Will speculation pay for two models here?")
 @click.option("--target", metavar="MODEL", help="A folder, or an id on the Hugging Face Hub.")
 @click.option("--drafter", metavar="MODEL", help="The same, for the model that drafts.")
