@@ -31,6 +31,9 @@ from deployments.tensor_parallel import start_group
 from deployments.validation.strict import StrictModel
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from ray.serve.handle import DeploymentBroadcastResponse
+
     from actors.replica.roles import Role
     from actors.wire.addresses import ReplicaAddress
     from actors.wire.messages import Report
@@ -40,7 +43,7 @@ APP_NAME = "consort"
 COORDINATOR = "Coordinator"
 
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
-_ADDRESS_TIMEOUT_S = 2.0  # a hanging replica delays the others' answers, which must not make them look hung
+_ANSWER_TIMEOUT_S = 2.0  # a hanging replica delays the others' answers, which must not make them look hung
 _DRAIN_S = 25.0
 
 
@@ -86,6 +89,8 @@ class ModelReplica:
             role=role, model=spec, targets=target_specs, leaders=leader_specs, colocated=drafter, rank=rank
         )
         self._replica = Replica(replica, host)
+        gc.collect()
+        gc.freeze()  # permanent objects, a model's modules above all: collecting them again would delay a step
         self._metrics = ReplicaMetrics(name, role)
 
     def address(self, coordinator: str | None = None, queued: int = 0) -> "ReplicaAddress":
@@ -133,6 +138,7 @@ class CoordinatorIngress:
         from deployments.discovery import Discovery
         from deployments.endpoints.endpoint import load_endpoints
         from deployments.endpoints.service import Service
+        from deployments.monitoring.metrics import Metrics
         from deployments.monitoring.tracing_setup import make_tracer
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -145,6 +151,7 @@ class CoordinatorIngress:
             endpoints,
             coordinator,
             limits=limits,
+            metrics=Metrics(link.name),
             cached_tokens=config.http.cached_tokens,
             tracer=make_tracer(config.http.tracing),
         )
@@ -162,7 +169,8 @@ class CoordinatorIngress:
         self._discovering = asyncio.create_task(discovery.run())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        from deployments.http.gate import log_requests
+        from deployments.http.live_metrics import LiveMetrics
+        from deployments.http.outcomes import log_requests
         from deployments.http.routes import make_api
         from deployments.http.scaling_routes import add_scaling_route
 
@@ -170,15 +178,26 @@ class CoordinatorIngress:
             log_requests()
         bound = self._http.max_body_bytes
         keys = self._http.key_ring()
+        self._live_metrics = LiveMetrics(self._service)
         api = make_api(
             self._service,
             keys=keys,
             max_body_bytes=bound,
             add_request_id=False,  # Serve does
             cors_origins=self._http.cors_origins,
+            ask_others=self._ask_others,
         )
         add_scaling_route(api, self._roles, self._scale)
         return api
+
+    async def metrics(self) -> "tuple[str, list[Metric]]":
+        """Return this coordinator's name and its metrics, for the one that was asked for /metrics."""
+        return self._service.metrics.coordinator, self._live_metrics.own()
+
+    async def _ask_others(self) -> "list[list[Metric]]":
+        own = self._service.metrics.coordinator
+        answers, _ = await _answers(serve.get_deployment_handle(COORDINATOR, APP_NAME).broadcast("metrics"))
+        return [families for name, families in answers if name != own]
 
     async def _scale(self, model: str, count: int) -> None:
         await set_replicas(APP_NAME, deployment_name(model, self._roles[model]), count)
@@ -336,14 +355,18 @@ async def _addresses(
     from actors.wire.addresses import ReplicaAddress
     from deployments.discovery import ReplicaAddresses
 
-    response = handle.broadcast("address", coordinator, held_back())
-    try:  # the public `results_async` loses all answers if one is late
-        results = await asyncio.wait_for(response._fetch_replica_results_async(), _ADDRESS_TIMEOUT_S)
+    try:
+        answers, complete = await _answers(handle.broadcast("address", coordinator, held_back()))
     except DeploymentUnavailableError as error:
         raise UnavailableError(str(error)) from error
-    waits = (asyncio.wait_for(result.get_async(), _ADDRESS_TIMEOUT_S) for result in results)
+    return ReplicaAddresses([answer for answer in answers if isinstance(answer, ReplicaAddress)], complete=complete)
+
+
+async def _answers(response: "DeploymentBroadcastResponse") -> tuple[list[Any], bool]:
+    """Return the replicas' answers, and whether all came in time. Those that raised an error are left out."""
+    # The public `results_async` loses all answers if one is late.
+    results = await asyncio.wait_for(response._fetch_replica_results_async(), _ANSWER_TIMEOUT_S)
+    waits = (asyncio.wait_for(result.get_async(), _ANSWER_TIMEOUT_S) for result in results)
     answers = await asyncio.gather(*waits, return_exceptions=True)
-    return ReplicaAddresses(
-        [answer for answer in answers if isinstance(answer, ReplicaAddress)],
-        complete=not any(isinstance(answer, TimeoutError) for answer in answers),
-    )
+    complete = not any(isinstance(answer, TimeoutError) for answer in answers)
+    return [answer for answer in answers if not isinstance(answer, BaseException)], complete

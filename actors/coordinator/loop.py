@@ -7,6 +7,7 @@ any time. It computes nothing on tensors and knows nothing of HTTP.
 import logging
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -48,6 +49,7 @@ class Coordinator:
         self._max_unassigned_s = max_unassigned_s
         self._clock = clock
         self._replica_table = ReplicaTable()
+        self._replica_starts: Counter[str] = Counter()
         self._active: dict[int, ActiveRequest] = {}
         self._dispatch = Dispatch(self._replica_table, self._outbox, self._active, self._fail)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -82,6 +84,10 @@ class Coordinator:
     def malformed(self) -> int:
         """Number of batches from replicas that were dropped because they could not be decoded."""
         return self._link.malformed
+
+    def replica_starts(self) -> Counter[str]:
+        """Return how many replicas have come up since this coordinator started, by model."""
+        return self._replica_starts.copy()
 
     def models(self) -> set[str]:
         """Return the models that have a replica."""
@@ -248,6 +254,7 @@ class Coordinator:
         for name in set(listed) - self._replica_table.names():
             self._link.connect(listed[name])
             self._replica_table.add(listed[name], now_s)
+            self._replica_starts[listed[name].model] += 1
         self._replica_table.set_listed(listed, healthy, now_s)
         self._dispatch.vacate(now_s)
         self._disconnect_drained()

@@ -114,6 +114,8 @@ class PageTables:
         if slot == self.slots:  # padding
             return
         state, first, last = self._slots[slot], start // self.page_size, -(-end // self.page_size)
+        if last <= len(state.pages) and self.allocator.are_private(state.pages[first:last]):
+            return  # as in most steps
         written = range(first, min(last, len(state.pages)))
         shared = [index for index in written if self.allocator.is_shared(state.pages[index])]
         new = range(len(state.pages), last)

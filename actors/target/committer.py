@@ -33,7 +33,7 @@ class Committer:
             if self._check(row, verdict):
                 path = verdict.path
                 self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
-                if path:
+                if path and path[-1] >= len(path):  # not the draft's first tokens
                     self._runner.compact(row.slot, row.cached + 1, [row.cached + 1 + index for index in path])
                 self._commit(row, draft, verdict)
                 committed += len(path) + 1

@@ -10,7 +10,8 @@
     member -> leader:                 Joined, LogitsReply, Failed, Report
 
 `request_id` is a random 63-bit integer, unique among all coordinators. Texts are token ids. Only LogitsReply carries a
-tensor, packed by `logits_codec.py`.
+tensor, packed by `logits_codec.py`. The garbage collector skips messages of which a step has one per row (`gc=False`):
+no message is ever part of a cycle.
 """
 
 import msgspec
@@ -106,7 +107,7 @@ class ResendRequest(msgspec.Struct, frozen=True, tag=True):
     base: int
 
 
-class Advance(msgspec.Struct, frozen=True, tag=True):
+class Advance(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Committed tokens from absolute position `base` on, for the request's drafter. Without any it sets the length."""
 
     request_id: int
@@ -118,7 +119,7 @@ class Advance(msgspec.Struct, frozen=True, tag=True):
     rejected_at: int  # length of the text when a draft token was last rejected
 
 
-class Offer(msgspec.Struct, frozen=True, tag=True):
+class Offer(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Draft tokens from absolute position `base` on. The target checks them before use.
 
     Without `parents` they are a chain: tokens[j] follows tokens[j - 1]. With `parents` they are a tree, parents first:
@@ -140,7 +141,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
         return [token for distribution in filter(None, self.distributions) for token in distribution.tokens]
 
 
-class Commit(msgspec.Struct, frozen=True, tag=True):
+class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Tokens that one target step added to the text, from absolute position `base` on."""
 
     request_id: int

@@ -108,6 +108,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 
@@ -116,6 +117,7 @@ class ChatPiece(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallPiece] | None = None
 
 

@@ -1,6 +1,7 @@
 """Prepares requests off the event loop, submits them and yields their deltas. Knows no HTTP."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,12 +12,13 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Request
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
-from decoding.errors import ConsortError, InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
+from decoding.errors import ConsortError, InvalidRequestError, UnavailableError, UnknownModelError
 from deployments.admission.admission import Admission, Limits
 from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.monitoring.metrics import Metrics
+from deployments.requests.anthropic.messages_request import CountTokensRequest, TokenCount
 from deployments.requests.schema import GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.validation.strict import nearest
@@ -59,6 +61,10 @@ class Service:
         """Configured models that have a live replica."""
         return self._coordinator.models()
 
+    def replica_starts(self) -> Counter[str]:
+        """Number of replicas that have come up since this coordinator started, by model."""
+        return self._coordinator.replica_starts()
+
     @property
     def malformed(self) -> int:
         """Number of message batches from replicas that were malformed and dropped."""
@@ -84,29 +90,17 @@ class Service:
         if self.cache.is_enabled:
             return
         names = list(self.endpoints) if endpoint is None else [endpoint]
-        try:
-            self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
-        except OverloadedError as error:
-            self.metrics.record_refusal(names[0] if len(names) == 1 else "", error)
-            raise
+        self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
 
     def check_bounds(self, key: ApiKey) -> None:
         """Raise OverloadedError if the server, or the key, has as many requests as it may have."""
-        try:
-            self.admission.check_bounds(key)
-        except OverloadedError as error:
-            self.metrics.record_refusal("", error)
-            raise
+        self.admission.check_bounds(key)
 
     def check_wait(self, served: ServedEndpoint, requests: Sequence[Request], key: ApiKey, priority: int) -> None:
         """Raise OverloadedError if a model that must make a whole answer has too long a queue."""
         endpoints = [replace(served.endpoint, target=model, members=()) for model in served.config.models]
         expanded = [replace(request, endpoint=endpoint) for request in requests for endpoint in endpoints]
-        try:
-            self.admission.check(expanded, key, priority)
-        except OverloadedError as error:
-            self.metrics.record_refusal(served.name, error)
-            raise
+        self.admission.check(expanded, key, priority)
 
     def endpoint(self, name: str) -> ServedEndpoint:
         """Endpoint of that name; raises UnknownModelError if there is none."""
@@ -137,6 +131,10 @@ class Service:
     async def tokenize(self, body: TokenizeRequest, *, key: ApiKey = ANYBODY) -> Tokenization:
         """Answer /tokenize. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
         return await self._hold(key, partial(self.endpoint(body.model).tokenize, body))
+
+    async def count_tokens(self, body: CountTokensRequest, *, key: ApiKey = ANYBODY) -> TokenCount:
+        """Answer /v1/messages/count_tokens; raises as `tokenize` does."""
+        return await self._hold(key, partial(self.endpoint(body.model).count_tokens, body))
 
     async def detokenize(self, body: DetokenizeRequest, *, key: ApiKey = ANYBODY) -> Detokenization:
         """Answer /detokenize. Raises InvalidRequestError for an unknown id, OverloadedError if there is no room."""
@@ -172,8 +170,9 @@ class Service:
             ConsortError: a request was refused, or failed; the others are cancelled.
         """
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-        repeated = [index > 0 and request is requests[index - 1] for index, request in enumerate(requests)]
-        running = {index: request for index, request in enumerate(requests) if not repeated[index]}
+        running = {
+            index: request for index, request in enumerate(requests) if index == 0 or request is not requests[index - 1]
+        }
         cached = {index: answer for index, request in running.items() if (answer := self._cached(request))}
         new = {index: request for index, request in running.items() if index not in cached}
         collected = {index: list[Delta]() for index, request in new.items() if self.cache.can_hold(request)}
@@ -188,12 +187,9 @@ class Service:
                 for delta in answer:
                     deltas.put_nowait((index, delta))
             for index, request in new.items():
-                traced = request if self.tracer is None else self.tracer.start(request)
-                self.admission.submit(traced, self._sink(index, request, deltas), key=key, priority=priority)
+                self._submit(request, self._sink(index, request, deltas), key, priority)
             while running:
-                batch = [await deltas.get()]
-                while not deltas.empty():
-                    batch.append(deltas.get_nowait())
+                batch = await _next_batch(deltas)
                 for index, delta in batch:
                     if delta.error is not None:
                         raise delta.error
@@ -202,20 +198,24 @@ class Service:
                         del running[index]
                         if index in collected:
                             self.cache.put(requests[index], collected[index])
-                yield [
-                    (index + offset, answer)
-                    for index, delta in batch
-                    for offset, answer in enumerate((delta, *delta.others))
-                ]
+                yield _with_others(batch)
         except ConsortError as error:
             failure = error
             raise
         finally:
-            for request in reversed(running.values()):  # those that wait first, or they would begin
-                self.admission.cancel(request.request_id)
-                self.metrics.record_failure(request, failure)
-                if self.tracer is not None:
-                    self.tracer.end(request, None)
+            self._cancel(list(running.values()), failure)
+
+    def _submit(self, request: Request, sink: Callable[[Delta], None], key: ApiKey, priority: int) -> None:
+        traced = request if self.tracer is None else self.tracer.start(request)
+        self.admission.submit(traced, sink, key=key, priority=priority)
+
+    def _cancel(self, requests: Sequence[Request], failure: ConsortError | None) -> None:
+        """Cancel requests that have not ended. failure: why, unless the client left."""
+        for request in reversed(requests):  # those that wait first, or they would begin
+            self.admission.cancel(request.request_id)
+            self.metrics.record_failure(request, failure)
+            if self.tracer is not None:
+                self.tracer.end(request, None)
 
     def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
         """`X-Consort-Cache`: hit if all answers are cached; no header if none could be."""
@@ -263,3 +263,16 @@ class Service:
             loop.call_soon_threadsafe(arrive, delta)
 
         return sink
+
+
+async def _next_batch(deltas: asyncio.Queue[tuple[int, Delta]]) -> DeltaBatch:
+    """Return all deltas that have arrived, at least one."""
+    batch = [await deltas.get()]
+    while not deltas.empty():
+        batch.append(deltas.get_nowait())
+    return batch
+
+
+def _with_others(batch: DeltaBatch) -> DeltaBatch:
+    """Return the deltas, and after each one those of the same search's other answers, whose indices follow."""
+    return [(index + offset, answer) for index, delta in batch for offset, answer in enumerate((delta, *delta.others))]

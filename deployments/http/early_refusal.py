@@ -10,8 +10,8 @@ from deployments.configuration.key_ring import ApiKey
 from deployments.http.bodies import SMALL_BYTES
 from deployments.validation.errors import error_response
 
-GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
-_WORKING_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize"}
+GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
+WORKING_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
 _BODIES_AT_ONCE = 8  # of the largest size; a parsed body takes several times its bytes
 
 
@@ -36,7 +36,7 @@ class EarlyRefusal:
         self._max_body_bytes, self._held_bytes = max_body_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _WORKING_PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in WORKING_PATHS:
             await self._app(scope, receive, send)
             return
         size = self._body_bytes(Headers(scope=scope))
@@ -47,6 +47,7 @@ class EarlyRefusal:
                 self._check_bounds(scope["state"]["key"])
             self._check_bytes(size)
         except OverloadedError as error:
+            scope["state"]["error"] = error
             await error_response(error)(scope, receive, send)
             return
         self._held_bytes += size

@@ -1,12 +1,8 @@
-"""First middleware of every request: request id, API key, size of the body, access log. Knows no fields."""
+"""Checks every request first: request id, API key, size of the body. Knows no fields."""
 
-import json
-import logging
 import re
 import secrets
-import time
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,16 +15,6 @@ from deployments.validation.errors import refusal_response
 _OPEN_PATHS = {"/health"}  # answered without a key
 _REQUEST_ID = "X-Request-Id"
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_logger = logging.getLogger("consort.access")
-
-
-def log_requests() -> None:
-    """Log requests to standard error from now on, one JSON line each."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    _logger.addHandler(handler)
-    _logger.setLevel(logging.INFO)
-    _logger.propagate = False
 
 
 def admins_only(request: Request) -> None:
@@ -40,7 +26,7 @@ def admins_only(request: Request) -> None:
 
 
 class Gate:
-    """ASGI middleware that sets `key`, `request_id` and `arrived_s` (monotonic time) in the request's state."""
+    """ASGI middleware that sets `key` and `request_id` in the request's state."""
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing, max_body_bytes: int, add_request_id: bool = True) -> None:
         """add_request_id: whether to add the request's id to responses; Serve's proxy does so by itself."""
@@ -50,11 +36,11 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, arrived_s = Headers(scope=scope), time.monotonic()
+        headers = Headers(scope=scope)
         request_id = _request_id(headers)
-        send = _with_log(send, scope, request_id, arrived_s)
         send = _with_id(send, request_id) if self._tell_id else send
-        key = self._keys.find(headers.get("Authorization"))
+        key = self._keys.find(_authorization(headers))
+        scope.setdefault("state", {}).update(key=key, request_id=request_id)
         if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
             reason = "A valid API key is needed: Authorization: Bearer KEY."
             response = refusal_response(401, reason, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
@@ -63,7 +49,6 @@ class Gate:
         if _announced_bytes(headers) > self._max_body_bytes:
             await refusal_response(413, self._too_large, "body_too_large")(scope, receive, send)
             return
-        scope.setdefault("state", {}).update(key=key, request_id=request_id, arrived_s=arrived_s)
         await self._app(scope, self._bounded(receive), send)
 
     @property
@@ -96,34 +81,10 @@ def _with_id(send: Send, request_id: str) -> Send:
     return send_on
 
 
-def _with_log(send: Send, scope: Scope, request_id: str, arrived_s: float) -> Send:
-    """Wrap send to log one JSON line after the response. Bodies and headers are not logged."""
-    status = 0
-
-    async def send_on(message: Message) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        await send(message)
-        last = message["type"] == "http.response.body" and not message.get("more_body")
-        if last and _logger.isEnabledFor(logging.INFO):
-            _log(scope, request_id, status, time.monotonic() - arrived_s)
-
-    return send_on
-
-
-def _log(scope: Scope, request_id: str, status: int, seconds: float) -> None:
-    key = scope.get("state", {}).get("key")
-    line: dict[str, Any] = {
-        "request_id": request_id,
-        "time": round(time.time(), 3),
-        "method": scope["method"],
-        "path": scope["path"],
-        "status": status,
-        "seconds": round(seconds, 4),
-        "key": key.name if key is not None else None,
-    }
-    _logger.info(json.dumps(line))
+def _authorization(headers: Headers) -> str | None:
+    """The Authorization header, or the API key as Anthropic's clients send it."""
+    key = headers.get("X-Api-Key")
+    return headers.get("Authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _request_id(headers: Headers) -> str:

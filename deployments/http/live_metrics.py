@@ -4,69 +4,88 @@ Nothing is kept between scrapes, so a replica that is gone leaves no series behi
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from deployments.endpoints.service import Service
 from deployments.http.server_status import ReplicaLoad, replica_loads
+from deployments.monitoring.exposition import with_coordinator
 from deployments.monitoring.metrics import ENDPOINT_LABELS, ENGINE
 
 _REPLICA_LABELS = ("model", "role", "replica")
 
 
-class LiveMetrics(Collector):
-    """Collector for one service, with its own registry, so that a process may have several."""
+class LiveMetrics:
+    """All metrics that one coordinator has. Call it in the service's event loop."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._process = ProcessCollector(registry=None)
 
-    def text(self) -> bytes:
-        """Metrics in Prometheus' text format. Call it in the service's event loop."""
-        return generate_latest(self._registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """Empty, because the series depend on the replicas."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
+    def shared(self) -> list[Metric]:
+        """Return what every coordinator says alike: endpoints and replicas."""
         replicas = replica_loads(self._service)
-        yield from self._endpoint_metrics(replicas)
-        yield _replica_metric("rows", "Requests that hold a slot.", {load: load.running for load in replicas})
-        yield _replica_metric("waiting", "Requests that wait for a slot.", {load: load.waiting for load in replicas})
-        yield _replica_metric("slots", "Requests that can run at once.", {load: load.slots for load in replicas})
         targets = {load: load.drafting for load in replicas if load.drafting is not None}
-        yield _replica_metric("drafting", "Whether a target wants drafts.", targets)
-        text = "Batches of replicas' messages that made no sense."
-        yield CounterMetricFamily("consort:malformed_batches", text, value=self._service.malformed)
-        yield GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks())
+        return [
+            self._kv_usage(replicas),
+            self._readiness(),
+            _replica_metric("rows", "Requests that hold a slot.", {load: load.running for load in replicas}),
+            _replica_metric("waiting", "Requests that wait for a slot.", {load: load.waiting for load in replicas}),
+            _replica_metric("slots", "Requests that can run at once.", {load: load.slots for load in replicas}),
+            _replica_metric("drafting", "Whether a target wants drafts.", targets),
+        ]
 
-    def _endpoint_metrics(self, replicas: list[ReplicaLoad]) -> Iterator[GaugeMetricFamily]:
+    def own(self) -> list[Metric]:
+        """Return this coordinator's metrics, with its name as a label, so that those of several add up."""
+        text = "Batches of replicas' messages that made no sense."
+        families = [
+            *self._service.metrics.families(),
+            *self._requests(),
+            CounterMetricFamily("consort:malformed_batches", text, value=self._service.malformed),
+            self._replica_starts(),
+            GaugeMetricFamily("consort:event_loop_tasks", "Tasks of the event loop.", value=_count_tasks()),
+            *self._process.collect(),
+        ]
+        return with_coordinator(families, self._service.metrics.coordinator)
+
+    def _requests(self) -> Iterator[Metric]:
         waiting, running = self._service.admission.counts()
-        families = {
-            name: GaugeMetricFamily(f"vllm:{name}", text, labels=ENDPOINT_LABELS)
-            for name, text in (
-                ("num_requests_running", "Requests that have begun."),
-                ("num_requests_waiting", "Requests that wait for their turn."),
-                ("kv_cache_usage_perc", "Share of the target's KV pages in use, 1 is all."),
-            )
-        }
+        for name, text, counts in (
+            ("num_requests_running", "Requests that have begun.", running),
+            ("num_requests_waiting", "Requests that wait for their turn.", waiting),
+        ):
+            family = GaugeMetricFamily(f"vllm:{name}", text, labels=ENDPOINT_LABELS)
+            for endpoint in self._service.endpoints:
+                family.add_metric((endpoint, ENGINE), counts[endpoint])
+            yield family
+
+    def _kv_usage(self, replicas: list[ReplicaLoad]) -> Metric:
+        text = "Share of the target's KV pages in use, 1 is all."
+        family = GaugeMetricFamily("vllm:kv_cache_usage_perc", text, labels=ENDPOINT_LABELS)
         for name, served in self._service.endpoints.items():
-            labels = (name, ENGINE)
-            families["num_requests_running"].add_metric(labels, running[name])
-            families["num_requests_waiting"].add_metric(labels, waiting[name])
             targets = [replica for replica in replicas if replica.model == served.endpoint.target]
             usage = sum(replica.kv_usage for replica in targets) / max(len(targets), 1)
-            families["kv_cache_usage_perc"].add_metric(labels, usage)
-        yield from families.values()
+            family.add_metric((name, ENGINE), usage)
+        return family
+
+    def _readiness(self) -> Metric:
+        family = GaugeMetricFamily("consort:endpoint_ready", "1 while its models can answer.", labels=("endpoint",))
+        up = self._service.ready_models()
+        for name, served in self._service.endpoints.items():
+            family.add_metric((name,), float(served.is_ready(up)))
+        return family
+
+    def _replica_starts(self) -> Metric:
+        text = "Replicas that came up, by model; more than were added: some were replaced."
+        family = CounterMetricFamily("consort:replica_starts", text, labels=("model",))
+        for model, starts in self._service.replica_starts().items():
+            family.add_metric((model,), starts)
+        return family
 
 
-def _replica_metric(name: str, text: str, values: Mapping[ReplicaLoad, float]) -> GaugeMetricFamily:
+def _replica_metric(name: str, text: str, values: Mapping[ReplicaLoad, float]) -> Metric:
     family = GaugeMetricFamily(f"consort:replica_{name}", text, labels=_REPLICA_LABELS)
     for replica, value in values.items():
         family.add_metric((replica.model, replica.role, replica.name), float(value))

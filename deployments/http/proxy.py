@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
-from deployments.validation.errors import body_of, error_response
+from deployments.validation.errors import anthropic_body, body_of, error_response, status_of
 
 CALLBACK = "deployments.http.proxy:middlewares"
 
@@ -54,6 +54,8 @@ class CoordinatorLossMiddleware:
 def _last_event(path: str) -> str:
     """Error event in the format of the path's streams."""
     body = body_of(_LOST)
+    if path.endswith("/v1/messages"):
+        return typed_event(anthropic_body(body, status_of(_LOST)))
     if not path.endswith("/v1/responses"):
         return event(body.model_dump_json(), name="error")
     fields = body.error.model_dump(include={"code", "message", "param"})

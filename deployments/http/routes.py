@@ -6,15 +6,17 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
 from actors.coordinator import request as actors_request
 from decoding.errors import ConsortError
+from deployments.answers.anthropic.messages_writer import MessagesWriter
 from deployments.answers.completion_writers import ChatWriter, CompletionWriter
 from deployments.answers.responses_writer import ResponsesWriter
 from deployments.answers.schema import Answer
@@ -23,14 +25,17 @@ from deployments.configuration.key_ring import KeyRing
 from deployments.endpoints.answer_events import EventBatch, answer_events
 from deployments.endpoints.logprob_budget import count_reported_tokens
 from deployments.endpoints.service import Service
+from deployments.http.anthropic_errors import AnthropicErrors
 from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
 from deployments.http.early_refusal import EarlyRefusal
 from deployments.http.gate import Gate
 from deployments.http.origins import cors_options
+from deployments.http.outcomes import OutcomeMiddleware
 from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
-from deployments.http.status_routes import add_status_routes
+from deployments.http.status_routes import AskOthers, add_status_routes, ask_nobody
+from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest, TokenCount
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -70,6 +75,7 @@ def make_api(
     max_body_bytes: int = MAX_BODY_BYTES,
     add_request_id: bool = True,
     cors_origins: Sequence[str] | None = None,
+    ask_others: AskOthers = ask_nobody,
 ) -> FastAPI:
     """Build the application.
 
@@ -77,6 +83,7 @@ def make_api(
         keys: None: no key is needed.
         add_request_id: whether to set `X-Request-Id` in responses; false if a proxy does it.
         cors_origins: pages that may use the server; None: those from this machine.
+        ask_others: returns the metrics of other coordinators, which /metrics shows too.
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
     api.router.route_class = SmallBodyRoute
@@ -93,9 +100,11 @@ def make_api(
         api.add_middleware(TracingMiddleware, tracer=service.tracer)
     api.add_middleware(BaseUrls, names=base_url_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
+    api.add_middleware(OutcomeMiddleware, record=service.metrics.record_outcome, endpoints=service.endpoints)
+    api.add_middleware(AnthropicErrors)
     api.add_middleware(CORSMiddleware, **cors_options(cors_origins))
     install_error_handlers(api)
-    add_status_routes(api, service)
+    add_status_routes(api, service, ask_others)
     add_page(api)
 
     @large.post("/v1/completions", responses=_ANSWERS)
@@ -112,6 +121,22 @@ def make_api(
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer in a conversation, by OpenAI's newer API."""
         return await _answer(service, request, body, ResponsesWriter, rendering)
+
+    @large.post("/v1/messages", responses=_RESPONSES)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Answer in a conversation, by Anthropic's API."""
+        return await _answer(service, request, body, MessagesWriter, rendering)
+
+    @large.post("/v1/messages/count_tokens", responses=_ERRORS, response_model=TokenCount)
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        """How many tokens a conversation has, by Anthropic's API."""
+        body.model = resolve_model(body.model, request)
+        return _json(await service.count_tokens(body, key=request.state.key))
+
+    @api.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> None:
+        """Refuse: models that make text are no embedding models."""
+        raise HTTPException(HTTPStatus.NOT_FOUND, "Consort serves no embeddings; ask a server with an embedding model")
 
     @large.post("/tokenize", responses=_ERRORS, response_model=Tokenization)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
@@ -137,6 +162,8 @@ async def _answer(
     """Respond with a whole answer or a stream. Errors before a stream's first delta keep their HTTP status."""
     body.model = resolve_model(body.model, request)
     served, seed = service.endpoint(body.model), body.seed_or_new()
+    request.state.endpoint = served.name
+    request.state.ignored = served.ignored_fields(body)
     requests = await service.prepare(body, seed=seed, key=request.state.key)
     make = partial(make_writer, body, requests, served.token_decoder, seed=seed)
     if request.state.large or count_reported_tokens(body, requests) > _MOST_REPORTED_TOKENS:
@@ -155,12 +182,12 @@ async def _answer(
         return Response(await renderer.whole(), media_type="application/json", headers=headers)
     first = await anext(batches)
     return StreamingResponse(
-        _events(first, batches, renderer), media_type="text/event-stream", headers=_SSE_HEADERS | headers
+        _events(request, first, batches, renderer), media_type="text/event-stream", headers=_SSE_HEADERS | headers
     )
 
 
 async def _events(
-    first: EventBatch, rest: AsyncGenerator[EventBatch, None], renderer: Renderer
+    request: Request, first: EventBatch, rest: AsyncGenerator[EventBatch, None], renderer: Renderer
 ) -> AsyncGenerator[str, None]:
     """Server-sent events of an answer. An error in mid-stream becomes the last event."""
     async with aclosing(rest):
@@ -171,6 +198,7 @@ async def _events(
         except Exception as error:
             if not isinstance(error, ConsortError):
                 _logger.exception("a stream failed")
+            request.state.error = error
             yield await renderer.fail(error)
             return
         yield await renderer.end()

@@ -1,20 +1,24 @@
 """Routes about the server: endpoints, health, version, metrics. Makes no text."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.core import Metric
 from pydantic import BaseModel
 
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.live_metrics import LiveMetrics
 from deployments.http.server_status import ServerStatus, server_status
+from deployments.monitoring.exposition import exposition
 from deployments.validation.errors import ErrorBody
+
+AskOthers = Callable[[], Awaitable[list[list[Metric]]]]
 
 
 class ModelCard(BaseModel):
@@ -58,7 +62,12 @@ class Version(BaseModel):
     version: str
 
 
-def add_status_routes(api: FastAPI, service: Service) -> None:
+async def ask_nobody() -> list[list[Metric]]:
+    """Return nothing: there is no other coordinator."""
+    return []
+
+
+def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers) -> None:
     """Add /health, /ready, /version, /metrics, /v1/status and /v1/models."""
     created, began_s, live = int(time.time()), time.monotonic(), LiveMetrics(service)
 
@@ -86,8 +95,9 @@ def add_status_routes(api: FastAPI, service: Service) -> None:
 
     @api.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Metrics in Prometheus' format, under vLLM's names."""
-        return Response(service.metrics.exposition() + live.text(), media_type=CONTENT_TYPE_LATEST)
+        """Metrics of all coordinators in Prometheus' format, under vLLM's names."""
+        parts = [live.shared(), live.own(), *await ask_others()]
+        return Response(exposition(parts), media_type=CONTENT_TYPE_LATEST)
 
     @api.get("/v1/models")
     async def models(request: Request) -> ModelList:

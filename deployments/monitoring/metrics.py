@@ -2,13 +2,16 @@
 
 import time
 from collections import Counter as Tally
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import Metric as Family
 
 from actors.coordinator.request import Delta, Request, Statistics
-from decoding.errors import ConsortError, DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
+from decoding.errors import ConsortError, OverloadedError
+from deployments.monitoring.outcome import Outcome
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -24,7 +27,8 @@ class _RequestState:
 
     endpoint: str
     arrived_s: float
-    waits: bool = True
+    started_s: float | None = None  # when it left the queue
+    first_s: float | None = None  # time of the first token
     last_s: float | None = None  # time of the last token
     statistics: Statistics = field(default_factory=Statistics)
 
@@ -32,7 +36,9 @@ class _RequestState:
 class Metrics:
     """The metrics of one coordinator. It has its own registry, so that several fit into one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, coordinator: str = "coordinator") -> None:
+        """coordinator: label that tells its series from those of other coordinators."""
+        self.coordinator = coordinator
         self._registry = registry = CollectorRegistry()
         self._requests: dict[int, _RequestState] = {}
         self._labelled: dict[tuple[object, ...], Any] = {}
@@ -52,9 +58,8 @@ class Metrics:
         self._prefix_hits = counter("prefix_cache_hits", "Tokens of prompts whose KV pages were there.")
         self._answer_tokens = counter("generation_tokens", "Tokens of answers.")
         self._ended = counter("request_success", "Requests that finished.", "finished_reason")
-        labels = ("endpoint", "reason")
-        self._refused = Counter(
-            "consort:requests_refused", "Requests refused with 429, by the limit.", labels, registry=registry
+        self._requests_ended = Counter(
+            "consort:requests", "HTTP requests that ended.", ("endpoint", "key"), registry=registry
         )
         self._answer_queries, self._answer_hits = (
             Counter(f"consort:answer_cache_{name}", text, ("endpoint",), registry=registry)
@@ -63,19 +68,39 @@ class Metrics:
                 ("hits", "Requests whose answer was there."),
             )
         )
-        self._failed = Counter("consort:requests_failed", "Requests that failed.", labels, registry=registry)
+        labels = ("endpoint", "key", "reason")
+        self._refused = Counter(
+            "consort:requests_refused", "HTTP requests refused with 429, by the limit.", labels, registry=registry
+        )
+        self._failed = Counter("consort:requests_failed", "HTTP requests without an answer.", labels, registry=registry)
         self._drafts = counter("spec_decode_num_drafts", "Target steps with a draft.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
         self._accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were accepted, by position.", "position"
         )
-        self._missed = counter("spec_decode_num_rejections", "Target steps that rejected a draft token.")
-        self._hits = counter("spec_decode_num_hits", "Rejections after which another draft was ready.")
+        self._missed = Counter(
+            "consort:spec_decode_num_rejections",
+            "Target steps that rejected a draft token.",
+            ENDPOINT_LABELS,
+            registry=registry,
+        )
+        self._hits = Counter(
+            "consort:spec_decode_num_hits",
+            "Rejections after which another draft was ready.",
+            ENDPOINT_LABELS,
+            registry=registry,
+        )
         self._queue_time = histogram("request_queue_time_seconds", "From arrival to start or failure.")
         self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self._between_tokens = histogram("inter_token_latency_seconds", "Between tokens of one answer.")
         self._whole = histogram("e2e_request_latency_seconds", "From arrival to the last token.")
+        self._inference = histogram("request_inference_time_seconds", "From start to the last token.")
+        self._prefill = histogram("request_prefill_time_seconds", "From start to the first token.")
+        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.")
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds", "Mean time between the tokens of one answer."
+        )
         self._prompt_lengths = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._answer_lengths = histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
 
@@ -99,7 +124,9 @@ class Metrics:
 
     def record_start(self, request: Request) -> None:
         """Note that a request has left the queue."""
-        self._observe_wait(request, self._requests[request.request_id])
+        state = self._requests[request.request_id]
+        self._observe_wait(request, state)
+        state.started_s = time.monotonic()
         self._started[request.endpoint.name] += 1
         self._labels_of(self._prompt_tokens, request).inc(len(request.prompt))
         self._labels_of(self._prompt_lengths, request).observe(len(request.prompt))
@@ -131,20 +158,23 @@ class Metrics:
         if state is None:
             return
         self._forget(request)
-        if isinstance(error, OverloadedError):
-            self.record_refusal(state.endpoint, error)
-            return
-        if state.waits:
+        if state.started_s is None and not isinstance(error, OverloadedError):
             self._observe_wait(request, state)
-        self._failed.labels(state.endpoint, _reason(error)).inc()
 
-    def record_refusal(self, endpoint: str, error: OverloadedError) -> None:
-        """Count a request that was refused. endpoint: empty if its body was not read."""
-        self._refused.labels(endpoint, error.bound).inc()
+    def record_outcome(self, endpoint: str, key: str, outcome: Outcome) -> None:
+        """Count an HTTP request that has ended.
 
-    def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        Args:
+            endpoint: empty if it is not known, because the body was not read.
+            key: name of the API key; empty without a valid one.
+        """
+        self._requests_ended.labels(endpoint, key).inc()
+        if outcome.reason is not None:
+            (self._refused if outcome.refused else self._failed).labels(endpoint, key, outcome.reason).inc()
+
+    def families(self) -> Sequence[Family]:
+        """Return all metrics."""
+        return list(self._registry.collect())
 
     def _labels_of(self, metric: Metric, request: Request, *labels: str) -> Metric:
         """Return a metric with the request's labels. Cached, because `labels` takes several µs."""
@@ -165,6 +195,7 @@ class Metrics:
         now_s = time.monotonic()
         self._labels_of(self._answer_tokens, request).inc(count)
         if state.last_s is None:
+            state.first_s = now_s
             self._labels_of(self._first_token, request).observe(now_s - state.arrived_s)
         else:
             self._labels_of(self._between_tokens, request).observe((now_s - state.last_s) / count)
@@ -186,28 +217,21 @@ class Metrics:
     def _finish(self, request: Request, state: _RequestState, reason: str) -> None:
         self._forget(request)
         self._labels_of(self._ended, request, reason).inc()
-        self._labels_of(self._whole, request).observe(time.monotonic() - state.arrived_s)
-        self._labels_of(self._answer_lengths, request).observe(state.statistics.committed)
+        now_s, tokens = time.monotonic(), state.statistics.committed
+        self._labels_of(self._whole, request).observe(now_s - state.arrived_s)
+        self._labels_of(self._answer_lengths, request).observe(tokens)
+        if state.started_s is None or state.first_s is None:
+            return
+        self._labels_of(self._inference, request).observe(now_s - state.started_s)
+        self._labels_of(self._prefill, request).observe(state.first_s - state.started_s)
+        self._labels_of(self._decode, request).observe(now_s - state.first_s)
+        if tokens > 1:
+            self._labels_of(self._per_token, request).observe((now_s - state.first_s) / (tokens - 1))
 
     def _observe_wait(self, request: Request, state: _RequestState) -> None:
-        state.waits = False
         self._labels_of(self._queue_time, request).observe(time.monotonic() - state.arrived_s)
 
     def _forget(self, request: Request) -> None:
         """Remove a request. Its statistics are added to its endpoint's."""
         state = self._requests.pop(request.request_id)
         self._finished[state.endpoint] = self._finished.get(state.endpoint, Statistics()) + state.statistics
-
-
-def _reason(error: ConsortError | None) -> str:
-    match error:
-        case None:
-            return "aborted"
-        case DeadlineError():
-            return "timeout"
-        case UnavailableError():
-            return "unavailable"
-        case InvalidRequestError():
-            return "invalid_request"
-        case _:
-            return "internal_error"

@@ -1,6 +1,7 @@
 """A coordinator without replicas. Answers are drawn from the request's seed, several tokens per step."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 from actors.coordinator.request import Delta, Request, Statistics, TokenSource
@@ -31,6 +32,9 @@ class FakeCoordinator:
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
+
+    def replica_starts(self) -> Counter[str]:
+        return Counter(target=2)
 
     def models(self) -> set[str]:
         return self.ready

@@ -14,6 +14,7 @@ from deployments.configuration.http import HttpConfig
 from deployments.configuration.keys import ApiKeyConfig
 from deployments.configuration.model import ROOT, ModelConfig
 from deployments.configuration.tracing import TracingConfig
+from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import TokenizeRequest
@@ -44,10 +45,19 @@ def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) ->
 
 
 @pytest.mark.parametrize(
-    "model", [GenerationRequest, CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest]
+    "model",
+    [
+        GenerationRequest,
+        CompletionRequest,
+        ChatRequest,
+        ResponsesRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        TokenizeRequest,
+    ],
 )
 def test_every_field_of_a_request_is_documented(model: type[BaseModel]) -> None:
-    rows = [f"| `{name}` | {field.description} |" for name, field in model.model_fields.items()]
+    rows = [f"| `{field.alias or name}` | {field.description} |" for name, field in model.model_fields.items()]
     missing = [row for row in rows if row not in HTTP]
     assert missing == []
 

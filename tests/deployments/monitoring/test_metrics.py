@@ -15,8 +15,12 @@ from deployments.admission.admission import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
+from deployments.monitoring.exposition import exposition, with_coordinator
+from deployments.monitoring.metrics import Metrics
+from deployments.monitoring.outcome import ANSWERED
 from tests.deployments.fake_coordinator import FakeCoordinator, answer
 
+_USUAL = ("model_name", "engine", "coordinator")
 BODY = {"model": "consort", "prompt": "import os", "max_tokens": 12, "seed": 1}
 
 
@@ -28,7 +32,7 @@ def samples(client: TestClient) -> dict[str, float]:
             if not sample.name.startswith("vllm:"):
                 continue
             assert sample.labels["model_name"] == "consort"
-            others = [value for name, value in sample.labels.items() if name not in ("model_name", "engine")]
+            others = [value for name, value in sample.labels.items() if name not in _USUAL]
             values[":".join([sample.name, *others])] = sample.value
     return values
 
@@ -64,9 +68,11 @@ def test_replicas_and_the_process_are_shown(fake: TestClient) -> None:
     assert 'consort:replica_rows{model="target",replica="target-0",role="target"} 2.0' in lines
     assert 'consort:replica_slots{model="target",replica="target-0",role="target"} 4.0' in lines
     assert 'consort:replica_drafting{model="target",replica="target-0",role="target"} 1.0' in lines
-    assert "consort:malformed_batches_total 3.0" in lines
-    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
-    assert any(line.startswith("consort:event_loop_tasks ") for line in lines)
+    assert 'consort:endpoint_ready{endpoint="consort"} 1.0' in lines
+    assert 'consort:malformed_batches_total{coordinator="coordinator"} 3.0' in lines
+    assert 'consort:replica_starts_total{coordinator="coordinator",model="target"} 2.0' in lines
+    assert any(line.startswith('process_resident_memory_bytes{coordinator="coordinator"} ') for line in lines)
+    assert any(line.startswith('consort:event_loop_tasks{coordinator="coordinator"} ') for line in lines)
 
 
 class Slow(FakeCoordinator):
@@ -124,12 +130,12 @@ class Clients:
             time.sleep(0.01)
 
     def counted(self, name: str) -> dict[tuple[str, str], float]:
-        """By endpoint and reason."""
+        """By endpoint and reason. The name of the key is always the same."""
         return {
             (sample.labels["endpoint"], sample.labels["reason"]): sample.value
             for family in text_string_to_metric_families(self.client.get("/metrics").text)
             for sample in family.samples
-            if sample.name == f"consort:requests_{name}_total"
+            if sample.name == f"consort:requests_{name}_total" and sample.labels["key"] == "anybody"
         }
 
 
@@ -140,7 +146,7 @@ def test_refusals_are_counted_by_endpoint_and_bound(endpoints: dict[str, ServedE
         clients.ask()
         assert clients.client.post("/v1/completions", json=BODY).status_code == 429  # it was not
         assert clients.client.post("/consort/v1/completions", json=BODY).status_code == 429
-        assert clients.counted("refused") == {("consort", "max_requests"): 4}
+        assert clients.counted("refused") == {("consort", "max_requests"): 3}
         assert clients.counted("failed") == {}
 
 
@@ -193,3 +199,44 @@ def test_the_wait_of_what_expires_is_timed(endpoints: dict[str, ServedEndpoint])
         seen = samples(clients.client)
     assert seen["vllm:request_queue_time_seconds_count"] == 2
     assert seen["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.3, abs=0.2)
+
+
+def test_names_of_vllm_are_those_of_vllm(fake: TestClient) -> None:
+    """As in vLLM's vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py, so that its dashboards work."""
+    fake.post("/v1/completions", json=BODY)
+    names = {family.name for family in text_string_to_metric_families(fake.get("/metrics").text)}
+    assert {name.removeprefix("vllm:") for name in names if name.startswith("vllm:") and "_created" not in name} == {
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prompt_tokens",
+        "generation_tokens",
+        "request_success",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "request_time_per_output_token_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_inference_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "spec_decode_num_drafts",
+        "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens",
+        "spec_decode_num_accepted_tokens_per_pos",
+    }
+
+
+def test_series_of_several_coordinators_add_up() -> None:
+    parts = []
+    for name, answered in (("first", 2), ("second", 3)):
+        metrics = Metrics(name)
+        for _ in range(answered):
+            metrics.record_outcome("consort", "alice", ANSWERED)
+        parts.append(with_coordinator(metrics.families(), name))
+    families = {family.name: family for family in text_string_to_metric_families(exposition(parts).decode())}
+    totals = [sample for sample in families["consort:requests"].samples if sample.name.endswith("_total")]
+    assert {sample.labels["coordinator"]: sample.value for sample in totals} == {"first": 2, "second": 3}
+    assert all(sample.labels["key"] == "alice" for sample in totals)

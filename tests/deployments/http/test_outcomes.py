@@ -1,0 +1,142 @@
+"""How requests end, as counted and logged, at the edge of the application."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+
+from actors.coordinator.request import Delta, Request, Statistics
+from decoding.errors import DeadlineError, UnavailableError
+from deployments.admission.admission import Limits
+from deployments.configuration.key_ring import ApiKey, KeyRing, digest_of
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.service import Service
+from deployments.http.outcomes import OutcomeMiddleware
+from deployments.http.routes import make_api
+from deployments.monitoring.outcome import Outcome
+from tests.deployments.fake_coordinator import FakeCoordinator
+
+BODY = {"model": "consort", "prompt": "import os", "max_tokens": 4, "seed": 1}
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+CHUNK: Message = {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
+LAST: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@pytest.fixture
+def server(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[TestClient]:
+    """A server with two keys, of which one may do hardly anything."""
+    keys = KeyRing([ApiKey("alice", digest_of("a")), ApiKey("bob", digest_of("b"), max_requests=1)])
+    with TestClient(make_api(Service(endpoints, coordinator, limits=Limits(8)), keys=keys)) as client:
+        yield client
+
+
+def counts(server: TestClient, name: str) -> dict[str, float]:
+    """By the labels that are not the usual ones."""
+    prefix = f"consort:requests{name}_total{{"
+    text = server.get("/metrics", headers={"Authorization": "Bearer a"}).text
+    found = [line.removeprefix(prefix).split("} ") for line in text.splitlines() if line.startswith(prefix)]
+    return {labels.replace('coordinator="coordinator",', ""): float(value) for labels, value in found}
+
+
+def test_requests_are_counted_once_by_endpoint_key_and_reason(server: TestClient) -> None:
+    for secret, body in (("a", BODY), ("b", {**BODY, "n": 3}), ("a", {**BODY, "temperature": -1}), ("x", BODY)):
+        server.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {secret}"})
+    server.post("/v1/completions", json={**BODY, "model": "concert"}, headers={"Authorization": "Bearer a"})
+    assert counts(server, "") == {
+        'endpoint="consort",key="alice"': 3,
+        'endpoint="consort",key="bob"': 1,
+        'endpoint="consort",key=""': 1,
+    }
+    assert counts(server, "_refused") == {'endpoint="consort",key="bob",reason="key_max_requests"': 1}
+    assert counts(server, "_failed") == {
+        'endpoint="consort",key="alice",reason="invalid_request"': 2,
+        'endpoint="consort",key="",reason="unauthorized"': 1,
+    }
+
+
+class Late(FakeCoordinator):
+    """Answers nothing in time."""
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        last = Delta("", (), Statistics(), error=DeadlineError("timeout_s: too long"))
+        threading.Timer(0.3, sink, (last,)).start()
+
+
+def test_what_clients_see_under_overload_is_what_is_counted(endpoints: dict[str, ServedEndpoint]) -> None:
+    """Forty clients at once, room for two, which wait until they expire."""
+    coordinator: Any = Late()
+    coordinator.slots = 0
+    limits = Limits(max_requests=2, running={"target": 1})
+    with (
+        TestClient(make_api(Service(endpoints, coordinator, limits=limits))) as client,
+        ThreadPoolExecutor(40) as pool,
+    ):
+        body = {**BODY, "timeout_s": 0.3}
+        replies = list(pool.map(lambda _: client.post("/v1/completions", json=body), range(40)))
+        seen = Counter(reply.status_code for reply in replies)
+        refused, failed = counts(client, "_refused"), counts(client, "_failed")
+    assert seen[429] >= 30
+    assert refused == {'endpoint="consort",key="anybody",reason="max_requests"': seen[429]}
+    assert failed == {'endpoint="consort",key="anybody",reason="timeout"': seen[408]}
+
+
+def outcome_of(
+    *messages: Message, error: BaseException | None = None, known: Exception | None = None
+) -> list[tuple[str, str, Outcome]]:
+    """Return what is recorded of a stream that sends the messages and then raises the error."""
+    recorded: list[tuple[str, str, Outcome]] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["error"] = known
+        for message in messages:
+            await send(message)
+        if error is not None:
+            raise error
+
+    async def send(message: Message) -> None:
+        """Do nothing."""
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    middleware = OutcomeMiddleware(application, record=lambda *seen: recorded.append(seen), endpoints=["consort"])
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
+    with suppress(ClientDisconnect, ValueError, asyncio.CancelledError):
+        asyncio.run(middleware(scope, receive, send))
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "known", "reason"),
+    [
+        ([START, CHUNK, LAST], None, None, None),
+        ([START, CHUNK], None, None, "aborted"),
+        ([START, CHUNK], asyncio.CancelledError(), None, "aborted"),
+        ([], asyncio.CancelledError(), None, "aborted"),
+        ([START, CHUNK], ClientDisconnect(), None, "aborted"),
+        ([START, CHUNK], ValueError("a bug"), None, "internal_error"),
+        ([START, CHUNK, LAST], None, UnavailableError("no target"), "unavailable"),
+        ([START, CHUNK, LAST], None, DeadlineError("too long"), "timeout"),
+    ],
+)
+def test_a_stream_has_one_outcome(
+    messages: list[Message],
+    error: BaseException | None,
+    known: Exception | None,
+    reason: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert outcome_of(*messages, error=error, known=known) == [("consort", "", Outcome(reason))]
+    (line,) = [json.loads(record.message) for record in caplog.records if record.name == "consort.access"]
+    assert line["outcome"] == reason or (reason is None and line["outcome"] == "answered")
