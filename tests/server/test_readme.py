@@ -41,7 +41,7 @@ def test_curl_streams(server: Server) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     events = [line for line in done.stdout.splitlines() if line]
     assert len(events) > 2
-    assert all(event.startswith("data: ") for event in events)
+    assert all(event.startswith(("id: ", "data: ")) for event in events)
     assert events[-1] == "data: [DONE]"
 
 
