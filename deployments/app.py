@@ -90,6 +90,8 @@ class ModelReplica:
             role=role, model=spec, targets=target_specs, leaders=leader_specs, colocated=drafter, rank=rank
         )
         self._replica = Replica(replica, host)
+        gc.collect()
+        gc.freeze()  # permanent objects, a model's modules above all: collecting them again would delay a step
         self._metrics = ReplicaMetrics(name, role)
 
     def address(self, coordinator: str | None = None, queued: int = 0) -> "ReplicaAddress":
@@ -188,6 +190,7 @@ class CoordinatorIngress:
             keys=keys,
             max_body_bytes=bound,
             add_request_id=False,  # Serve does
+            cors_origins=self._http.cors_origins,
             ask_others=self._ask_others,
             drain=self._drain,
         )

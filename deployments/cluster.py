@@ -19,13 +19,13 @@ from decoding.errors import ConfigError, UnavailableError
 from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.model import ROOT
+from deployments.configuration.model import ROOT, ModelConfig
 from deployments.http.proxy import CALLBACK
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
-State = Literal["waiting", "loading", "ready"]
+State = Literal["waiting", "loading", "converting", "ready"]
 Watch = Callable[[list["StartProgress"]], None]
 
 _POLL_S = 0.2
@@ -66,7 +66,7 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
         if address is None:
             _check_demand(config, ray.cluster_resources())
         _deploy(config)
-        _wait_until_ready(watch)
+        _wait_until_ready(watch, {} if address is not None else _deployments_to_convert(config))
         if address is None:
             _wait_for_discovery(Client(config.http.url))
         yield
@@ -158,14 +158,24 @@ def _delete() -> None:
     serve.delete(APP_NAME)
 
 
-def _wait_until_ready(watch: Watch) -> None:
+def _deployments_to_convert(config: ServerConfig) -> dict[str, ModelConfig]:
+    """Return the models that are GGUF files and not converted yet on this machine, by deployment."""
+    from deployments.app import deployment_name
+
+    unconverted = {name: model for name, model in config.models.items() if not model.is_converted}
+    return {
+        deployment_name(name, role): unconverted[name] for name, role in config.roles().items() if name in unconverted
+    }
+
+
+def _wait_until_ready(watch: Watch, to_convert: Mapping[str, ModelConfig]) -> None:
     from ray import serve
 
     from deployments.app import APP_NAME
 
     while True:
         status = serve.status().applications[APP_NAME]
-        watch([_progress(name, overview) for name, overview in status.deployments.items()])
+        watch([_progress(name, overview, to_convert.get(name)) for name, overview in status.deployments.items()])
         _check_deployments(status)
         if status.status == "RUNNING":
             return
@@ -178,10 +188,13 @@ def _wait_for_discovery(client: Client) -> None:
         time.sleep(_POLL_S)
 
 
-def _progress(name: str, overview: "DeploymentStatusOverview") -> StartProgress:
+def _progress(name: str, overview: "DeploymentStatusOverview", model: ModelConfig | None) -> StartProgress:
+    """model: the deployment's, if it was not converted when the start began."""
     if overview.status == "HEALTHY":
         return StartProgress(name, "ready")
-    return StartProgress(name, "loading" if "STARTING" in map(str, overview.replica_states) else "waiting")
+    if "STARTING" not in map(str, overview.replica_states):
+        return StartProgress(name, "waiting")
+    return StartProgress(name, "loading" if model is None or model.is_converted else "converting")
 
 
 def _check_deployments(status: "ApplicationStatusOverview") -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from training.checkpoint import load
 from training.sampling import continue_prompts
+from training.tiny.checkpoint import load
 
 MODELS = Path("models")
 NAMES = ("target", "drafter", "member")

@@ -1,1 +1,1 @@
-"""Training of the bundled models. Must not know about decoding, serving or actors."""
+"""Training, pruning and what is measured on its results. Must not know deployments."""

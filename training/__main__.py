@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,17 +12,21 @@ import click
 import torch
 
 from training.acceptance import measure
-from training.checkpoint import bfloat16_copy, build, load, save
-from training.corpus import Document, read_corpus
-from training.distill import distill
-from training.heldout import read_prompts, write_prompts
+from training.drafter.distillation import DistillationOptions
+from training.drafter.make import DrafterOptions, TextOptions, train_drafter
+from training.drafter.start import StartOptions
+from training.heldout import read_prompts
 from training.inflate import inflate
-from training.pretrain import held_out_loss, pretrain
-from training.recipes import RECIPES, Name
-from training.stream import Stream, encode
-from training.target_texts import OwnTexts
-from training.tokenizer import load_tokenizer, train_tokenizer
+from training.tiny.checkpoint import bfloat16_copy, build, load, save
+from training.tiny.corpus import Document, read_corpus
+from training.tiny.pretrain import held_out_loss, pretrain
+from training.tiny.prompts import training_prompts, write_prompts
+from training.tiny.recipes import RECIPES, Name
+from training.tiny.stream import Stream, encode
+from training.tiny.tokenizer import load_tokenizer, train_tokenizer
 
+_FOLDERS = {"drafter": "drafter-start"}  # pretrained models with another folder than their name
+_ANSWER_TOKENS = 96
 FOLDER = click.Path(path_type=Path)
 models_option = click.option(
     "--models", type=FOLDER, default=Path("models"), show_default=True, help="Folder of the models."
@@ -50,6 +53,7 @@ def main(
     """Train the bundled models. Without a command, train all of them on four cores."""
     if context.invoked_subcommand is not None:
         return
+    _check_no_drafter(models)
     _run("heldout", "--models", models)
     target = _start("pretrain", "target", "--models", models, "--minutes", target_minutes, "--threads", 3)
     _run("pretrain", "drafter", "--models", models, "--minutes", drafter_minutes, "--threads", 1)
@@ -95,7 +99,7 @@ def pretrain_command(name: Name, models: Path, minutes: float, threads: int) -> 
         model,
         stream,
         minutes=minutes,
-        save=lambda: save(bfloat16_copy(model, tokenizer), tokenizer, models / name),
+        save=lambda: save(bfloat16_copy(model, tokenizer), tokenizer, models / _FOLDERS.get(name, name)),
         report=report,
     )
     held_out = [document for document in documents if document.held_out]
@@ -107,25 +111,25 @@ def pretrain_command(name: Name, models: Path, minutes: float, threads: int) -> 
 @models_option
 @minutes_option
 @threads_option
-def distill_command(models: Path, minutes: float, threads: int) -> None:
-    """Continue training the drafter, on texts and probabilities of the target."""
-    torch.set_num_threads(threads)
-    tokenizer = load_tokenizer(models / "target")
-    drafter, target = load(models / "drafter"), load(models / "target")
-    training = [document for document in read_corpus() if not document.held_out]
+@click.option("--tokens", type=int, default=1_500_000, show_default=True, help="That the target writes.")
+def distill_command(models: Path, minutes: float, threads: int, tokens: int) -> None:
+    """Train the drafter on texts of the target, as `consort train drafter` does."""
+    _check_no_drafter(models)
     recipe = RECIPES["drafter"]
-    seed = recipe.seed + 1
-    stream = Stream(encode(training, tokenizer, seed=seed), recipe.mix, seed=seed)
-    with closing(OwnTexts(models / "target", stream, seed=seed)) as own:
-        distill(
-            drafter,
-            target,
-            stream,
-            own,
-            minutes=minutes,
-            save=lambda: save(bfloat16_copy(drafter, tokenizer), tokenizer, models / "drafter"),
-            report=_reporter("distill"),
-        )
+    training = [document for document in read_corpus() if not document.held_out]
+    tokenizer = load_tokenizer(models / "target")
+    stream = Stream(encode(training, tokenizer, seed=recipe.seed + 1), recipe.mix, seed=recipe.seed + 1)
+    prompts = training_prompts(stream, tokenizer, tokens // _ANSWER_TOKENS, seed=recipe.seed)
+    options = DrafterOptions(
+        output=models / "drafter",
+        work=models / "drafter-work",
+        start=StartOptions(target=str(models / "target"), model=str(models / _FOLDERS["drafter"]), vocabulary=None),
+        texts=TextOptions(tokens=tokens, answer_tokens=_ANSWER_TOKENS, questions=tuple(prompts), chat=False),
+        distillation=DistillationOptions(minutes=minutes, epochs=100, learning_rate=1e-3),
+        threads=threads,
+        seed=recipe.seed,
+    )
+    train_drafter(options, report=_reporter("distill"))
 
 
 @main.command("accept")
@@ -169,6 +173,12 @@ def inflate_command(
     output.parent.mkdir(parents=True, exist_ok=True)
     save(grown, load_tokenizer(source), output)
     click.echo(f"{output}: {grown.num_parameters():,} parameters, {dtype}")
+
+
+def _check_no_drafter(models: Path) -> None:
+    """Refuse to train for hours what can't be saved."""
+    if (models / "drafter").exists():
+        raise click.ClickException(f"{models / 'drafter'} is there already: give another --models folder, or remove it")
 
 
 def _tokenizer_texts(documents: list[Document]) -> list[str]:

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import starmap
 from typing import Literal
 
@@ -62,6 +62,7 @@ class Request:
     timeout_s: float | None = None  # from submission; after that the request fails
     beams: BeamOptions | None = None  # run a beam search
     timeline: Timeline | None = None  # filled in by the coordinator
+    cache_salt: str = ""  # cached text is shared only with requests of the same salt
     request_id: int = field(default_factory=new_request_id)
 
     @property
@@ -86,6 +87,7 @@ class Statistics:
     committed: int = 0
     missed: int = 0  # target steps that rejected a draft token
     hits: int = 0  # of these, those with a draft ready that continues the recovered token
+    cached: int = 0  # tokens of the prompt whose KV pages were there already
 
     def __add__(self, other: "Statistics") -> "Statistics":
         return Statistics(
@@ -95,6 +97,7 @@ class Statistics:
             committed=self.committed + other.committed,
             missed=self.missed + other.missed,
             hits=self.hits + other.hits,
+            cached=self.cached + other.cached,
         )
 
     @property
@@ -208,6 +211,7 @@ class ActiveRequest:
             target=target,
             attached_drafter=self.drafter,
             admission=self.admission,
+            cache_salt=request.cache_salt,
         )
 
     def _ensemble(self) -> Ensemble | None:
@@ -246,6 +250,7 @@ class ActiveRequest:
             committed=before.committed + piece.used,
             missed=before.missed + message.rejected,
             hits=before.hits + message.hit,
+            cached=before.cached + message.cached_tokens,
         )
         own: TokenSource = "recovered" if message.rejected else "bonus" if message.drafted else "plain"
         sources: list[TokenSource] = ["accepted"] * accepted
@@ -274,18 +279,19 @@ class ActiveRequest:
             reason = f"the search found {len(message.answers)} answers that the parameters allow, not {wanted}"
             raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
         logprobs: Sequence[list[TokenLogprobs] | None] = message.logprobs or [None] * len(message.answers)
-        best, *others = starmap(self._make_search_delta, zip(message.answers, logprobs, strict=True))
+        make_delta = partial(self._make_search_delta, message.cached_tokens)
+        best, *others = starmap(make_delta, zip(message.answers, logprobs, strict=True))
         if self.request.timeline is not None:
             self.request.timeline.record_tokens("target", len(best.tokens))
-        self.statistics = Statistics(steps=message.steps, committed=len(best.tokens))
+        self.statistics = Statistics(steps=message.steps, committed=len(best.tokens), cached=message.cached_tokens)
         return replace(best, statistics=self.statistics, others=others)
 
-    def _make_search_delta(self, hypothesis: Hypothesis, logprobs: list[TokenLogprobs] | None) -> Delta:
+    def _make_search_delta(self, cached: int, hypothesis: Hypothesis, logprobs: list[TokenLogprobs] | None) -> Delta:
         piece = self._make_text_stream().add(hypothesis.tokens, hypothesis.finish)
         return Delta(
             piece.text,
             hypothesis.tokens[: piece.used],
-            Statistics(committed=piece.used),
+            Statistics(committed=piece.used, cached=cached),
             ["plain"] * piece.used,
             logprobs and logprobs[: piece.used],
             finish=piece.finish,

@@ -18,7 +18,14 @@ class MemberRow(ServedRow):
     def __init__(self, peer: str, join: Join, runner: Runner) -> None:
         params = SamplingParams(max_tokens=1)  # unused: a member samples nothing
         admit = Admit(
-            join.request_id, join.tokens, len(join.tokens), params, 0, drafter=False, admission=join.admission
+            join.request_id,
+            join.tokens,
+            len(join.tokens),
+            params,
+            0,
+            drafter=False,
+            admission=join.admission,
+            cache_salt=join.cache_salt,
         )
         super().__init__(peer, admit)
         self.join = join

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,6 +19,7 @@ from transformers import (
 )
 
 from actors.loading import memory_budget
+from actors.loading.draft_vocabulary import DraftVocabulary, is_trimmed, load_draft_vocabulary, vocabulary_size
 from actors.loading.gguf import settings_folder, weights_folder
 from actors.loading.quantization import Quantization, quantization_config, weight_bytes
 from actors.loading.supported import check_config, check_modules, context_length
@@ -84,7 +86,7 @@ class SamplingDefaults:
 
 
 def load_model(spec: ModelSpec) -> PreTrainedModel:
-    """Load a model to its devices and merge its adapter.
+    """Load a model to its devices and merge its adapter. Drafters with a trimmed vocabulary get their target's ids.
 
     Raises:
         ConfigError: the checkpoint can't be loaded, lacks weights, can't be served, needs more memory than there is,
@@ -106,8 +108,13 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
         except ConfigError as error:
             raise ConfigError(f"models.{spec.name}.quantization: {error}") from error
     _check_memory(spec, config, skeleton)
+    token_ids = _load_draft_vocabulary(spec, config) if is_trimmed(config) else None
     model = _load_weights(spec, options)
-    return model if spec.adapter is None else _merge_adapter(spec, model)
+    if spec.adapter is not None:
+        model = _merge_adapter(spec, model)
+    if token_ids is not None:
+        DraftVocabulary(token_ids.to(model.device), vocabulary_size(config)).attach(model)
+    return model
 
 
 def load_tokenizer(
@@ -165,6 +172,13 @@ def _load_config(spec: ModelSpec) -> PretrainedConfig:
     except ConfigError as error:
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
     return config
+
+
+def _load_draft_vocabulary(spec: ModelSpec, config: PretrainedConfig) -> Tensor:
+    try:
+        return load_draft_vocabulary(spec.path, config, spec.revision)
+    except ConfigError as error:
+        raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
 
 
 def _skeleton(spec: ModelSpec, config: PretrainedConfig) -> PreTrainedModel:

@@ -1,24 +1,26 @@
 """Converts `.gguf` files, as llama.cpp uses them, into checkpoint folders that transformers loads.
 
-Each file is converted once and kept in a cache. Knows nothing of devices, memory or requests.
+Each file is converted once and kept in a cache. Knows nothing of memory or requests. torch and transformers are
+imported late, so that commands without them can ask what is converted.
 """
 
+import errno
 import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
 from decoding.errors import ConfigError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_SETTINGS = "settings"
+_FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
 _log = logging.getLogger(__name__)
 
 
@@ -35,49 +37,71 @@ def settings_folder(path: str) -> str:
     Raises:
         ConfigError: the file is missing or broken, has no tokenizer, or is of an architecture that can't be read.
     """
-    return _converted(Path(path), "settings", _save_settings) if is_gguf(path) else path
+    return _converted(Path(path), _SETTINGS, _save_settings) if is_gguf(path) else path
 
 
 def weights_folder(path: str, dtype: str) -> str:
     """Return a folder with the model's weights: `path` itself, unless that is a GGUF file.
 
-    dtype: of the stored weights, a torch dtype's name; "auto" is bfloat16. They are no longer quantised.
+    dtype: of the stored weights, a torch dtype's name. "auto": bfloat16, or float32 where only a CPU without
+        instructions for bfloat16 is there. They are no longer quantised.
 
     Raises:
         ConfigError: as in `settings_folder`, or the disk is full.
     """
-    if not is_gguf(path):
-        return path
-    name = "bfloat16" if dtype == "auto" else dtype
-    return _converted(Path(path), name, lambda file, folder: _save_weights(file, folder, getattr(torch, name)))
+    return _converted(Path(path), dtype, partial(_save_weights, dtype=dtype)) if is_gguf(path) else path
+
+
+def is_converted(path: str, dtype: str) -> bool:
+    """Whether a model needs no conversion, because its path is no GGUF file or that was done before."""
+    if not is_gguf(path) or not Path(path).is_file():
+        return True
+    cache = _cache_of(Path(path))
+    return all((cache / kind).is_dir() for kind in (_SETTINGS, dtype))
 
 
 def _converted(file: Path, kind: str, convert: Callable[[Path, Path], None]) -> str:
     """Return the folder that `convert` writes for a file. It appears whole or not at all."""
     if not file.is_file():
         raise ConfigError("there is no such file")
-    status = file.stat()
-    key = hashlib.sha256(f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode()).hexdigest()[:16]
-    cache = _cache_folder() / f"{file.stem}-{key}"
-    folder = cache / kind
+    cache = _cache_of(file)
+    folder, unfinished = cache / kind, cache / f"{kind}.unfinished"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{kind}.lock"):  # several replicas may start at once
             if not folder.is_dir():
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
                 _log.warning("converting %s to %s, which is done once", file, folder)
-                with tempfile.TemporaryDirectory(dir=cache) as unfinished:
-                    convert(file, Path(unfinished) / kind)
-                    (Path(unfinished) / kind).rename(folder)
+                try:
+                    convert(file, unfinished)
+                    unfinished.rename(folder)
+                except Exception as error:
+                    raise _explained(error, cache) from error
+                finally:
+                    shutil.rmtree(unfinished, ignore_errors=True)
     except Exception as error:  # what the readers of a broken file raise is not documented
         raise ConfigError(f"the file can't be converted: {error}") from error
     return str(folder)
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consort" / "gguf"
+def _explained(error: Exception, cache: Path) -> Exception:
+    """Return what to tell of a failed conversion."""
+    if shutil.disk_usage(cache).free < _FULL_BYTES or getattr(error, "errno", None) == errno.ENOSPC:
+        return ConfigError(f"the disk of {cache} is full ({error}); make room, or set XDG_CACHE_HOME to another folder")
+    return error
+
+
+def _cache_of(file: Path) -> Path:
+    """Return the folder of a file's conversions. Another content, judged by size and time, has another folder."""
+    status = file.stat()
+    key = hashlib.sha256(f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode()).hexdigest()[:16]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "consort" / "gguf" / f"{file.stem}-{key}"
 
 
 def _save_settings(file: Path, folder: Path) -> None:
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
@@ -88,10 +112,17 @@ def _save_settings(file: Path, folder: Path) -> None:
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
-def _save_weights(file: Path, folder: Path, dtype: torch.dtype) -> None:
+def _save_weights(file: Path, folder: Path, *, dtype: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    if dtype == "auto":
+        fast = torch.cuda.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        dtype = "bfloat16" if fast else "float32"
+    torch_dtype = getattr(torch, dtype)
     quantization = GgufConfig(dequantize=True)
     result: Any = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=dtype, quantization_config=quantization, output_loading_info=True
+        file.parent, gguf_file=file.name, dtype=torch_dtype, quantization_config=quantization, output_loading_info=True
     )
     loaded, info = result
     if info["missing_keys"]:
@@ -100,8 +131,10 @@ def _save_weights(file: Path, folder: Path, dtype: torch.dtype) -> None:
     for leftover in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(config, leftover):
             delattr(config, leftover)
-    config.dtype = dtype
-    plain = AutoModelForCausalLM.from_config(config, dtype=dtype)  # `loaded` counts as quantised and can't be saved
+    config.dtype = torch_dtype
+    plain = AutoModelForCausalLM.from_config(
+        config, dtype=torch_dtype
+    )  # `loaded` counts as quantised and can't be saved
     plain.load_state_dict(loaded.state_dict(), assign=True)
     plain.tie_weights()
     plain.generation_config = loaded.generation_config

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from actors.loading.checkpoint import ModelSpec
+from actors.loading.draft_vocabulary import is_trimmed
 from actors.loading.memory_budget import (
     Bytes,
     choose_slots,
@@ -121,6 +122,8 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     model = load_shard(spec.path, group, revision=spec.revision, dtype=spec.dtype)
+    if is_trimmed(model.config):
+        raise ConfigError(f"models.{spec.name}.tensor_parallel: a drafter with a trimmed vocabulary runs on one device")
     size: dict[str, int] = {
         "slots": choose_slots(spec.slots, model.device),
         "max_length": context_length(model.config, spec.max_length),

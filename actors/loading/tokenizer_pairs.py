@@ -10,6 +10,7 @@ from typing import TypeVar
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.draft_vocabulary import vocabulary_size
 from actors.loading.gguf import settings_folder
 from actors.tokenizers.draft_mapping import DraftMapping
 from actors.tokenizers.logits_mapping import LogitsMapping
@@ -95,7 +96,7 @@ def _load(spec: ModelSpec) -> _Loaded:
     trusted = spec.trust_remote_code
     tokenizer = load_tokenizer(spec.path, spec.revision, trust_remote_code=trusted)
     config = AutoConfig.from_pretrained(settings_folder(spec.path), revision=spec.revision, trust_remote_code=trusted)
-    return tokenizer, int(config.get_text_config().vocab_size)
+    return tokenizer, vocabulary_size(config)
 
 
 def _control(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

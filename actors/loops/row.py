@@ -27,7 +27,9 @@ class Row:
         self.slot = -1
         self.slots_needed = 1
         self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
+        self.cache_salt = admit.cache_salt  # pages are shared only with rows of the same salt
         self.page_keys: list[bytes] = []  # of the text's first full pages, as far as they were needed
+        self.reused: int | None = None  # tokens whose pages it took over from others; None before it has a slot
         self.waits_for_pages = False  # whether another row is computing this row's next page
         self.preparing: Future[StructureState] | None = None
         self.structure: StructureState | None = None  # the grammar's state after the answer so far

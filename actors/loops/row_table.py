@@ -117,7 +117,7 @@ class RowTable(Generic[R]):
         """Let others take over the row's full pages."""
         full = min(row.cached_prefix, len(row.tokens)) // self._cache.page_size
         if self._cache.known_pages(row.slot) < full <= self._cache.held_pages(row.slot):
-            extend_keys(row.page_keys, row.tokens, full, self._cache.page_size)
+            extend_keys(row.page_keys, row.tokens, full, self._cache.page_size, row.cache_salt)
             self._cache.note_text(row.slot, row.page_keys[:full])
 
     def _share_pages(self, row: R, computing: set[bytes]) -> None:
@@ -130,6 +130,7 @@ class RowTable(Generic[R]):
             return
         held = self._cache.extend(row.slot, row.page_keys[:reusable], row.cached)
         if held > row.cached:
+            row.reused = (row.reused or 0) + held - row.cached
             row.resume(held)
         page = row.cached // self._cache.page_size
         if page < reusable and row.preparing is None and not row.resting:
@@ -141,7 +142,7 @@ class RowTable(Generic[R]):
         if not row.may_share:
             return 0
         count = (len(row.tokens) - 1) // self._cache.page_size  # the last token is always run
-        extend_keys(row.page_keys, row.tokens, count, self._cache.page_size)
+        extend_keys(row.page_keys, row.tokens, count, self._cache.page_size, row.cache_salt)
         return count
 
     def _fill_slots(self) -> None:
@@ -153,6 +154,8 @@ class RowTable(Generic[R]):
             row.slot, held = self._cache.take(row.page_keys[: self._reusable_pages(row)])
             row.more_slots = [self._cache.take()[0] for _ in range(row.slots_needed - 1)]
             row.resume(held)
+            if row.reused is None:  # a row that was preempted takes over its own pages
+                row.reused = held
             self._active[row.key] = row
 
     def _has_pages_for(self, row: R) -> bool:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.model.forward_input import RowInput, logits_count
+from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
-from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row, wanted_tokens
+from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row
 from decoding.sampling.transfer import copy_into
 
 _ROWS = (64, 256)
@@ -71,20 +71,19 @@ class CudaGraphs:
     def capture(self) -> None:
         """Capture the graphs of all shapes, the largest first, because the others use its memory again."""
         for shape in reversed(self._shapes):
-            self.logits(shape, [padding_row(self._cache.slots)])
+            self.logits(shape, [padding_row(self._cache.slots)], [0])
 
-    def shape(self, rows: Sequence[RowInput]) -> Shape | None:
-        """Return the smallest shape with room for the rows; None if there is none."""
-        tokens, wanted = sum([len(row.tokens) for row in rows]), logits_count(rows)
+    def shape(self, rows: Sequence[RowInput], wanted: int) -> Shape | None:
+        """Return the smallest shape with room for the rows and so many logits; None if there is none."""
+        tokens = sum([len(row.tokens) for row in rows])
         fitting = (s for s in self._shapes if s.rows >= len(rows) and s.tokens >= tokens and s.wanted >= wanted)
         return min(fitting, key=lambda shape: (shape.tokens, shape.rows), default=None)
 
-    def logits(self, shape: Shape, rows: Sequence[RowInput]) -> Tensor:
-        """Return the logits that the rows want, [·, V] float32, row after row, which must fit into `shape`.
+    def logits(self, shape: Shape, rows: Sequence[RowInput], wanted: Sequence[int]) -> Tensor:
+        """Return logits after the tokens `wanted`, [·, V] float32. The rows must fit into `shape`.
 
-        Their pages must be reserved.
+        wanted: indices of tokens, as from `wanted_tokens`. The rows' pages must be reserved.
         """
-        wanted = wanted_tokens(rows)
         inputs = self._pack(shape, rows, wanted)
         if shape not in self._captured:
             buffers = inputs.copy_to(self._device)

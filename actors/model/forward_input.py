@@ -1,6 +1,4 @@
-"""One row's input to a forward.
-
-It knows nothing of models or caches."""
+"""One row's input to a forward. It knows nothing of models or caches."""
 
 from collections.abc import Sequence
 
@@ -9,7 +7,7 @@ import msgspec
 from decoding.drafts.trie import Draft
 
 
-class RowInput(msgspec.Struct, frozen=True):
+class RowInput(msgspec.Struct, frozen=True, gc=False):
     """New tokens of one row, written to columns start, start + 1, … of the row's slot.
 
     Without `paths` they continue the text in columns 0 … start - 1. With `paths` they are nodes of a tree below the
@@ -35,17 +33,6 @@ class RowInput(msgspec.Struct, frozen=True):
     def end(self) -> int:
         """The column after the last new token."""
         return self.start + len(self.tokens)
-
-    def positions(self) -> Sequence[int]:
-        """The tokens' positions in the text."""
-        if self.paths is None:
-            return range(self.start, self.end)
-        return [self.trunk + len(path) - 1 for path in self.paths]
-
-
-def logits_count(rows: Sequence[RowInput]) -> int:
-    """Return the number of tokens after which logits are wanted, of all rows."""
-    return sum([len(row.tokens) if row.wanted is None else row.wanted for row in rows])
 
 
 def draft_input(slot: int, start: int, token: int, draft: Draft) -> RowInput:

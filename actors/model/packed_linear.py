@@ -30,6 +30,9 @@ _SIZES_PER_DOUBLING = 8  # beyond that: padding adds at most an eighth
 _CHECKED = (2, 3, 4, 8, 16, 18, 32, 64, 128, 256)  # numbers of tokens whose results are compared
 _log = logging.getLogger(__name__)
 
+_product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
+_sizes_by_shape: dict[tuple[object, ...], Sequence[int]] = {}  # of `_sizes`: the machine's property, measured once
+
 # Layers that models apply to the same input: joined they keep the threads busy for longer.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -64,6 +67,7 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequenc
     if sizes and tokens > sizes[-1]:
         parts = x.reshape(tokens, -1).split(sizes[-1])
         return torch.cat([packed_linear(part, weight, bias, sizes) for part in parts]).view(*x.shape[:-1], -1)
+    # The forward is padded as a whole, but the output layer sees some tokens only, and experts see any number.
     padding = (sizes[bisect_left(sizes, tokens)] if sizes else padded_size(tokens)) - tokens
     result: Tensor
     if padding:
@@ -72,12 +76,6 @@ def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequenc
     else:
         result = _product(x, weight, bias)
     return result
-
-
-_product = partial(torch.ops.mkldnn._linear_pointwise.default, attr="none", scalars=[], algorithm="")
-
-
-_sizes_by_shape: dict[tuple[object, ...], Sequence[int]] = {}
 
 
 def _sizes(weight: Tensor) -> Sequence[int]:

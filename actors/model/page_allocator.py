@@ -4,7 +4,7 @@ Knows nothing of tensors, rows or slots. Pages with known content that nobody ho
 the least recently used first.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from decoding.errors import OutOfPagesError
 
@@ -70,6 +70,11 @@ class PageAllocator:
     def is_shared(self, page: int) -> bool:
         """Return whether the page has more than one holder."""
         return self._counts[page] > 1
+
+    def are_private(self, pages: Iterable[int]) -> bool:
+        """Return whether each page has one holder and is not known, so that its holder may write to it."""
+        counts, keys = self._counts, self._keys
+        return all(counts[page] == 1 and page not in keys for page in pages)
 
     def is_held(self, page: int) -> bool:
         """Return whether the page has a holder."""

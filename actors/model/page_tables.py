@@ -18,14 +18,16 @@ from decoding.errors import OutOfPagesError
 PAGE_SIZE = 16  # columns
 
 
-def extend_keys(keys: list[bytes], text: Sequence[int], count: int, page_size: int = PAGE_SIZE) -> None:
+def extend_keys(keys: list[bytes], text: Sequence[int], count: int, page_size: int = PAGE_SIZE, salt: str = "") -> None:
     """Append to the keys of a text's first pages until there are `count`.
 
-    A key is a hash of the page's tokens and the key before, so it stands for the whole text up to there.
+    A key is a hash of the page's tokens and the key before, so it stands for the whole text up to there. Texts with
+    different salts have different keys.
     """
+    first = blake2b(salt.encode(), digest_size=16).digest() if salt else b""
     for index in range(len(keys), count):
         tokens = array("i", text[index * page_size : (index + 1) * page_size])
-        parent = keys[index - 1] if index else b""
+        parent = keys[index - 1] if index else first
         keys.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
 
 
@@ -112,6 +114,8 @@ class PageTables:
         if slot == self.slots:  # padding
             return
         state, first, last = self._slots[slot], start // self.page_size, -(-end // self.page_size)
+        if last <= len(state.pages) and self.allocator.are_private(state.pages[first:last]):
+            return  # as in most steps
         written = range(first, min(last, len(state.pages)))
         shared = [index for index in written if self.allocator.is_shared(state.pages[index])]
         new = range(len(state.pages), last)

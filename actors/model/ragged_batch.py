@@ -97,19 +97,23 @@ def pack_inputs(
         if row.paths is None:
             continue
         for index, path in enumerate(row.paths, first):
-            trunk, rest = _fold(row.trunk, path)
+            trunk, branch = _fold(row.trunk, path)
             positions[index] = row.trunk + len(path) - 1
             trunks[index] = trunk
-            branches[0][index] = _bits(trunk, rest)
+            branches[0][index] = _bits(trunk, branch)
             if window is not None:
-                branches[1][index] = _bits(trunk, rest[-window:])
+                branches[1][index] = _bits(trunk, branch[-window:])
     return PackedInputs(torch.from_numpy(integers), sizes)
 
 
 def wanted_tokens(rows: Sequence[RowInput]) -> list[int]:
-    """Return the indices of the tokens after which logits are wanted."""
-    ends = accumulate(len(row.tokens) for row in rows)
-    return [index for row, end in zip(rows, ends, strict=True) for index in range(end - row.logits_count, end)]
+    """Return the indices of the tokens after which logits are wanted, row after row."""
+    wanted: list[int] = []
+    end = 0
+    for row in rows:
+        end += len(row.tokens)
+        wanted += range(end - row.logits_count, end)
+    return wanted
 
 
 def padding_row(spare_slot: int) -> RowInput:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from actors.model.attention.interface import NAME
 from actors.model.cuda_graphs import CudaGraphs, usual_tokens
 from actors.model.fixed_order.layers import FixedOrderLinear
-from actors.model.forward_input import RowInput, logits_count
+from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
@@ -31,11 +31,6 @@ _log = logging.getLogger(__name__)
 
 class Runner:
     """A model with a cache of `slots` rows, each of `max_length` tokens."""
-
-    single_device = False  # whether this process has all of the model on one device; `forward` needs that
-    trees_are_exact = True  # whether tokens get the same bits in trees as in chains, if they do in all batches
-    recorder: GraphRecorder | None = None  # records calls on a GPU
-    _graphs: CudaGraphs | None = None
 
     def __init__(
         self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int, pages: int | None = None
@@ -61,8 +56,12 @@ class Runner:
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
         self._traced: Callable[..., Tensor] | None = None
+        self._graphs: CudaGraphs | None = None
+        self.recorder: GraphRecorder | None = None  # records calls on a GPU
         sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
+        # Whether this process has all of the model on one device; `forward` needs that.
         self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
+        # Whether tokens get the same bits in trees as in chains, if they do in all batches.
         self.trees_are_exact = not any(isinstance(module, FixedOrderLinear) for module in model.modules())
         if self.device.type == "cuda":
             self.use_graphs()
@@ -166,17 +165,19 @@ class Runner:
         Returns:
             [n, V] float32 logits after the tokens that want them, row after row.
         """
-        end = max([row.start + len(row.tokens) for row in rows])
+        extents = [(row.slot, row.start, row.end) for row in rows]
+        end = max([end for _, _, end in extents])
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
-        extents = [(row.slot, row.start, row.start + len(row.tokens)) for row in rows]
-        shape = self._graphs.shape(rows) if self._graphs else None
+        wanted = wanted_tokens(rows)
+        shape = self._graphs.shape(rows, len(wanted)) if self._graphs else None
         if self._graphs and shape:
             self.cache.reserve_all(extents)
-            return self._graphs.logits(shape, rows)
+            return self._graphs.logits(shape, rows, wanted)
         self.cache.prepare_writes(extents)
-        logits = self.forward(*self._inputs(rows), self._wanted(rows))
-        return logits[: logits_count(rows)]
+        inputs, positions, batch = self._inputs(rows)
+        logits = self.forward(inputs, positions, batch, self._to_keep(wanted, inputs.numel()))
+        return logits[: len(wanted)]
 
     def forward(
         self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
@@ -202,29 +203,25 @@ class Runner:
 
     def _inputs(self, rows: Sequence[RowInput]) -> tuple[Tensor, Tensor, RaggedBatch]:
         """Return tokens, positions and layout on the device. On a CPU there may be padding: once, not in each layer."""
-        padding = self._padding(rows)
+        count = sum(len(row.tokens) for row in rows)
+        padded = padded_size(count) if self.device.type == "cpu" else count
         packed = pack_inputs(
             rows,
             window=self.window,
-            row_count=len(rows) + bool(padding),
-            token_count=sum(len(row.tokens) for row in rows) + padding,
+            row_count=len(rows) + (padded > count),
+            token_count=padded,
             spare_slot=self.cache.slots,
         )
         return packed.copy_to(self.device).unpack()
 
-    def _padding(self, rows: Sequence[RowInput]) -> int:
-        """Return how many tokens of padding linear layers want."""
-        count = sum(len(row.tokens) for row in rows)
-        return padded_size(count) - count if self.device.type == "cpu" else 0
-
-    def _wanted(self, rows: Sequence[RowInput]) -> Tensor | None:
-        """Return the tokens after which logits are wanted, int64, at least one; None: all.
+    def _to_keep(self, wanted: Sequence[int], count: int) -> Tensor | None:
+        """Return the indices of the tokens whose logits the model computes, int64, at least one; None: all `count`.
 
         On the device of the logits, or on the CPU.
         """
-        if all(row.logits_count == len(row.tokens) for row in rows) and not self._padding(rows):
+        if len(wanted) == count:
             return None
-        return tensor_on(self.device if self.single_device else "cpu", wanted_tokens(rows) or [0], torch.int64)
+        return tensor_on(self.device if self.single_device else "cpu", wanted or [0], torch.int64)
 
     def compact(self, slot: int, trunk: int, path: Sequence[int]) -> None:
         """Move the tree nodes in the columns of `path` to the columns from `trunk` on, as text."""

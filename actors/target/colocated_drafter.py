@@ -75,4 +75,5 @@ class ColocatedDrafter:
             drafter=True,
             target=self._address,
             admission=row.admission,
+            cache_salt=row.cache_salt,
         )

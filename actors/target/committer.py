@@ -33,7 +33,7 @@ class Committer:
             if self._check(row, verdict):
                 path = verdict.path
                 self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
-                if path:
+                if path and path[-1] >= len(path):  # not the draft's first tokens
                     self._runner.compact(row.slot, row.cached + 1, [row.cached + 1 + index for index in path])
                 self._commit(row, draft, verdict)
                 committed += len(path) + 1
@@ -72,6 +72,7 @@ class Committer:
             rejected=was_rejected,
             hit=was_rejected and bool(row.trie),
             admission=row.admission,
+            cached_tokens=min(row.reused or 0, row.prompt_length) if is_first else 0,
         )
         if finish is None:
             self._inbox.update_drafter(row)  # before the coordinator: the target waits for its drafts

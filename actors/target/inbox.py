@@ -57,9 +57,10 @@ class TargetInbox:
         self._ngrams = NgramProposers()
 
     def receive(self, timeout_s: float) -> None:
-        """Handle the messages that have arrived; waits up to `timeout_s` for the first."""
+        """Handle the messages that have arrived; waits up to `timeout_s` for the first. Replies are sent at once."""
         for peer, message in self._mailbox.receive(timeout_s):
             self._handle(peer, message)
+        self._mailbox.flush()
 
     def update_drafter(self, row: TargetRow) -> None:
         """Send the row's new text to its attached drafter, if it has one."""
@@ -138,12 +139,15 @@ class TargetInbox:
             return
         proposer = None
         if message.ngram is not None:
-            proposer = self._ngrams.make(message.ngram, message.draft_length, rejects=message.params.rejects)
+            private = message.params.rejects or bool(message.cache_salt)
+            proposer = self._ngrams.make(message.ngram, message.draft_length, private=private)
         row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
         self._structures.begin(row)
         self._rows.add_writer(row)  # first: this removes an earlier row of the request, and its members' rows
         if message.ensemble is not None:
             self._leader.invite(row, message.ensemble, time.perf_counter())
+        if not self._rows.drafting:
+            self.rest_drafter(row)  # its coordinator may not know yet that drafts are not wanted
 
     def _admit_beams(self, peer: str, message: Admit, options: BeamOptions) -> None:
         slots = self._runner.cache.slots

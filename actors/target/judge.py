@@ -5,7 +5,6 @@ Knows nothing of messages, caches or where the logits come from.
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -32,11 +31,11 @@ class Verdict(NamedTuple):
 
     def logits_rows(self) -> list[int]:
         """Return the row of the step's K + 1 logits that each committed token was chosen from."""
-        return [0, *(index + 1 for index in self.path)]
+        return [0, *[index + 1 for index in self.path]]
 
     def tokens(self, draft: Draft) -> list[int]:
         """Return the committed tokens."""
-        return [*(draft.tokens[index] for index in self.path), self.own]
+        return [*[draft.tokens[index] for index in self.path], self.own]
 
 
 def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
@@ -44,7 +43,7 @@ def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[],
 
     logits: [N or more, V] a step's, which contain those of the verifications, one after the other.
     """
-    starts = [0, *accumulate(len(draft.tokens) + 1 for _, draft, *_ in verifications)]
+    starts = [0, *accumulate([len(draft.tokens) + 1 for _, draft, *_ in verifications])]
     if starts[-1] < len(logits):
         logits = torch.cat([logits[:0], *(verification.logits for verification in verifications)])
     waits: list[tuple[list[int], Callable[[], list[Verdict]]]] = []
@@ -59,8 +58,8 @@ def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[],
         waits.append((chosen, rule([verifications[index] for index in chosen], chosen_logits)))
 
     def wait() -> list[Verdict]:
-        pairs = [pair for chosen, wait in waits for pair in zip(chosen, wait(), strict=True)]
-        verdicts = [verdict for _, verdict in sorted(pairs, key=itemgetter(0))]
+        by_row = {index: verdict for chosen, wait in waits for index, verdict in zip(chosen, wait(), strict=True)}
+        verdicts = [by_row[index] for index in range(len(verifications))]
         if all(row.params.logprobs is None for row, *_ in verifications):
             return verdicts
         return _with_logprobs(verifications, verdicts, logits, starts)

@@ -68,6 +68,7 @@ class EnsembleLeader:
                     best_count=ensemble.options.best_count,
                     shared=self._share_memory(row, replica) if member.address.uri else None,
                     admission=row.admission,
+                    cache_salt=row.cache_salt,
                 )
                 self._put((request_id, replica), join)
 

@@ -19,7 +19,7 @@ from actors.loops.row_table import PREPARING_S
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.served_row import ServedRow
 from actors.loops.thread import LoopTimes
-from actors.model.forward_input import RowInput, logits_count
+from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.model.step_timer import StepTimer
 from actors.target.colocated_drafter import ColocatedDrafter
@@ -85,7 +85,7 @@ class Target:
         inputs = [row.inputs(limit) for row, limit in shares]
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
-        verifications = self._take(shares, logits.split([logits_count(runs) for runs in inputs]))
+        verifications = self._take(shares, logits.split([sum([run.logits_count for run in runs]) for runs in inputs]))
         wait_for_verdicts = judge(verifications, logits)
         timer.stop()
         self._inbox.receive(0.0)  # while the device computes: a late draft still tells what follows the verdict

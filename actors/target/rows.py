@@ -47,9 +47,10 @@ class TargetRows(RowTable[ServedRow]):
 
     def sampling(self, shares: Iterable[Share[ServedRow]]) -> list[TargetRow]:
         """Return the rows that choose tokens after these shares."""
-        return [row for row, tokens in shares if isinstance(row, TargetRow) and row.samples(tokens)]
+        writers = [(self._writers.get(row.key), tokens) for row, tokens in shares]
+        return [row for row, tokens in writers if row is not None and row.samples(tokens)]
 
     def verifications(self, shares: Iterable[Share[ServedRow]]) -> list[Verification]:
         """Take what the rows of these shares have to verify."""
-        rows = (row for row, _ in shares if isinstance(row, TargetRow))
-        return [verification for row in rows if (verification := row.claim_verification()) is not None]
+        rows = [self._writers.get(row.key) for row, _ in shares]
+        return [verification for row in rows if row and (verification := row.claim_verification()) is not None]

@@ -10,7 +10,8 @@
     member -> leader:                 Joined, LogitsReply, Failed, Report
 
 `request_id` is a random 63-bit integer, unique among all coordinators. Texts are token ids. Only LogitsReply carries a
-tensor, packed by `logits_codec.py`.
+tensor, packed by `logits_codec.py`. The garbage collector skips messages of which a step has one per row (`gc=False`):
+no message is ever part of a cycle.
 """
 
 import msgspec
@@ -82,6 +83,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     beams: BeamOptions | None = None  # run a beam search; `tokens` are the prompt
     drafts_only: bool = False  # for replicas that run both loops: draft for `target`
     admission: int = 0
+    cache_salt: str = ""  # KV pages and drafts are shared only with requests of the same salt
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -105,7 +107,7 @@ class ResendRequest(msgspec.Struct, frozen=True, tag=True):
     base: int
 
 
-class Advance(msgspec.Struct, frozen=True, tag=True):
+class Advance(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Committed tokens from absolute position `base` on, for the request's drafter. Without any it sets the length."""
 
     request_id: int
@@ -117,7 +119,7 @@ class Advance(msgspec.Struct, frozen=True, tag=True):
     rejected_at: int  # length of the text when a draft token was last rejected
 
 
-class Offer(msgspec.Struct, frozen=True, tag=True):
+class Offer(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Draft tokens from absolute position `base` on. The target checks them before use.
 
     Without `parents` they are a chain: tokens[j] follows tokens[j - 1]. With `parents` they are a tree, parents first:
@@ -139,7 +141,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
         return [token for distribution in filter(None, self.distributions) for token in distribution.tokens]
 
 
-class Commit(msgspec.Struct, frozen=True, tag=True):
+class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Tokens that one target step added to the text, from absolute position `base` on."""
 
     request_id: int
@@ -155,6 +157,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     rejected: bool = False  # whether the last token replaces a rejected draft token
     hit: bool = False  # if so, whether a draft that continues it was already there
     admission: int = 0  # as in Admit
+    cached_tokens: int = 0  # in the first Commit: tokens of the prompt whose KV pages were there already
 
 
 class Beams(msgspec.Struct, frozen=True, tag=True):
@@ -165,6 +168,7 @@ class Beams(msgspec.Struct, frozen=True, tag=True):
     steps: int  # of the target, the last prefill step included
     logprobs: list[list[TokenLogprobs]] | None = None  # of each answer's tokens, if requested
     admission: int = 0  # as in Admit
+    cached_tokens: int = 0  # as in Commit
 
 
 class MemberLost(msgspec.Struct, frozen=True, tag=True):
@@ -184,6 +188,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     best_count: int = 0  # number of most probable tokens to name in each reply
     shared: SharedOffer | None = None  # memory for replies from the same node
     admission: int = 0  # as in the leader's Admit
+    cache_salt: str = ""  # as in the leader's Admit
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):

@@ -18,7 +18,7 @@ from benchmarks.chaos.serve_faults import Kind, ServeFault, ServeFaultInjector, 
 from benchmarks.report import write
 from benchmarks.serving.servers import free_port
 from deployments.cluster import serving
-from deployments.configuration.config import ServerConfig, load_config
+from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 from training.heldout import read_prompts
 
 _BODIES: tuple[dict[str, object], ...] = (
@@ -106,7 +106,7 @@ def _may_lose(faults: Sequence[ServeFault]) -> bool:
 
 
 def _config() -> ServerConfig:
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     config.http.port = free_port()
     for model in config.models.values():
         model.threads, model.replicas = 1, 2

@@ -14,7 +14,7 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.wire.messages import Admit, Commit, Message
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.sampling.params import SamplingParams
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 
 _DELIVERY_S = 0.003
@@ -62,7 +62,7 @@ class _Bench:
 
 def measure(*, rows: int, rounds: int, profile: cProfile.Profile | None = None) -> CoordinatorCost:
     """Measure rounds of one batch with a verdict for each row."""
-    endpoint = load_endpoints(load_config())["consort"].endpoint
+    endpoint = load_endpoints(load_config(TINY_CONFIG))["consort"].endpoint
     endpoint = Endpoint("bench", "target", "drafter", 4, endpoint.decode)
     bench = _Bench()
     try:

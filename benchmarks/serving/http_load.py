@@ -13,7 +13,7 @@ from benchmarks.serving.__main__ import PROMPTS
 from benchmarks.serving.disconnects import Disconnects, measure_disconnects
 from benchmarks.serving.http_server import ServeProcess
 from benchmarks.serving.overload import Overload, RequestTemplate, measure_capacity, measure_crowd, measure_overload
-from deployments.configuration.config import ServerConfig, load_config
+from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 
 _MODEL = "consort"
 
@@ -81,7 +81,7 @@ def main(
 
 def _config(max_requests: int | None, slots: int) -> ServerConfig:
     """Return the default configuration with a thread per model."""
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     for model in config.models.values():
         model.threads, model.slots = 1, slots
     if max_requests is not None:

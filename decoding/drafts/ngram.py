@@ -137,16 +137,17 @@ class NgramProposers:
         self._calibration = MatchCalibration()
         self._store = NgramStore()
 
-    def make(self, options: NgramOptions, draft_length: int, *, rejects: bool = False) -> "NgramProposer":
+    def make(self, options: NgramOptions, draft_length: int, *, private: bool = False) -> "NgramProposer":
         """Make the proposer of a request.
 
-        rejects: drafts are verified by rejection sampling, so answers with the same seed must not influence them.
+        private: neither use nor keep other requests' answers. Under rejection sampling, those with the same seed must
+            not influence drafts.
         """
         return NgramProposer(
             options.longest,
             draft_length=draft_length,
             calibration=self._calibration,
-            store=self._store if options.shared and not rejects else None,
+            store=self._store if options.shared and not private else None,
         )
 
 

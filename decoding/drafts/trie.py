@@ -8,8 +8,8 @@ After a rejection they are drawn anew (docs/verification.md).
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count
-from operator import itemgetter
+from itertools import accumulate, count
+from operator import itemgetter, mul
 from typing import NamedTuple
 
 import msgspec
@@ -38,7 +38,7 @@ class Distribution(NamedTuple):
         )
 
 
-class Draft(msgspec.Struct, frozen=True):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """A tree of K draft tokens, often a chain. Parents come before their children."""
 
     tokens: list[int]  # [K]
@@ -63,10 +63,10 @@ class Draft(msgspec.Struct, frozen=True):
             children[parent + 1].append(index)
         return children
 
-    def depths(self) -> list[int]:
+    def depths(self) -> Sequence[int]:
         """Return the depth of each token, [K]; 1: it follows the text."""
         if self.is_chain:
-            return [*range(1, len(self.parents) + 1)]
+            return range(1, len(self.parents) + 1)
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -104,6 +104,8 @@ class DraftTrie:
         rejects: verification is by rejection sampling.
         """
         self._committed = committed
+        self._chain: list[int] = []  # all draft tokens, while they are one chain: it has no nodes
+        self._chain_probabilities: list[float] = []  # as in `_Node`
         self._root = _Node()
         self._room = _NEW_NODES
         self._rejects = rejects
@@ -114,7 +116,7 @@ class DraftTrie:
 
     def __bool__(self) -> bool:
         """Whether there is any draft token."""
-        return bool(self._root.drawn or self._root.children)
+        return bool(self._chain or self._root.drawn or self._root.children)
 
     def offer(
         self,
@@ -145,6 +147,7 @@ class DraftTrie:
         elif len(distributions) != len(tokens):
             return False
         self._best = None
+        self._branch()
         nodes: list[tuple[_Node | None, int]] = []  # [K] each token's node, None if not in the trie, and its depth
         top = (self._root if overlap == 0 else None, -overlap)
         fits = False
@@ -164,10 +167,35 @@ class DraftTrie:
         if len(tokens) <= overlap or list(tokens[:overlap]) != self._committed[len(self._committed) - overlap :]:
             return False
         self._best = None
+        end = overlap + MAX_DRAFT_LENGTH
+        new, offered = list(tokens[overlap:end]), probabilities[overlap:end]
+        if self._extend_chain(new, offered):
+            return True
+        self._branch()
         node: _Node | None = self._root
-        for index in range(overlap, min(len(tokens), overlap + MAX_DRAFT_LENGTH)):
-            node = node and self._child(node, tokens[index], probabilities[index])
-        return tokens[overlap] in self._root.children
+        for token, probability in zip(new, offered, strict=True):
+            node = node and self._child(node, token, probability)
+        return new[0] in self._root.children
+
+    def _extend_chain(self, tokens: list[int], offered: Sequence[float]) -> bool:
+        """Add tokens to the chain, if all drafts are one chain then. offered: their probabilities, −1 if unknown."""
+        shared = min(len(tokens), len(self._chain))
+        if self._root.children or self._root.drawn or tokens[:shared] != self._chain[:shared]:
+            return False
+        if len(tokens) > shared:
+            self._chain = tokens
+            self._chain_probabilities += [self.default_probability] * (len(tokens) - shared)
+        for index, probability in enumerate(offered):
+            if 0 <= probability <= 1:
+                self._chain_probabilities[index] = probability
+        return True
+
+    def _branch(self) -> None:
+        """Turn the chain into nodes, because there will be other drafts beside it."""
+        node: _Node | None = self._root
+        for token, probability in zip(self._chain, self._chain_probabilities, strict=True):
+            node = node and self._child(node, token, probability)
+        self._chain, self._chain_probabilities = [], []
 
     def _add(
         self, node: _Node | None, depth: int, token: int, probability: float, drawn_from: Distribution | None
@@ -211,8 +239,11 @@ class DraftTrie:
         """Append committed tokens, keep the subtree below them and drop the rest."""
         self._best = None
         self._committed.extend(tokens)
-        for token in tokens:
-            self._root = self._root.drawn.get(token) or self._root.children.get(token) or _Node()
+        gone = len(tokens) if self._chain[: len(tokens)] == list(tokens) else len(self._chain)
+        del self._chain[:gone], self._chain_probabilities[:gone]
+        if self._root.drawn or self._root.children:
+            for token in tokens:
+                self._root = self._root.drawn.get(token) or self._root.children.get(token) or _Node()
         self._room = _NEW_NODES
 
     def fence(self) -> None:
@@ -220,6 +251,7 @@ class DraftTrie:
 
         The noise of those positions decided the rejection, so drafters start a new stream here.
         """
+        self._chain, self._chain_probabilities = [], []
         self._root, self._best = _Node(), None
         self._fence = len(self._committed)
 
@@ -262,8 +294,8 @@ class DraftTrie:
     def _best_chain(self) -> Draft:
         """Return the whole `best_path` as a draft. It is the only one unless `_has_choice`."""
         if self._best is None:
-            tokens: list[int] = []
-            probabilities: list[float] = []
+            tokens = list(self._chain)
+            probabilities = list(accumulate(self._chain_probabilities, mul))
             node, probability, self._has_choice = self._root, 1.0, False
             while children := node.drawn or node.children:
                 if len(children) == 1:

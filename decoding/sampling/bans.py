@@ -12,6 +12,7 @@ from torch import Tensor
 
 from decoding.sampling.history import Position
 from decoding.sampling.token_lists import Entries, Span, TokenLists, TokenSet, find_spans
+from decoding.sampling.transfer import copy_all
 
 
 def repeated_ngrams(position: Position) -> Iterable[int]:
@@ -83,7 +84,9 @@ class Bans:
                 lists.add(row, kind(position))
         sets = ([kind(position) for position in positions] for kind in lasting)
         spans = [span for kind_sets in sets for span in find_spans(kind_sets, vocab_size, device)]
-        return cls(lists.entries(vocab_size, device), spans) if lists or spans else None
+        if not lists and not spans:
+            return None
+        return cls(Entries(*copy_all(device, lists.entries(vocab_size))), spans)
 
     def apply_(self, logits: Tensor) -> None:
         """Change logits, [P, V], in place."""

@@ -16,7 +16,7 @@ from decoding.kernels.native_penalties import penalise_, restore_
 from decoding.sampling.history import Positions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.token_lists import Entries, Span, TokenLists, find_spans
-from decoding.sampling.transfer import copy_to
+from decoding.sampling.transfer import copy_all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,14 +158,10 @@ class _PenaltyLists:
         starts = lengths.cumsum(0) - lengths
         shape = torch.stack([lengths[owners], starts[owners]])  # [2, N]
         settings = torch.tensor(self._settings)[owners].T.contiguous()  # [3, N]
-        return Penalties(
-            copy_to(device, tokens),
-            copy_to(device, counts),
-            copy_to(device, shape),
-            int(shape[0].sum()),
-            self._paths.entries(vocab_size, device),
-            copy_to(device, settings),
-        )
+        total = int(shape[0].sum())
+        paths = self._paths.entries(vocab_size)
+        tokens, counts, shape, settings, *entries = copy_all(device, [tokens, counts, shape, settings, *paths])
+        return Penalties(tokens, counts, shape, total, Entries(*entries), settings)
 
     def _known(self, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens below `vocab_size`, their counts, and how many each request has: a drafter may lack some."""

@@ -39,8 +39,8 @@ class TokenLists:
         self._values += values
         self._rows += [row] * (len(self._tokens) - len(self._rows))
 
-    def entries(self, vocab_size: int, device: torch.device | str) -> Entries:
-        """Return the entries on the device, without ids from `vocab_size` on: a drafter's vocabulary may be smaller."""
+    def entries(self, vocab_size: int) -> Entries:
+        """Return the entries on the CPU, without ids from `vocab_size` on: a drafter's vocabulary may be smaller."""
         entries = Entries(
             torch.tensor(self._rows, dtype=torch.int64),
             torch.tensor(self._tokens, dtype=torch.int64),
@@ -49,7 +49,7 @@ class TokenLists:
         known = entries.tokens < vocab_size
         if not known.all():
             entries = Entries(*(column[known] if len(column) else column for column in entries))
-        return Entries(*(copy_to(device, column) for column in entries))
+        return entries
 
 
 class TokenSet:

@@ -5,22 +5,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.coordinator.request import Delta, Request, Statistics
-from deployments.answers.chat_tool_calls import ChatToolCalls
+from deployments.answers.chat_turn import ChatTurn
 from deployments.answers.echoed_prompt import EchoedPrompt
 from deployments.answers.ensemble_details import describe_progress
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import event as sse
 from deployments.answers.identity import AnswerIdentity
+from deployments.answers.parsing.choice import make_parser
 from deployments.answers.parts import Choice, Part
 from deployments.answers.schema import (
     Answer,
     AnswerChoice,
     ChatChoice,
     ChatChunkChoice,
-    ChatMessage,
-    ChatPiece,
     CompletionChoice,
-    ToolCallPiece,
+    PromptTokensDetails,
     Usage,
     speculation_of,
 )
@@ -181,7 +180,14 @@ class AnswerWriter(Writer):
             prompt_tokens=self._prompt_tokens,
             completion_tokens=committed,
             total_tokens=self._prompt_tokens + committed,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens()),
         )
+
+    def _cached_tokens(self) -> int:
+        """Tokens of the prompts that were not computed for any of their answers."""
+        count = self._body.choices
+        groups = [self._choices[start : start + count] for start in range(0, len(self._choices), count)]
+        return sum(min(choice.statistics.cached for choice in group) for group in groups)
 
     def _total(self) -> Statistics:
         return sum((choice.statistics for choice in self._choices), Statistics())
@@ -226,23 +232,25 @@ class ChatWriter(AnswerWriter):
         self, body: ChatRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
     ) -> None:
         super().__init__(body, requests, decoder, identity=identity)
-        self._tool_calls = [ChatToolCalls(body, decoder.tool_format) for _ in requests]
+        self._prompt = requests[0].prompt
+        self._turns = [self._turn() for _ in requests]
+
+    def _turn(self) -> ChatTurn:
+        structured = self._body.structure is not None
+        return ChatTurn(make_parser(self._body, self._prompt, self._decoder, structured=structured))
 
     def _choice(self, index: int, part: Part) -> ChatChoice:
-        tool_calls = ChatToolCalls(self._body, self._decoder.tool_format)  # best_of may reorder choices
-        content, calls = tool_calls.whole(part)
-        message = ChatMessage(role="assistant", content=None if calls and not content else content)
-        if calls:
-            message.tool_calls = calls
-        common = self._common(index, part) | {"finish_reason": tool_calls.finish_reason(part)}
+        turn = self._turn()  # best_of may reorder choices
+        message = turn.whole(part)
+        common = self._common(index, part) | {"finish_reason": turn.finish_reason(part)}
         return ChatChoice(message=message, logprobs=self._logprobs(part), **common)
 
     def _chunk_choices(self, index: int, part: Part, *, first: bool) -> Sequence[ChatChunkChoice]:
-        tool_calls = self._tool_calls[index]
-        deltas = [_chat_piece(*piece) for piece in tool_calls.pieces(part)]
+        turn = self._turns[index]
+        deltas = turn.pieces(part)
         if first:
             deltas[0].role = "assistant"
-        common = self._common(index, part) | {"finish_reason": tool_calls.finish_reason(part)}
+        common = self._common(index, part) | {"finish_reason": turn.finish_reason(part)}
         return [
             *(ChatChunkChoice(index=index, finish_reason=None, delta=delta, logprobs=None) for delta in deltas[:-1]),
             ChatChunkChoice(delta=deltas[-1], logprobs=self._logprobs(part), **common),
@@ -256,7 +264,3 @@ class ChatWriter(AnswerWriter):
         logprobs = self._prompt_logprobs(index, part)
         if logprobs is not None:
             answer.prompt_logprobs = logprobs
-
-
-def _chat_piece(content: str, calls: list[ToolCallPiece]) -> ChatPiece:
-    return ChatPiece(content=content, tool_calls=calls) if calls else ChatPiece(content=content)

@@ -1,4 +1,4 @@
-"""Output items of /v1/responses, messages and function calls, and their events. Numbers and writes no events."""
+"""Output items of /v1/responses (messages, reasoning, function calls) and their events. Writes no events."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -80,6 +80,28 @@ class MessageItem(OutputItem):
             return self._final_content
         whole = Part.joined(self._parts)
         return {"type": "output_text", "text": whole.text, "annotations": [], **self._token_fields(whole)}
+
+
+class ReasoningItem(OutputItem):
+    """What the model writes before its answer."""
+
+    def __init__(self, index: int) -> None:
+        self.id = f"rs_{secrets.token_hex(24)}"
+        super().__init__(index)
+        self._ids["content_index"] = 0
+        self._texts: list[str] = []
+
+    def add(self, text: str) -> Sequence[Event]:
+        self._texts.append(text)
+        return [("response.reasoning_text.delta", {**self._ids, "delta": text})]
+
+    def end(self, status: Status) -> Sequence[Event]:
+        return [("response.reasoning_text.done", {**self._ids, "text": "".join(self._texts)}), *super().end(status)]
+
+    def document(self) -> dict[str, Any]:
+        text = "".join(self._texts)
+        content = [{"type": "reasoning_text", "text": text}] if text else []
+        return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
 
 
 class CallItem(OutputItem):

@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from actors.coordinator.request import Delta, Request
-from deployments.answers.chat_tool_calls import make_parser
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import typed_event
 from deployments.answers.identity import AnswerIdentity
-from deployments.answers.output_items import CallItem, Event, MessageItem, Status
+from deployments.answers.output_items import CallItem, Event, MessageItem, ReasoningItem, Status
+from deployments.answers.parsing.choice import make_parser
 from deployments.answers.parts import Choice, Part
 from deployments.answers.schema import speculation_of
 from deployments.answers.token_details import content_logprobs, token_details
@@ -17,7 +17,7 @@ from deployments.answers.writer import Writer
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.strategies.progress import Outcome, Progress
 from deployments.tokenizers.token_decoder import TokenDecoder
-from deployments.tokenizers.tool_format import Arguments, CallStart
+from deployments.tokenizers.tool_format import Arguments, CallStart, Reasoning
 from deployments.validation.errors import body_of
 
 _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "top_logprobs", "user")
@@ -35,8 +35,8 @@ class ResponsesWriter(Writer):
         self._id, self._created = f"resp_{identity.answer_id}", identity.created
         by_token = body.logprob_count is not None or bool(body.return_token_details)
         self._choice = Choice(request, decoder, by_token=by_token, prompt_only=False)
-        self._parser = make_parser(body, decoder.tool_format)
-        self._items: list[MessageItem | CallItem] = []
+        self._parser = make_parser(body, request.prompt, decoder, structured=body.structure is not None)
+        self._items: list[MessageItem | CallItem | ReasoningItem] = []
         self._pending: list[Part] = []  # parts whose text the parser still holds back
         self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
         self._sequence = 0
@@ -54,6 +54,9 @@ class ResponsesWriter(Writer):
             match event:
                 case str(text):
                     events += self._add_text(text)
+                case Reasoning(text):
+                    events += self._add_reasoning(text)
+                    self._pending.clear()
                 case CallStart():
                     events += self._begin(CallItem(len(self._items), event))
                     self._pending.clear()
@@ -83,7 +86,7 @@ class ResponsesWriter(Writer):
         statistics = self._choice.statistics
         usage = {
             "input_tokens": self._prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": statistics.cached},
             "output_tokens": statistics.committed,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self._prompt_tokens + statistics.committed,
@@ -104,11 +107,18 @@ class ResponsesWriter(Writer):
         self._pending.clear()
         return events
 
+    def _add_reasoning(self, text: str) -> Sequence[Event]:
+        item, events = self._items[-1] if self._items else None, list[Event]()
+        if not isinstance(item, ReasoningItem):
+            item = ReasoningItem(len(self._items))
+            events += self._begin(item)
+        return [*events, *item.add(text)]
+
     def _current_call(self) -> CallItem:
         assert isinstance(self._items[-1], CallItem)
         return self._items[-1]
 
-    def _begin(self, item: MessageItem | CallItem) -> Sequence[Event]:
+    def _begin(self, item: MessageItem | CallItem | ReasoningItem) -> Sequence[Event]:
         """Begin an item and end the item before it."""
         ended = self._items[-1].end("completed") if self._items else []
         self._items.append(item)

@@ -12,12 +12,19 @@ from deployments.answers.ensemble_details import EnsembleDetail, ProgressDetail
 from deployments.answers.token_details import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TokenDetail
 
 
+class PromptTokensDetails(BaseModel):
+    """What the prompts' tokens are made of."""
+
+    cached_tokens: int  # not computed, because a cache had them
+
+
 class Usage(BaseModel):
     """Token counts. A prompt with several answers counts once."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class Speculation(BaseModel):
@@ -101,6 +108,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 
@@ -109,6 +117,7 @@ class ChatPiece(BaseModel):
 
     role: Literal["assistant"] | None = None
     content: str
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallPiece] | None = None
 
 

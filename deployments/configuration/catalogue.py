@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig
+from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig, locate
 
 
@@ -27,8 +29,8 @@ def catalogue(config: ServerConfig) -> list[CatalogueEntry]:
         CatalogueEntry(
             endpoint=name,
             target=" + ".join(_description(model, config) for model in endpoint.models),
-            drafter=_description(endpoint.drafter, config) if endpoint.drafter is not None else "–",
-            draft_length=endpoint.draft_length if endpoint.drafter is not None else 0,
+            drafter=" + ".join(_drafters(endpoint, config)) or "–",
+            draft_length=endpoint.draft_length if endpoint.drafts else 0,
             context_length=_least([_context_length(config.models[model]) for model in endpoint.models]),
         )
         for name, endpoint in config.endpoints.items()
@@ -63,6 +65,13 @@ def _description(name: str, config: ServerConfig) -> str:
     count = parameter_count(Path(locate(model.path)))
     size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
     return f"{name} ({size}, {model.path})" if count else f"{name} ({model.path})"
+
+
+def _drafters(endpoint: EndpointConfig, config: ServerConfig) -> Iterator[str]:
+    if endpoint.drafter is not None:
+        yield _description(endpoint.drafter, config)
+    if endpoint.ngram is not None:
+        yield "n-grams"
 
 
 def _parameters_in(file: Path) -> int:

@@ -18,7 +18,8 @@ from deployments.validation.strict import StrictModel, problem_of
 if TYPE_CHECKING:
     from actors.replica.roles import Role
 
-DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "default.yaml"
+DEFAULT_CONFIG = ROOT / "deployments" / "default.yaml"
+TINY_CONFIG = ROOT / "models" / "tiny.yaml"  # the bundled pair, for tests and benchmarks
 
 
 class ServerConfig(StrictModel):
@@ -57,7 +58,11 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     _read_keys(config.http, folder)
     for name, model in config.models.items():
         model.path = _anchor(model.path, folder)
-        if model.path.startswith((".", "/", "~")) and not _is_checkpoint(locate(model.path)):
+        try:
+            located = locate(model.path)
+        except ConfigError as error:
+            raise ConfigError(f"models.{name}.path: {error}") from error
+        if model.path.startswith((".", "/", "~")) and not _is_checkpoint(located):
             raise ConfigError(f"models.{name}.path: there is no folder or .gguf file {model.path!r}")
     return config
 
@@ -67,7 +72,7 @@ def _is_checkpoint(path: str) -> bool:
 
 
 def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
-    """Read the configuration in a YAML file; by default, the one that serves the bundled models.
+    """Read the configuration in a YAML file; by default, the one that serves SmolLM2-135M-Instruct.
 
     Raises:
         ConfigError: the file can't be read, or the configuration is wrong (see `parse_config`).
@@ -85,7 +90,7 @@ def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
 def _anchor(path: str, folder: Path) -> str:
     """Return a path that does not depend on the configuration's folder or on the working directory."""
     for candidate in (folder / path, Path(path)):
-        if candidate.is_dir():
+        if _is_checkpoint(str(candidate)):
             absolute = candidate.resolve()
             return str(absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute)
     return path

@@ -53,6 +53,11 @@ class HttpConfig(StrictModel):
         120, description="Seconds that requests in progress get to end when the server or a coordinator stops."
     )
     access_log: bool = Field(False, description="Log a JSON line per request, without its content.")
+    cors_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]] | None = Field(
+        None,
+        description='Web pages that may use the server from a browser, such as `https://chat.example.org`; `["*"]`: '
+        "all, `[]`: none but its own. null: pages from this machine (`localhost`, `127.0.0.1`, `[::1]`).",
+    )
     tracing: TracingConfig | None = Field(
         None, description="Traces through OpenTelemetry; null: only if its environment variables ask for them."
     )

@@ -16,6 +16,13 @@ class ApiKey:
     max_requests: int | None = None  # in progress or waiting at once; None: no limit of its own
     max_tokens: int | None = None  # prompts and answers of these requests together
     admin: bool = False  # whether it may scale models
+    private_cache: bool = False  # whether its requests share cached text with each other only
+
+    def cache_salt(self, given: str | None) -> str:
+        """Return the salt of a request's cached text. given: the client's."""
+        if self.private_cache:
+            return f"key {self.name}: {given or ''}"
+        return f"salt: {given}" if given else ""
 
 
 ANYBODY = ApiKey("anybody", admin=True)

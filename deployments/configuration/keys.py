@@ -33,6 +33,9 @@ class ApiKeyConfig(StrictModel):
         description="Tokens of these requests: prompts plus the longest possible answers; null: no limit of its own.",
     )
     admin: bool = Field(False, description="Whether it may also scale models.")
+    private_cache: bool = Field(
+        False, description="Whether its requests share cached prompts and answers with each other only."
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> "ApiKeyConfig":
@@ -62,7 +65,7 @@ class ApiKeyConfig(StrictModel):
         """Return the key as the server checks it. The secret must have been digested."""
         assert self.sha256 is not None
         digest = bytes.fromhex(self.sha256)
-        return ApiKey(name, digest, self.weight, self.max_requests, self.max_tokens, self.admin)
+        return ApiKey(name, digest, self.weight, self.max_requests, self.max_tokens, self.admin, self.private_cache)
 
 
 def key_of(secret: str, *, field: str, admin: bool) -> ApiKeyConfig:

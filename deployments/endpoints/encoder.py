@@ -14,6 +14,7 @@ from deployments.requests.json_body import have_more_values
 from deployments.requests.message import Message
 from deployments.requests.token_requests import TokenizeRequest
 from deployments.requests.tool_fields import Tool
+from deployments.tokenizers.response_templates import response_template
 from deployments.tokenizers.tool_format import tool_format
 
 _MOST_ARGUMENT_VALUES = 100_000  # JSON values in all tool calls of a conversation, which are parsed for the template
@@ -32,6 +33,16 @@ class Encoder:
         self._vocab_size = vocab_size
         self._most_characters = context_length * max(map(len, tokenizer.get_vocab()))
         self._context_length = context_length
+        self._has_calls = "tool_calls" in getattr(response_template(tokenizer), "fields", ())
+
+    @property
+    def _has_tools(self) -> bool:
+        return self._has_calls or tool_format(self.tokenizer.chat_template) is not None
+
+    def has_switch(self, variables: Iterable[str]) -> bool:
+        """Whether the chat template looks at any of the variables."""
+        template = str(self.tokenizer.chat_template or "")
+        return any(name in template for name in variables)
 
     def prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a text with the tokenizer's special tokens; token ids stay as they are.
@@ -69,7 +80,7 @@ class Encoder:
         if reserved:
             reason = f"chat_template_kwargs: {reserved[0]!r} is no variable of chat templates."
             raise InvalidRequestError(reason, field="chat_template_kwargs")
-        if tools and tool_format(self.tokenizer.chat_template) is None:
+        if tools and not self._has_tools:
             raise InvalidRequestError(
                 f"tools: the chat template of {self._model!r} has no place for them.", field="tools"
             )

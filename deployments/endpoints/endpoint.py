@@ -10,6 +10,7 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrai
 
 from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
+from actors.loading.draft_vocabulary import is_trimmed, vocabulary_size
 from actors.loading.gguf import settings_folder
 from actors.loading.supported import context_length
 from actors.loading.tokenizer_pairs import vocabulary_of
@@ -30,12 +31,19 @@ from deployments.endpoints.feasibility import check_feasible
 from deployments.endpoints.logprob_budget import LogprobBudget
 from deployments.endpoints.structure_checker import StructureChecker
 from deployments.endpoints.tokenizer_compatibility import check_drafter, check_members
+from deployments.requests.anthropic.messages_request import (
+    AnthropicConversation,
+    CountTokensRequest,
+    MessagesRequest,
+    TokenCount,
+)
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.strategies.loading import load_strategy
 from deployments.strategies.options import StrategyOptions
+from deployments.tokenizers.response_templates import kept_tokens, response_template
 from deployments.tokenizers.token_decoder import TokenDecoder, uses_backend
 
 
@@ -54,6 +62,7 @@ class ServedEndpoint:
     strategy: StrategyOptions | None = None  # chooses among whole answers of the members; None: no choice
     through_text: Mapping[str, Compatibility] = field(default_factory=dict)  # by model with other tokens
     budget: LogprobBudget = field(default_factory=LogprobBudget)
+    decode_turn: Callable[[list[int]], str] | None = None  # of the assistant, with the special tokens that delimit it
 
     @property
     def requests_per_answer(self) -> int:
@@ -74,8 +83,10 @@ class ServedEndpoint:
         leads = present[0] or self.strategy is not None
         return leads and self.endpoint.ensemble.has_quorum(present)
 
-    def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
+    def prepare(self, body: GenerationRequest, *, seed: int, cache_salt: str = "") -> list[Request]:
         """For each prompt of the body, one request per choice. A beam search repeats the same request instead.
+
+        cache_salt: cached text is shared only with requests of the same salt.
 
         Raises:
             InvalidRequestError: a prompt is empty, too long or has an unknown token id; a parameter is out of
@@ -88,29 +99,62 @@ class ServedEndpoint:
                 prompts = [
                     self.encoder.conversation(
                         body.messages,
-                        body.chat_template_kwargs,
+                        {**body.switches, **(body.chat_template_kwargs or {})},
                         add_generation_prompt=body.add_generation_prompt,
                         continue_final_message=body.continue_final_message,
                         tools=body.offered_tools,
                     )
                 ]
             case ResponsesRequest():
-                prompts = [self.encoder.conversation(body.messages, tools=body.offered_tools)]
+                prompts = [self.encoder.conversation(body.messages, body.switches, tools=body.offered_tools)]
+            case MessagesRequest():
+                prompts = [self._anthropic_prompt(body)]
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
         most = self.budget.answer_tokens(body, prompts)
         sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # checking many token ids takes long
-        requests = [self._request(prompt, body, sampling(self._max_tokens(prompt, body, most))) for prompt in prompts]
+        requests = [
+            replace(self._request(prompt, body, sampling(self._max_tokens(prompt, body, most))), cache_salt=cache_salt)
+            for prompt in prompts
+        ]
         if body.searches:
             return [request for request in requests for _ in range(body.choices)]
         return [_choice(request, index) for request in requests for index in range(body.choices)]
+
+    def ignored_fields(self, body: GenerationRequest) -> list[str]:
+        """Fields without effect because the chat template has no such switch.
+
+        Raises:
+            InvalidRequestError: there are some, and the request is strict.
+        """
+        switches = body.switches
+        thinks = any(switches.values()) or self.token_decoder.has_think_tags
+        if not (switches and thinks) or self.encoder.has_switch(switches):
+            return []
+        if body.strict:
+            reason = f"{body.switch_field}: the chat template of {self.name!r} has no switch for it."
+            raise InvalidRequestError(reason, field=body.switch_field)
+        return [body.switch_field]
 
     def tokenize(self, body: TokenizeRequest) -> Tokenization:
         """Answer /tokenize; raises InvalidRequestError if the input can't be tokenized."""
         tokens = self.encoder.tokenize(body)
         texts = [self.token_decoder.text_of(token) for token in tokens] if body.return_token_strs else None
         return Tokenization(count=len(tokens), max_model_len=self.context_length, tokens=tokens, token_strs=texts)
+
+    def count_tokens(self, body: CountTokensRequest) -> TokenCount:
+        """Answer /v1/messages/count_tokens; raises InvalidRequestError if the chat template refuses it."""
+        return TokenCount(input_tokens=len(self._anthropic_prompt(body)))
+
+    def _anthropic_prompt(self, body: AnthropicConversation) -> list[int]:
+        return self.encoder.conversation(
+            body.chat_messages,
+            body.switches,
+            add_generation_prompt=not body.continues,
+            continue_final_message=body.continues,
+            tools=body.offered_tools,
+        )
 
     def detokenize(self, body: DetokenizeRequest) -> Detokenization:
         """Answer /detokenize; raises InvalidRequestError for an unknown token id."""
@@ -134,8 +178,9 @@ class ServedEndpoint:
         return params
 
     def _request(self, prompt: list[int], body: GenerationRequest, params: SamplingParams) -> Request:
+        completes = isinstance(body, CompletionRequest)
         return Request(
-            self.endpoint,
+            self.endpoint if completes else replace(self.endpoint, decode=self.decode_turn or self.endpoint.decode),
             prompt,
             params,
             speculate=body.speculate is not False,
@@ -207,6 +252,11 @@ def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
 
 def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
     target = config.models[endpoint.target]
+    for model in (endpoint.target, *endpoint.others):
+        if is_trimmed(_header(config.models[model])):
+            raise ConfigError(
+                f"endpoints.{name}: {model!r} has a trimmed vocabulary, so it can only draft; give it as the drafter"
+            )
     tokenizer = _tokenizer(endpoint.target, target)
     vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
     others = {model: _vocabulary(model, config) for model in endpoint.others}
@@ -235,6 +285,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=f"endpoints.{name}.strategy"),
         through_text,
         LogprobBudget(config.http.max_logprobs, config.http.max_logprobs_per_request),
+        _turn_decoder(tokenizer),
     )
 
 
@@ -276,8 +327,18 @@ def _text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], s
     return lambda ids: str(copied.decode(ids, skip_special_tokens=True))
 
 
+def _turn_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str] | None:
+    """Function from ids to text with the special tokens that the response template looks for; None: there are none."""
+    template = response_template(tokenizer)
+    kept = frozenset() if template is None else kept_tokens(template, tokenizer)
+    if not kept:
+        return None
+    copied, hidden = copy.deepcopy(tokenizer), set(tokenizer.all_special_ids) - kept
+    return lambda ids: str(copied.decode([token for token in ids if token not in hidden], skip_special_tokens=False))
+
+
 def _vocab_size(model: ModelConfig) -> int:
-    return int(_header(model).get_text_config().vocab_size)
+    return vocabulary_size(_header(model))
 
 
 def _context_length(model: ModelConfig) -> int:

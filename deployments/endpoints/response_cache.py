@@ -21,6 +21,15 @@ class ResponseCache:
         return len(self._answers)
 
     @property
+    def tokens(self) -> int:
+        """Tokens of all cached answers and their prompts."""
+        return self._tokens
+
+    @property
+    def max_tokens(self) -> int:
+        return self._max_tokens
+
+    @property
     def is_enabled(self) -> bool:
         return self._max_tokens > 0
 
@@ -63,10 +72,12 @@ def _key(request: Request) -> tuple[Hashable, ...]:
     """Everything that the answer depends on, and the draft length, which its statistics show."""
     return (
         request.endpoint.name,
+        request.endpoint.decode,  # chats may show special tokens that completions hide
         tuple(request.prompt),
         request.endpoint.target,  # candidates of one request come from several models
         request.params.with_seed(0) if request.params.greedy else request.params,
         request.max_draft_length,
         request.ensemble_options if request.endpoint.members else None,
         request.beams,
+        request.cache_salt,
     )

@@ -3,14 +3,13 @@
 from decoding.errors import InvalidRequestError
 from deployments.answers.resumable import LAST_EVENT_ID, EventId
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.requests.responses_request import ResponsesRequest
-from deployments.requests.schema import GenerationRequest
+from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 
 
 def may_resume(body: GenerationRequest, served: ServedEndpoint) -> bool:
     """Whether the answer is a stream whose text depends on the request and its seed alone, event by event."""
     is_plain = served.strategy is None and served.config.verification != "rejection"
-    return bool(body.stream) and is_plain and not isinstance(body, ResponsesRequest)
+    return bool(body.stream) and is_plain and type(body) in (CompletionRequest, ChatRequest)
 
 
 def last_event(header: str | None, body: GenerationRequest, *, resumable: bool) -> EventId | None:

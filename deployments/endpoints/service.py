@@ -18,6 +18,7 @@ from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.monitoring.metrics import Metrics
+from deployments.requests.anthropic.messages_request import CountTokensRequest, TokenCount
 from deployments.requests.schema import GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.validation.strict import nearest
@@ -53,7 +54,7 @@ class Service:
         self.tracer = tracer
         self._coordinator = coordinator
         self._limits = limits or Limits()
-        self._cache = ResponseCache(cached_tokens)
+        self.cache = ResponseCache(cached_tokens)
         self._on_demand = set(on_demand)
         self._loaded = set(on_demand)  # models that were up at least once, or need not be
         self.admission = Admission(coordinator, self._limits, self._on_begin, self._count_slots)
@@ -93,7 +94,7 @@ class Service:
 
         endpoint: the endpoint of the request, if known.
         """
-        if self._cache.is_enabled:
+        if self.cache.is_enabled:
             return
         names = list(self.endpoints) if endpoint is None else [endpoint]
         self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
@@ -115,7 +116,7 @@ class Service:
             raise UnknownModelError(f"model: there is no model {name!r}; {suggestion}", field="model")
         return self.endpoints[name]
 
-    async def prepare(self, body: GenerationRequest, *, seed: int) -> list[Request]:
+    async def prepare(self, body: GenerationRequest, *, seed: int, key: ApiKey = ANYBODY) -> list[Request]:
         """Requests of a body: for each prompt, one request per choice.
 
         Raises:
@@ -127,7 +128,7 @@ class Service:
             field, what = ("prompt", "prompts") if body.choices == 1 else ("n", "answers")
             reason = f"{field}: {count} {what} are too many; at most {self._limits.max_requests} are taken at once."
             raise InvalidRequestError(reason, field=field)
-        prepare = partial(endpoint.prepare, body, seed=seed)
+        prepare = partial(endpoint.prepare, body, seed=seed, cache_salt=key.cache_salt(body.cache_salt))
         requests = await self._in_thread(prepare)
         structure = requests[0].params.structure
         if structure is not None:
@@ -137,6 +138,10 @@ class Service:
     async def tokenize(self, body: TokenizeRequest, *, key: ApiKey = ANYBODY) -> Tokenization:
         """Answer /tokenize. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
         return await self._hold(key, partial(self.endpoint(body.model).tokenize, body))
+
+    async def count_tokens(self, body: CountTokensRequest, *, key: ApiKey = ANYBODY) -> TokenCount:
+        """Answer /v1/messages/count_tokens; raises as `tokenize` does."""
+        return await self._hold(key, partial(self.endpoint(body.model).count_tokens, body))
 
     async def detokenize(self, body: DetokenizeRequest, *, key: ApiKey = ANYBODY) -> Detokenization:
         """Answer /detokenize. Raises InvalidRequestError for an unknown id, OverloadedError if there is no room."""
@@ -172,11 +177,12 @@ class Service:
             ConsortError: a request was refused, or failed; the others are cancelled.
         """
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-        repeated = [index > 0 and request is requests[index - 1] for index, request in enumerate(requests)]
-        running = {index: request for index, request in enumerate(requests) if not repeated[index]}
-        cached = {index: answer for index, request in running.items() if (answer := self._cache.get(request))}
+        running = {
+            index: request for index, request in enumerate(requests) if index == 0 or request is not requests[index - 1]
+        }
+        cached = {index: answer for index, request in running.items() if (answer := self._cached(request))}
         new = {index: request for index, request in running.items() if index not in cached}
-        collected = {index: list[Delta]() for index, request in new.items() if self._cache.can_hold(request)}
+        collected = {index: list[Delta]() for index, request in new.items() if self.cache.can_hold(request)}
         failure: ConsortError | None = None
         for request in new.values():
             self.metrics.record_arrival(request, arrived_s)
@@ -188,12 +194,9 @@ class Service:
                 for delta in answer:
                     deltas.put_nowait((index, delta))
             for index, request in new.items():
-                traced = request if self.tracer is None else self.tracer.start(request)
-                self.admission.submit(traced, self._sink(index, request, deltas), key=key, priority=priority)
+                self._submit(request, self._sink(index, request, deltas), key, priority)
             while running:
-                batch = [await deltas.get()]
-                while not deltas.empty():
-                    batch.append(deltas.get_nowait())
+                batch = await _next_batch(deltas)
                 for index, delta in batch:
                     if delta.error is not None:
                         raise delta.error
@@ -201,28 +204,42 @@ class Service:
                     if delta.finish is not None:
                         del running[index]
                         if index in collected:
-                            self._cache.put(requests[index], collected[index])
-                yield [
-                    (index + offset, answer)
-                    for index, delta in batch
-                    for offset, answer in enumerate((delta, *delta.others))
-                ]
+                            self.cache.put(requests[index], collected[index])
+                yield _with_others(batch)
         except ConsortError as error:
             failure = error
             raise
         finally:
-            for request in reversed(running.values()):  # those that wait first, or they would begin
-                self.admission.cancel(request.request_id)
-                self.metrics.record_failure(request, failure)
-                if self.tracer is not None:
-                    self.tracer.end(request, None)
+            self._cancel(list(running.values()), failure)
+
+    def _submit(self, request: Request, sink: Callable[[Delta], None], key: ApiKey, priority: int) -> None:
+        traced = request if self.tracer is None else self.tracer.start(request)
+        self.admission.submit(traced, sink, key=key, priority=priority)
+
+    def _cancel(self, requests: Sequence[Request], failure: ConsortError | None) -> None:
+        """Cancel requests that have not ended. failure: why, unless the client left."""
+        for request in reversed(requests):  # those that wait first, or they would begin
+            self.admission.cancel(request.request_id)
+            self.metrics.record_failure(request, failure)
+            if self.tracer is not None:
+                self.tracer.end(request, None)
 
     def cache_headers(self, requests: Sequence[Request]) -> dict[str, str]:
         """`X-Consort-Cache`: hit if all answers are cached; no header if none could be."""
-        if not any(self._cache.can_hold(request) for request in requests):
+        if not any(self.cache.can_hold(request) for request in requests):
             return {}
-        hit = all(self._cache.get(request) is not None for request in requests)
+        hit = all(self.cache.get(request) is not None for request in requests)
         return {"X-Consort-Cache": "hit" if hit else "miss"}
+
+    def _cached(self, request: Request) -> Sequence[Delta] | None:
+        """Deltas of a cached answer, which say that nothing of the prompt was computed; None: not cached."""
+        answer = self.cache.get(request)
+        if self.cache.can_hold(request):
+            self.metrics.record_cache(request, hit=answer is not None)
+        if answer is None:
+            return None
+        length = len(request.prompt)
+        return [replace(delta, statistics=replace(delta.statistics, cached=length)) for delta in answer]
 
     def _check_loaded(self, model: str) -> None:
         """Raise UnavailableError until the model was up once. Later, requests wait for it."""
@@ -253,3 +270,16 @@ class Service:
             loop.call_soon_threadsafe(arrive, delta)
 
         return sink
+
+
+async def _next_batch(deltas: asyncio.Queue[tuple[int, Delta]]) -> DeltaBatch:
+    """Return all deltas that have arrived, at least one."""
+    batch = [await deltas.get()]
+    while not deltas.empty():
+        batch.append(deltas.get_nowait())
+    return batch
+
+
+def _with_others(batch: DeltaBatch) -> DeltaBatch:
+    """Return the deltas, and after each one those of the same search's other answers, whose indices follow."""
+    return [(index + offset, answer) for index, delta in batch for offset, answer in enumerate((delta, *delta.others))]

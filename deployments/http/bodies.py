@@ -65,6 +65,7 @@ def large_body_route(max_body_bytes: int) -> type[APIRoute]:
                 loop = asyncio.get_running_loop()
                 body, ignored = await loop.run_in_executor(reading, read) if request.state.large else read()
                 response: Response = await self.endpoint(body=body, request=request)
+                ignored = [*ignored, *getattr(request.state, "ignored", ())]  # the endpoint knows of more
                 if ignored:
                     _warn_once(names := ", ".join(filter(_is_header_text, ignored)))
                     response.headers[_IGNORED] = names

@@ -10,8 +10,8 @@ from deployments.configuration.key_ring import ApiKey
 from deployments.http.bodies import SMALL_BYTES
 from deployments.validation.errors import error_response
 
-GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
-_WORKING_PATHS = (*GENERATING_PATHS, "/tokenize", "/detokenize")
+GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
+_WORKING_PATHS = (*GENERATING_PATHS, "/tokenize", "/detokenize", "/v1/messages/count_tokens")
 _BODIES_AT_ONCE = 8  # of the largest size; a parsed body takes several times its bytes
 
 

@@ -39,7 +39,7 @@ class Gate:
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
         send = _with_id(send, request_id) if self._tell_id else send
-        key = self._keys.find(headers.get("Authorization"))
+        key = self._keys.find(_authorization(headers))
         scope.setdefault("state", {}).update(key=key, request_id=request_id)
         if key is None and scope["path"] not in _OPEN_PATHS and not is_page(scope["path"]):
             reason = "A valid API key is needed: Authorization: Bearer KEY."
@@ -79,6 +79,12 @@ def _with_id(send: Send, request_id: str) -> Send:
         await send(message)
 
     return send_on
+
+
+def _authorization(headers: Headers) -> str | None:
+    """The Authorization header, or the API key as Anthropic's clients send it."""
+    key = headers.get("X-Api-Key")
+    return headers.get("Authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _request_id(headers: Headers) -> str:

@@ -14,14 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
-from deployments.validation.errors import body_of, error_response
+from deployments.validation.errors import anthropic_body, body_of, error_response, status_of
 
 CALLBACK = "deployments.http.proxy:middlewares"
 
 _LOST = UnavailableError("the coordinator that answered has died; ask again")
 _REQUEST_ID = "X-Request-Id"
-_GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-_TEXT_ONLY = ("/tokenize", "/detokenize")
+_GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+_TEXT_ONLY = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 _MOST_BODY_BYTES = 2**20  # larger bodies are not kept, so their answers can't be asked for again
 _PATIENCE_S = 60.0  # for another coordinator to take the request
 _PAUSE_S = 0.2
@@ -189,6 +189,8 @@ def _with_last_event(scope: Scope, last_id: bytes | None) -> list[tuple[bytes, b
 def _last_event(path: str) -> str:
     """Error event in the format of the path's streams."""
     body = body_of(_LOST)
+    if path.endswith("/v1/messages"):
+        return typed_event(anthropic_body(body, status_of(_LOST)))
     if not path.endswith("/v1/responses"):
         return event(body.model_dump_json(), name="error")
     fields = body.error.model_dump(include={"code", "message", "param"})

@@ -2,17 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
 
 from actors.coordinator import request as actors_request
 from decoding.errors import ConsortError
+from deployments.answers.anthropic.messages_writer import MessagesWriter
 from deployments.answers.completion_writers import ChatWriter, CompletionWriter
 from deployments.answers.identity import AnswerIdentity
 from deployments.answers.responses_writer import ResponsesWriter
@@ -24,15 +27,18 @@ from deployments.endpoints.answer_events import EventBatch, answer_events
 from deployments.endpoints.logprob_budget import count_reported_tokens
 from deployments.endpoints.resumption import last_event, may_resume
 from deployments.endpoints.service import Service
+from deployments.http.anthropic_errors import AnthropicErrors
 from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
 from deployments.http.drain import Drain, DrainMiddleware
 from deployments.http.early_refusal import EarlyRefusal
 from deployments.http.gate import Gate
+from deployments.http.origins import cors_options
 from deployments.http.outcomes import OutcomeMiddleware
 from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
 from deployments.http.status_routes import AskOthers, add_status_routes, ask_nobody
+from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest, TokenCount
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -76,6 +82,7 @@ def make_api(
     keys: KeyRing | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     add_request_id: bool = True,
+    cors_origins: Sequence[str] | None = None,
     ask_others: AskOthers = ask_nobody,
     drain: Drain | None = None,
 ) -> FastAPI:
@@ -84,6 +91,7 @@ def make_api(
     Args:
         keys: None: no key is needed.
         add_request_id: whether to set `X-Request-Id` in responses; false if a proxy does it.
+        cors_origins: pages that may use the server; None: those from this machine.
         ask_others: returns the metrics of other coordinators, which /metrics shows too.
         drain: by which the server is told to stop; None: it stops at once.
     """
@@ -105,6 +113,8 @@ def make_api(
     api.add_middleware(BaseUrls, names=base_url_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
     api.add_middleware(OutcomeMiddleware, record=service.metrics.record_outcome, endpoints=service.endpoints)
+    api.add_middleware(AnthropicErrors)
+    api.add_middleware(CORSMiddleware, **cors_options(cors_origins))
     install_error_handlers(api)
     add_status_routes(api, service, ask_others, drain)
     add_page(api)
@@ -123,6 +133,22 @@ def make_api(
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer in a conversation, by OpenAI's newer API."""
         return await _answer(service, request, body, ResponsesWriter, rendering)
+
+    @large.post("/v1/messages", responses=_RESPONSES)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Answer in a conversation, by Anthropic's API."""
+        return await _answer(service, request, body, MessagesWriter, rendering)
+
+    @large.post("/v1/messages/count_tokens", responses=_ERRORS, response_model=TokenCount)
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        """How many tokens a conversation has, by Anthropic's API."""
+        body.model = resolve_model(body.model, request)
+        return _json(await service.count_tokens(body, key=request.state.key))
+
+    @api.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> None:
+        """Refuse: models that make text are no embedding models."""
+        raise HTTPException(HTTPStatus.NOT_FOUND, "Consort serves no embeddings; ask a server with an embedding model")
 
     @large.post("/tokenize", responses=_ERRORS, response_model=Tokenization)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
@@ -149,10 +175,11 @@ async def _answer(
     body.model = resolve_model(body.model, request)
     served = service.endpoint(body.model)
     request.state.endpoint = served.name
+    request.state.ignored = served.ignored_fields(body)
     resumable = may_resume(body, served)
     after = last_event(request.headers.get(LAST_EVENT_ID), body, resumable=resumable)
     identity = AnswerIdentity.new(body.seed_or_new()) if after is None else after.identity
-    requests = await service.prepare(body, seed=identity.seed)
+    requests = await service.prepare(body, seed=identity.seed, key=request.state.key)
 
     def make() -> Writer:
         writer = make_writer(body, requests, served.token_decoder, identity=identity)

@@ -29,6 +29,20 @@ class Totals(BaseModel):
     accepted: int
     missed: int  # steps that rejected a draft
     hits: int  # of these, steps after which an alternative draft was ready
+    prompt_tokens: int  # of prompts that were computed or cached
+    cached: int  # of these, tokens whose KV pages were there already
+    cache_hit_rate: float  # cached / prompt_tokens
+
+
+class AnswerCache(BaseModel):
+    """The cache of whole answers."""
+
+    tokens: int  # of prompts and answers
+    max_tokens: int
+    answers: int
+    queries: int
+    hits: int
+    hit_rate: float  # hits / queries
 
 
 class EndpointStatus(BaseModel):
@@ -62,6 +76,7 @@ class ServerStatus(BaseModel):
     version: str
     uptime_s: float
     requests: RequestCounts
+    answer_cache: AnswerCache | None  # null: off
     endpoints: list[EndpointStatus]
     replicas: list[ReplicaLoad]
 
@@ -76,6 +91,7 @@ def server_status(service: Service, *, version: str, uptime_s: float) -> ServerS
         version=version,
         uptime_s=round(uptime_s, 3),
         requests=RequestCounts(running=running.total(), waiting=waiting.total(), max=service.max_requests),
+        answer_cache=_answer_cache(service) if service.cache.is_enabled else None,
         endpoints=endpoints,
         replicas=replica_loads(service),
     )
@@ -89,7 +105,14 @@ def replica_loads(service: Service) -> list[ReplicaLoad]:
 
 def _endpoint(service: Service, name: str, served: ServedEndpoint, up: set[str]) -> EndpointStatus:
     endpoint, statistics = served.endpoint, asdict(service.metrics.statistics(name))
-    totals = Totals(requests=service.metrics.requests(name), tokens=statistics.pop("committed"), **statistics)
+    prompt_tokens = service.metrics.prompt_tokens(name)
+    totals = Totals(
+        requests=service.metrics.requests(name),
+        tokens=statistics.pop("committed"),
+        prompt_tokens=prompt_tokens,
+        cache_hit_rate=_rate(statistics["cached"], prompt_tokens),
+        **statistics,
+    )
     return EndpointStatus(
         name=name,
         target=endpoint.target,
@@ -98,6 +121,22 @@ def _endpoint(service: Service, name: str, served: ServedEndpoint, up: set[str])
         through_text=served.token_reports(),
         totals=totals,
     )
+
+
+def _answer_cache(service: Service) -> AnswerCache:
+    cache, metrics = service.cache, service.metrics
+    return AnswerCache(
+        tokens=cache.tokens,
+        max_tokens=cache.max_tokens,
+        answers=len(cache),
+        queries=metrics.cache_queries,
+        hits=metrics.cache_hits,
+        hit_rate=_rate(metrics.cache_hits, metrics.cache_queries),
+    )
+
+
+def _rate(hits: int, queries: int) -> float:
+    return round(hits / queries, 4) if queries else 0.0
 
 
 def _replica(address: ReplicaAddress, report: Report | None, *, role: str) -> ReplicaLoad:

@@ -72,11 +72,13 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers, dra
     """Add /health, /ready, /version, /metrics, /v1/status and /v1/models."""
     created, began_s, live = int(time.time()), time.monotonic(), LiveMetrics(service)
 
+    @api.head("/health", include_in_schema=False)
     @api.get("/health", responses={503: {"model": Health}})
     async def health() -> JSONResponse:
         """200 once an endpoint's target is up, 503 before."""
         return _health(service, any)
 
+    @api.head("/ready", include_in_schema=False)
     @api.get("/ready", responses={503: {"model": Health}})
     async def ready() -> JSONResponse:
         """200 while the targets of all endpoints are up and the server takes requests, else 503."""

@@ -43,6 +43,8 @@ class Metrics:
         self._requests: dict[int, _RequestState] = {}
         self._labelled: dict[tuple[object, ...], Any] = {}
         self._started: Tally[str] = Tally()  # requests, by endpoint
+        self._prompts: Tally[str] = Tally()  # tokens of prompts that were computed or cached, by endpoint
+        self.cache_queries = self.cache_hits = 0  # of the cache of answers
         self._finished: dict[str, Statistics] = {}  # of ended requests, by endpoint
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -52,10 +54,19 @@ class Metrics:
             return Histogram(f"vllm:{name}", text, ENDPOINT_LABELS, buckets=buckets, registry=registry)
 
         self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self._prefix_queries = counter("prefix_cache_queries", "Tokens of prompts that were looked up in KV pages.")
+        self._prefix_hits = counter("prefix_cache_hits", "Tokens of prompts whose KV pages were there.")
         self._answer_tokens = counter("generation_tokens", "Tokens of answers.")
         self._ended = counter("request_success", "Requests that finished.", "finished_reason")
         self._requests_ended = Counter(
             "consort:requests", "HTTP requests that ended.", ("endpoint", "key"), registry=registry
+        )
+        self._answer_queries, self._answer_hits = (
+            Counter(f"consort:answer_cache_{name}", text, ("endpoint",), registry=registry)
+            for name, text in (
+                ("queries", "Requests that were looked up in the cache of answers."),
+                ("hits", "Requests whose answer was there."),
+            )
         )
         labels = ("endpoint", "key", "reason")
         self._refused = Counter(
@@ -97,6 +108,10 @@ class Metrics:
         """Count the requests to an endpoint that have started."""
         return self._started[endpoint]
 
+    def prompt_tokens(self, endpoint: str) -> int:
+        """Count the tokens of prompts after which the first token has come."""
+        return self._prompts[endpoint]
+
     def statistics(self, endpoint: str) -> Statistics:
         """Return the statistics of all requests to an endpoint, those in state included."""
         running = (state.statistics for state in self._requests.values() if state.endpoint == endpoint)
@@ -122,11 +137,20 @@ class Metrics:
         if delta.error is not None:
             self.record_failure(request, delta.error)
         elif state is not None:
+            if state.last_s is None and delta.tokens:
+                self._count_prompt(request, delta.statistics.cached)
             self._time_tokens(request, state, len(delta.tokens))
             self._count_drafts(request, state.statistics, delta.statistics)
             state.statistics = delta.statistics
             if delta.finish is not None:
                 self._finish(request, state, delta.finish)
+
+    def record_cache(self, request: Request, *, hit: bool) -> None:
+        """Count a look-up in the cache of answers."""
+        self.cache_queries += 1
+        self.cache_hits += hit
+        self._answer_queries.labels(request.endpoint.name).inc()
+        self._answer_hits.labels(request.endpoint.name).inc(hit)
 
     def record_failure(self, request: Request, error: ConsortError | None) -> None:
         """Note that a request failed; ignored if it has ended before. error: None if its client hung up."""
@@ -159,6 +183,11 @@ class Metrics:
             self._labelled[key] = metric.labels(request.endpoint.name, ENGINE, *labels)
         labelled: Metric = self._labelled[key]
         return labelled
+
+    def _count_prompt(self, request: Request, cached: int) -> None:
+        self._prompts[request.endpoint.name] += len(request.prompt)
+        self._labels_of(self._prefix_queries, request).inc(len(request.prompt))
+        self._labels_of(self._prefix_hits, request).inc(cached)
 
     def _time_tokens(self, request: Request, state: _RequestState, count: int) -> None:
         if count == 0:

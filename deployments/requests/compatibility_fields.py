@@ -37,9 +37,6 @@ class ChatCompatibilityFields(StrictModel):
     function_call: Annotated[Any, only("none", "auto", why=_NEWER)] = Field(
         None, description="Only `none` or `auto`; `tool_choice` has replaced it."
     )
-    reasoning_effort: Annotated[Any, without_effect("none")] = Field(
-        None, description="Without effect; a model's own switches go into `chat_template_kwargs`."
-    )
     verbosity: Annotated[Any, without_effect("medium")] = Field(None, description="Without effect.")
     modalities: Annotated[Items[str], only(["text"], why="answers are text")] | None = Field(
         None, description='Only `["text"]`.'

@@ -1,4 +1,4 @@
-"""Input items of /v1/responses: messages, function calls and their outputs. Knows no chat templates."""
+"""Input items of /v1/responses: messages, reasoning, function calls and their outputs. Knows no chat templates."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -9,12 +9,13 @@ from deployments.requests.fields import Items, without_effect
 from deployments.requests.message import Message
 from deployments.validation.strict import StrictModel, Text, wrong_field
 
-ItemType = Literal["message", "function_call", "function_call_output"]
+ItemType = Literal["message", "function_call", "function_call_output", "reasoning"]
 
 _FIELDS: dict[ItemType, set[str]] = {
     "message": {"role", "content"},
     "function_call": {"call_id", "name", "arguments"},
     "function_call_output": {"call_id", "output"},
+    "reasoning": {"content"},
 }
 
 
@@ -30,7 +31,7 @@ def _without_nulls(value: object) -> object:
 class ItemPart(StrictModel):
     """A text part of an item."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: Text
     annotations: Annotated[Any, without_effect([])] = None
     logprobs: list[Any] | None = None  # of an earlier output; ignored
@@ -52,6 +53,7 @@ class Item(StrictModel):
     id: str | None = None
     status: str | None = None
     phase: str | None = None
+    summary: list[Any] | None = None  # of an earlier output; ignored
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> "Item":
@@ -60,7 +62,7 @@ class Item(StrictModel):
             given = getattr(self, field) is not None
             if given and field not in wanted:
                 raise wrong_field(field, f"has no place in the type {self.type!r}")
-            if not given and field in wanted:
+            if not given and field in wanted and self.type != "reasoning":  # which may be empty
                 raise wrong_field(field, "is required")
         return self
 
@@ -79,13 +81,20 @@ InputItem = Annotated[Item, BeforeValidator(_without_nulls)]
 
 
 def conversation(items: Sequence[Item], instructions: str | None) -> list[Message]:
-    """Convert items to chat messages. Calls join the assistant's turn before them; instructions come first."""
+    """Convert items to chat messages. Calls and reasoning join the assistant's turn; instructions come first."""
     turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    reasoning = ""
     for item in items:
+        if item.type == "reasoning":
+            reasoning += _text(item.content)
+            continue
         if item.type == "function_call" and turns and turns[-1]["role"] == "assistant":
             turns[-1].setdefault("tool_calls", []).extend(item.turn["tool_calls"])
         else:
             turns.append(item.turn)
+            if reasoning and turns[-1]["role"] == "assistant":
+                turns[-1]["reasoning_content"] = reasoning
+            reasoning = ""
     return [Message.model_validate(turn) for turn in turns]
 
 

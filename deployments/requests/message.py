@@ -27,6 +27,7 @@ class Message(StrictModel):
     content: Annotated[Items[TextPart] | None, BeforeValidator(_as_parts)] = Field(
         None, description="A text, or text parts."
     )
+    reasoning_content: Text | None = Field(None, description="What the assistant wrote before its content.")
     name: Text | None = Field(None, description="Of the speaker, for chat templates that show it.")
     tool_calls: Items[PastCall] | None = Field(None, description="What the assistant called.")
     tool_call_id: Text | None = Field(None, description="Which call the content of a tool answers.")
@@ -48,7 +49,11 @@ class Message(StrictModel):
     @property
     def turn(self) -> dict[str, Any]:
         """The message as chat templates take it."""
-        more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
+        more: dict[str, Any] = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content if self.role == "assistant" else None,
+        }
         if self.tool_calls:
             more["tool_calls"] = [call.turn for call in self.tool_calls]
         role = "system" if self.role == "developer" else self.role

@@ -1,5 +1,6 @@
 """Body of POST /v1/responses, OpenAI's newer API, as far as it needs no stored state. Knows no models."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,6 +11,7 @@ from deployments.requests.input_items import InputItem, conversation
 from deployments.requests.message import Message
 from deployments.requests.schema import GenerationRequest
 from deployments.requests.structure_fields import ResponseFormat
+from deployments.requests.thinking import thinking_variables
 from deployments.requests.tool_fields import FlatToolFields
 from deployments.validation.strict import StrictModel, Text, wrong_field
 
@@ -49,6 +51,14 @@ class TextOptions(StrictModel):
     verbosity: Annotated[Any, without_effect("medium")] = None
 
 
+class ReasoningOptions(StrictModel):
+    """How the model reasons. Nothing summarises what it writes."""
+
+    effort: Text | None = None
+    summary: Annotated[Any, without_effect()] = None
+    generate_summary: Annotated[Any, without_effect()] = None
+
+
 class ResponsesRequest(GenerationRequest, FlatToolFields):
     """POST /v1/responses."""
 
@@ -56,7 +66,7 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
     default_max_tokens = None
 
     input: Annotated[Items[InputItem], Field(min_length=1), BeforeValidator(_as_items)] = Field(
-        description="A text, or messages, `function_call`s and `function_call_output`s, oldest first."
+        description="A text, or messages, `reasoning`, `function_call`s and `function_call_output`s, oldest first."
     )
     instructions: Text | None = Field(None, description="A system message before the input.")
     max_output_tokens: Limit | None = Field(None, description="Most tokens to answer with.")
@@ -72,7 +82,7 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
     background: Annotated[bool, only(False, why=_NO_STATE)] | None = Field(None, description="Only false.")
     prompt: Annotated[Any, only(why=_NO_STATE)] = Field(None, description="Only null.")
     max_tool_calls: int | None = Field(None, description="Changes nothing: only tools of a server are counted.")
-    reasoning: Annotated[Any, without_effect()] = Field(None, description="Without effect.")
+    reasoning: ReasoningOptions | None = Field(None, description="`effort`: what `reasoning_effort` is in chat.")
     truncation: Annotated[Any, without_effect("disabled")] = Field(
         None, description="Without effect: an input that is too long is an error."
     )
@@ -110,6 +120,14 @@ class ResponsesRequest(GenerationRequest, FlatToolFields):
     def logprob_count(self) -> int | None:
         wanted = "message.output_text.logprobs" in (self.include or ()) or self.top_logprobs is not None
         return (self.top_logprobs or 0) if wanted else None
+
+    @property
+    def switches(self) -> Mapping[str, Any]:
+        return thinking_variables(self.reasoning.effort if self.reasoning else None, None)
+
+    @property
+    def switch_field(self) -> str:
+        return "reasoning"
 
     @property
     def structure(self) -> Structure | None:

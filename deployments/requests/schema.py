@@ -1,7 +1,7 @@
 """Bodies of completions and chat, as in OpenAI's API. Every known field works or is refused with a reason."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -15,13 +15,15 @@ from deployments.requests.fields import MIN_TIMEOUT_S, Items, Limit, Prompts, on
 from deployments.requests.message import Message
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs
+from deployments.requests.thinking import thinking_variables
 from deployments.requests.tool_fields import ToolFields
-from deployments.validation.strict import StrictModel, wrong_field
+from deployments.validation.strict import StrictModel, Text, wrong_field
 
 _MAX_CHOICES = 128
 _MAX_DRAFT_LENGTH = 32
 _MAX_CHAT_LOGPROBS = 20
 _SEED_BITS = 53  # a drawn seed survives JSON readers that know only doubles
+_LONGEST_SALT = 200  # characters
 _DRAW_SEED = -1  # as in llama.cpp and vLLM
 _NO_DEFAULTS = SamplingFields()
 
@@ -72,6 +74,9 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     )
     timeout_s: Annotated[float, Field(ge=MIN_TIMEOUT_S)] | None = Field(
         None, description="Seconds after which the request fails with 408, instead of the endpoint's; 0.001 or more."
+    )
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=_LONGEST_SALT)] | None = Field(
+        None, description="Cached prompts and answers are shared only with requests of the same salt."
     )
     return_token_details: bool | None = Field(
         None, description="Every choice has `token_details`: each token's id, text and where it came from."
@@ -164,6 +169,16 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def switches(self) -> Mapping[str, Any]:
+        """Variables that turn thinking on or off, for chat templates that have them."""
+        return {}
+
+    @property
+    def switch_field(self) -> str:
+        """Field that asks for the switches."""
+        return ""
 
     def sampling(
         self,
@@ -263,6 +278,10 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
         None, description="true: the answer goes on with the last message; needs `add_generation_prompt: false`."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
+    reasoning_effort: Text | None = Field(
+        None, description="For the chat template, if it has such a switch; `none` turns thinking off."
+    )
+    enable_thinking: bool | None = Field(None, description="Whether to think, for the chat template, if it can tell.")
 
     def _conditions(self) -> list[tuple[bool, str, str]]:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -277,6 +296,14 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
             (not self.top_logprobs or bool(self.logprobs), "top_logprobs", "needs logprobs: true"),
             *self.tool_conditions(),
         ]
+
+    @property
+    def switches(self) -> Mapping[str, Any]:
+        return thinking_variables(self.reasoning_effort, self.enable_thinking)
+
+    @property
+    def switch_field(self) -> str:
+        return "reasoning_effort" if self.enable_thinking is None else "enable_thinking"
 
     @property
     def structure(self) -> Structure | None:

@@ -23,6 +23,11 @@ class JsonSchema(StrictModel):
     strict: bool | None = None  # answers always follow the schema
 
 
+def structure_of(schema: dict[str, Any]) -> Structure:
+    """Structure of JSON that follows a schema."""
+    return Structure(kind="json", definition=json.dumps(schema))
+
+
 class ResponseFormat(StrictModel):
     """OpenAI's `response_format`."""
 
@@ -41,8 +46,9 @@ class ResponseFormat(StrictModel):
         """Structure for the decoder; None: free text."""
         if self.type == "text":
             return None
-        schema = _ANY_OBJECT if self.json_schema is None else json.dumps(self.json_schema.schema_)
-        return Structure(kind="json", definition=schema)
+        if self.json_schema is None:
+            return Structure(kind="json", definition=_ANY_OBJECT)
+        return structure_of(self.json_schema.schema_)
 
 
 class StructuredOutputs(StrictModel):

@@ -21,7 +21,7 @@ _CHOICE = "`auto`, `none`, `required`, or one function, which must be called the
 class FunctionDefinition(StrictModel):
     """A function that the model may call, and the schema of its arguments."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema
     strict: bool | None = None  # forced calls always follow the schema
@@ -81,6 +81,7 @@ class ToolChoice:
 
     mode: Literal["none", "auto", "required", "named"]
     name: str | None = None  # of the function that must be called
+    parallel: bool = True  # false: at most one call, where calls are required
 
     @property
     def is_forced(self) -> bool:
@@ -159,7 +160,8 @@ class ToolUse(StrictModel):
         if self.tool_choice.name is not None and self.tool_choice.name in functions:
             return _compact(functions[self.tool_choice.name].schema_or_any)
         calls = [_call_schema(function) for function in functions.values()]
-        bound = {"maxItems": 1} if self.parallel_tool_calls is False else {}
+        single = self.parallel_tool_calls is False or not self.tool_choice.parallel
+        bound = {"maxItems": 1} if single else {}
         return _compact({"type": "array", "minItems": 1, "items": {"anyOf": calls}, **bound})
 
 

@@ -163,9 +163,10 @@ class Deliberation:
     def _outcome(self, candidates: Sequence[Candidate], ranking: Ranking) -> Outcome:
         winner = candidates[ranking.winner]
         spent = sum((candidate.delta.statistics for candidate in candidates), Statistics())
+        cached = min((candidate.delta.statistics.cached for candidate in candidates), default=0)
         answers = ranking.answers or [None] * len(candidates)
         return Outcome(
-            delta=replace(winner.delta, statistics=spent),
+            delta=replace(winner.delta, statistics=replace(spent, cached=cached)),
             strategy=self._options.kind,
             winner=winner.member,
             agreement=ranking.agreement,

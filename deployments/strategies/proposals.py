@@ -115,6 +115,7 @@ def _request_for(request: Request, model: str, prompt: Sequence[int], params: Sa
         speculate=request.speculate,
         draft_length=request.draft_length,
         timeout_s=request.timeout_s,
+        cache_salt=request.cache_salt,
     )
 
 

@@ -8,7 +8,8 @@ from functools import lru_cache
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
 from decoding.sampling.detokenizer import Detokenizer
-from deployments.tokenizers.tool_format import tool_format
+from deployments.tokenizers.response_templates import response_template
+from deployments.tokenizers.tool_format import has_think_tags, tool_format
 
 _CACHED_TOKENS = 16_384  # log-probabilities name the same tokens again and again
 _SPACE = "▁"  # how SentencePiece writes it
@@ -26,6 +27,8 @@ class TokenDecoder:
         self._cached_text = lru_cache(_CACHED_TOKENS)(self._token_text)
         self._is_byte_level = _is_byte_level(tokenizer)
         self.tool_format = tool_format(tokenizer.chat_template)
+        self.has_think_tags = has_think_tags(tokenizer.chat_template)
+        self.response_template = response_template(tokenizer)
 
     def bytes_of(self, token: int) -> bytes:
         """UTF-8 bytes of a token; for a special token, its name."""

@@ -1,10 +1,12 @@
-"""How a model writes tool calls, recognised by its chat template, and the events of an answer that is parsed."""
+"""How a model writes reasoning and tool calls, recognised by its chat template, and the events of a parsed answer."""
 
 import secrets
 from dataclasses import dataclass, field
 from typing import Literal
 
 ToolFormat = Literal["hermes", "mistral", "llama"]
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 # Texts leave out special tokens, so only the JSON of Mistral's and Llama's formats remains.
 _SIGNS: dict[str, ToolFormat] = {
@@ -16,9 +18,14 @@ _SIGNS: dict[str, ToolFormat] = {
 
 
 def tool_format(chat_template: object) -> ToolFormat | None:
-    """Format of tool calls in a chat template; None: the template has no tools."""
+    """Format of tool calls in a chat template, of those that stream; None: the template has none of them."""
     text = str(chat_template or "")
     return next((name for sign, name in _SIGNS.items() if sign in text), None)
+
+
+def has_think_tags(chat_template: object) -> bool:
+    """Whether the model reasons between `<think>` tags before its answer."""
+    return THINK_OPEN in str(chat_template or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +44,11 @@ class Arguments:
     text: str
 
 
-AnswerEvent = str | CallStart | Arguments  # str: content
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Next piece of what the model writes before its answer."""
+
+    text: str
+
+
+AnswerEvent = str | Reasoning | CallStart | Arguments  # str: content

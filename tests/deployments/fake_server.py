@@ -7,7 +7,7 @@ from typing import Any
 import uvicorn
 
 from deployments.admission.admission import Limits
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.outcomes import log_requests
@@ -20,7 +20,7 @@ from tests.deployments.scripted import TEMPLATE
 def main(port: int) -> None:
     """Serve until interrupted. Requests are logged to standard error, one JSON line each."""
     log_requests()
-    config, coordinator = load_config(), FakeCoordinator()
+    config, coordinator = load_config(TINY_CONFIG), FakeCoordinator()
     fake: Any = coordinator
     endpoints = load_endpoints(config)
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE

@@ -35,7 +35,7 @@ def deployments() -> dict[str, Any]:
 
 def test_one_deployment_per_model_and_the_coordinator(deployments: dict[str, Any]) -> None:
     assert set(deployments) == {"Coordinator", "Target-large", "Drafter-small"}
-    assert set(deployments_of(BuildArgs(require_api_key=False))) == {"Coordinator", "Target-target", "Drafter-drafter"}
+    assert set(deployments_of(BuildArgs(require_api_key=False))) == {"Coordinator", "Target-smollm2"}
 
 
 def test_replicas_get_what_is_configured(deployments: dict[str, Any]) -> None:

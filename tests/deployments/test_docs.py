@@ -14,12 +14,14 @@ from deployments.configuration.http import HttpConfig
 from deployments.configuration.keys import ApiKeyConfig
 from deployments.configuration.model import ROOT, ModelConfig
 from deployments.configuration.tracing import TracingConfig
+from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import TokenizeRequest
 from deployments.ui import cli
 
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 
 
@@ -43,10 +45,19 @@ def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) ->
 
 
 @pytest.mark.parametrize(
-    "model", [GenerationRequest, CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest]
+    "model",
+    [
+        GenerationRequest,
+        CompletionRequest,
+        ChatRequest,
+        ResponsesRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        TokenizeRequest,
+    ],
 )
 def test_every_field_of_a_request_is_documented(model: type[BaseModel]) -> None:
-    rows = [f"| `{name}` | {field.description} |" for name, field in model.model_fields.items()]
+    rows = [f"| `{field.alias or name}` | {field.description} |" for name, field in model.model_fields.items()]
     missing = [row for row in rows if row not in HTTP]
     assert missing == []
 
@@ -55,6 +66,12 @@ def test_every_field_of_a_request_is_documented(model: type[BaseModel]) -> None:
 def test_the_help_of_every_command_is_documented(command: list[str]) -> None:
     result = CliRunner().invoke(cli.main, [*command, "--help"], prog_name="consort", terminal_width=100)
     assert f"```text\n{result.output}```" in CONFIGURATION, result.output
+
+
+@pytest.mark.parametrize("command", ["prune", "finetune"])
+def test_the_help_of_commands_that_make_models_is_documented(command: str) -> None:
+    result = CliRunner().invoke(cli.main, [command, "--help"], prog_name="consort", terminal_width=100)
+    assert f"```text\n{result.output}```" in TRAINING, result.output
 
 
 def test_the_examples_are_valid_configurations() -> None:

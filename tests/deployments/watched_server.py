@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from actors.coordinator.request import Delta, Request
 from deployments.admission.admission import Limits
 from deployments.app import _SWITCH_INTERVAL_S
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
@@ -72,7 +72,7 @@ class Watch:
 def main(port: int) -> None:
     """Serve until ended."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    config, coordinator, watch = load_config(), ThreadedCoordinator(), Watch()
+    config, coordinator, watch = load_config(TINY_CONFIG), ThreadedCoordinator(), Watch()
     for model in config.models.values():
         model.max_length = CONTEXT
     endpoints, fake = load_endpoints(config), coordinator

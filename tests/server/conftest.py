@@ -11,7 +11,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from deployments.app import APP_NAME, ReplicaStatus
 from deployments.client import Client
 from deployments.cluster import StartProgress, serving
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def server() -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     config.http.port = port
     seen: list[StartProgress] = []
     with serving(config, address=None, verbose=False, watch=seen.extend):

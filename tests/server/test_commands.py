@@ -15,7 +15,8 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-LONG = {"model": "consort", "prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+LONG = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+CACHES = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # where the default model is converted, once
 COMMAND = [sys.executable, "-m", "deployments"]
 
 
@@ -36,16 +37,29 @@ def ray_processes(group: int) -> list[int]:
 def environment(tmp_path: Path) -> dict[str, str]:
     """A user's environment with a mark by which descendants are recognised."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {**inherited, "CONSORT_TEST": str(os.getpid()), "COLUMNS": "120", "HOME": str(tmp_path)}
+    return {
+        **inherited,
+        "CONSORT_TEST": str(os.getpid()),
+        "COLUMNS": "120",
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": CACHES,
+    }
 
 
 def test_demo_shows_text_and_statistics_and_leaves_nothing(environment: dict[str, str]) -> None:
     process = subprocess.run(
-        [*COMMAND, "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*COMMAND, "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert process.returncode == 0, process.stderr
     assert process.stderr == ""
-    for shown in ("Target-target: ready", "draft tokens accepted", "the same seed gives the same text", "curl -N"):
+    assert "sleep" in process.stdout.split("three tips.")[1]
+    for shown in (
+        "Target-smollm2: ready",
+        "draft tokens accepted",
+        "as fast",
+        "the same seed gives the same text",
+        "curl -N",
+    ):
         assert shown in process.stdout
     wait_until(lambda: not ray_processes(os.getpid()), "all processes have ended")
     assert not (Path(environment["HOME"]) / ".ray").exists()  # where Ray would leave a token
@@ -61,7 +75,7 @@ def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> N
             assert process.stdout is not None
             assert any("Ctrl-C stops the server" in line for line in process.stdout)
             client = Client(f"http://127.0.0.1:{port}")
-            asked = {"model": "consort", "prompt": "import os", "max_tokens": 5}
+            asked = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 5}
             chunks = list(client.stream("/v1/completions", asked))
             assert chunks[-1]["choices"][0]["finish_reason"] in ("length", "stop")
             whole = "".join(chunk["choices"][0]["text"] for chunk in client.stream("/v1/completions", LONG))

@@ -1,9 +1,13 @@
-"""Runs the README's commands and examples."""
+"""Runs the README's commands and examples, with the server that the README starts: `consort serve`."""
 
+import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,6 @@ import yaml
 
 from deployments.configuration.config import parse_config
 from deployments.configuration.model import ROOT
-from tests.server.conftest import Server
 
 pytestmark = pytest.mark.cluster
 
@@ -21,6 +24,23 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Return the port of `consort serve` with the default configuration, in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-m", "deployments", "serve", "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any("Ctrl-C stops the server" in line for line in process.stdout)
+            yield port
+        finally:
+            process.send_signal(signal.SIGINT)
 
 
 def make_targets() -> set[str]:
@@ -35,18 +55,22 @@ def test_make_knows_every_target() -> None:
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
 
-def test_curl_streams(server: Server) -> None:
+def test_curl_streams_english(port: int) -> None:
     script = next(block for block in blocks("bash") if block.startswith("curl "))
-    command = script.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    command = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200, check=True)
     events = [line for line in done.stdout.splitlines() if line]
     assert len(events) > 2
     assert all(event.startswith(("id: ", "data: ")) for event in events)
     assert events[-1] == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    words = set(re.findall(r"[a-z]+", text.lower()))
+    assert {"the", "sky", "blue", "is"} <= words, text
 
 
-def test_python_client(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    script = blocks("python")[0].replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+def test_python_client(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    script = blocks("python")[0].replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     exec(compile(script, "README.md", "exec"), {})
     assert "acceptance_length" in capsys.readouterr().out
 
@@ -57,10 +81,10 @@ def console_commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", console_commands())
-def test_commands_on_the_terminal(server: Server, command: str) -> None:
+def test_commands_on_the_terminal(port: int, command: str) -> None:
     """Run with the checkout's modules and without a terminal."""
     script = f"{sys.executable} -m deployments {command}"
-    environment = {**os.environ, "CONSORT_URL": f"http://127.0.0.1:{server.port}"}
+    environment = {**os.environ, "CONSORT_URL": f"http://127.0.0.1:{port}"}
     options: dict[str, Any] = {"cwd": ROOT, "env": environment, "input": "hi\n", "timeout": 200}
     done = subprocess.run(["bash", "-c", script], **options, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ class KnowingRunner(Runner):
     def __init__(self, speller: Speller, texts: Sequence[bytes], *, slots: int = 16, max_length: int = 512) -> None:
         self.vocab_size = speller.vocabulary.size
         self.device = torch.device("cpu")
+        self.single_device, self.trees_are_exact, self.recorder = False, True, None
         self.max_length, self.max_query = max_length, 256
         self.cache = KVPages(slots=slots, capacity=max_length + 256)
         self.columns = {slot: [-1] * self.cache.capacity for slot in range(slots)}  # the token in each

@@ -30,6 +30,10 @@ class Tiling(NamedTuple):
     split_tokens: int = 64  # rows of more tokens have tiles enough: their parts are not spread over programs
     partial_bytes: int = 128 << 20  # memory for parts; a row that finds no room has them computed one by one
 
+    def entries(self, wanted: int, entry_bytes: int) -> int:
+        """Return how many parts there is memory for, at least one and at most `wanted`."""
+        return max(min(self.partial_bytes // entry_bytes, wanted), 1)
+
     @classmethod
     def of(cls, query: Tensor) -> "Tiling":
         """Return one whose blocks fit into a GPU's registers. query: [N, heads, D]."""
@@ -59,14 +63,13 @@ def attend(
     tiling = tiling or Tiling.of(query)
     tokens, heads, size = query.shape
     kv_heads, value_size, page_size = keys.shape[1], values.shape[-1], keys.shape[-1]
-    group = heads // kv_heads
+    group, rows = heads // kv_heads, len(batch.lengths)
     folded = triton.next_power_of_2(group)
     queries = max(16, min(8 * folded, 64), folded)  # of a tile
-    rows, most_parts = len(batch.lengths), -(-tables.shape[1] * page_size // tiling.part)
+    most_parts = -(-tables.shape[1] * page_size // tiling.part)
     tiles = tokens // (queries // folded) + rows
     strides = min(most_parts, max(_PROGRAMS // (tiles * kv_heads), _MOST_STRIDES))
-    room = tiling.partial_bytes // (4 * heads * (value_size + 2))
-    entries = max(min(room, tokens * most_parts), 1)
+    entries = tiling.entries(tokens * most_parts, 4 * heads * (value_size + 2))
     partials = query.new_empty(entries, heads, value_size, dtype=torch.float32)
     statistics = query.new_empty(entries, heads, 2, dtype=torch.float32)
     output = query.new_empty(tokens, heads, value_size)
@@ -158,12 +161,7 @@ def _attend_to_parts(
     """
     TOKENS: tl.constexpr = QUERIES // FOLDED
     tile, kv_head, stride = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    index = tl.arange(0, ROWS)
-    first_tiles = tl.load(offsets + index, mask=index < rows, other=0) // TOKENS + index  # [B]: upper bounds
-    row = tl.sum(((first_tiles <= tile) & (index < rows)).to(tl.int32)) - 1
-    start = tl.load(offsets + row)
-    end = tl.load(offsets + row + 1)
-    tile_start = start + (tile - start // TOKENS - row) * TOKENS
+    row, start, end, tile_start = _find_tile(tile, offsets, rows, TOKENS, ROWS)
     length = tl.load(lengths + row).to(tl.int32)
     if (tile_start >= end) | (stride * PART >= length):
         return
@@ -207,22 +205,12 @@ def _attend_to_parts(
         column = (part + block // PER_PART * parts_apart) * PART + block % PER_PART * BLOCK + tl.arange(0, BLOCK)
         page = tl.load(tables + slot * table_width + column // PAGE, mask=column < length, other=0)
         page = page.to(tl.int64) * KV_HEADS + kv_head
-        key_column = tl.max_contiguous(tl.multiple_of(page * (SIZE * PAGE) + column % PAGE, PAGE), PAGE)
-        k = load_as(
-            keys + key_column[None, :] + (feature * PAGE)[:, None], (feature < SIZE)[:, None], q.dtype
-        )  # [D, BLOCK]
-        v = load_as(
-            values + (page * (PAGE * VALUE_SIZE) + column % PAGE * VALUE_SIZE)[:, None] + value_feature[None, :],
-            (column < length)[:, None] & (value_feature < VALUE_SIZE)[None, :],  # beyond may lie NaN
-            q.dtype,
-        )  # [BLOCK, Dv]
+        k = _load_keys(keys, page, column, feature, q, PAGE, SIZE)  # [D, BLOCK]
+        v = _load_values(values, page, column, length, value_feature, q, PAGE, VALUE_SIZE)  # [BLOCK, Dv]
         scores = tl.dot(q, k, input_precision="ieee") * scale  # [Q, BLOCK] float32
         if CAPPED:
             scores = softcap * (1.0 - 2.0 / (tl.exp(scores * (2.0 / softcap)) + 1.0))  # softcap * tanh
-        beyond = column[None, :] - trunk[:, None]
-        bit = (branch[:, None] >> tl.minimum(tl.maximum(beyond, 0), 63).to(tl.int64)) & 1
-        is_visible = (beyond < 0) & (column[None, :] >= earliest[:, None])
-        is_visible = is_visible | ((beyond >= 0) & (beyond < 64) & (bit == 1))
+        is_visible = _sees(column, trunk, branch, earliest)
         scores = tl.where(is_visible, scores * LOG2_E, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         finite = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
@@ -249,3 +237,61 @@ def _attend_to_parts(
             result.to(output.dtype.element_ty),
             mask=exists[:, None] & (value_feature < VALUE_SIZE)[None, :],
         )
+
+
+@triton.jit
+def _find_tile(
+    tile: tl.tensor, offsets: tl.tensor, rows: tl.tensor, TOKENS: tl.constexpr, ROWS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return a tile's row, that row's first token and the one after its last, and the tile's first token."""
+    index = tl.arange(0, ROWS)
+    first_tiles = tl.load(offsets + index, mask=index < rows, other=0) // TOKENS + index  # [B]: upper bounds
+    row = tl.sum(((first_tiles <= tile) & (index < rows)).to(tl.int32)) - 1
+    start = tl.load(offsets + row)
+    return row, start, tl.load(offsets + row + 1), start + (tile - start // TOKENS - row) * TOKENS
+
+
+@triton.jit
+def _load_keys(
+    keys: tl.tensor,  # [pages, kv_heads, D, page]
+    page: tl.tensor,  # [BLOCK] of each column, times the kv heads, and the head
+    column: tl.tensor,  # [BLOCK]
+    feature: tl.tensor,  # [D]
+    query: tl.tensor,  # an example of the type
+    PAGE: tl.constexpr,
+    SIZE: tl.constexpr,
+) -> tl.tensor:
+    """Return the keys of some columns, [D, BLOCK]."""
+    first = tl.max_contiguous(tl.multiple_of(page * (SIZE * PAGE) + column % PAGE, PAGE), PAGE)
+    return load_as(keys + first[None, :] + (feature * PAGE)[:, None], (feature < SIZE)[:, None], query.dtype)
+
+
+@triton.jit
+def _load_values(
+    values: tl.tensor,  # [pages, kv_heads, page, Dv]
+    page: tl.tensor,  # [BLOCK] as in `_load_keys`
+    column: tl.tensor,  # [BLOCK]
+    length: tl.tensor,  # of the row, in columns
+    feature: tl.tensor,  # [Dv]
+    query: tl.tensor,
+    PAGE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """Return the values of some columns, [BLOCK, Dv]; 0 beyond the row's end, where NaN may lie."""
+    first = page * (PAGE * VALUE_SIZE) + column % PAGE * VALUE_SIZE
+    exists = (column < length)[:, None] & (feature < VALUE_SIZE)[None, :]
+    return load_as(values + first[:, None] + feature[None, :], exists, query.dtype)
+
+
+@triton.jit
+def _sees(
+    column: tl.tensor,  # [BLOCK]
+    trunk: tl.tensor,  # [Q]
+    branch: tl.tensor,  # [Q]
+    earliest: tl.tensor,  # [Q]
+) -> tl.tensor:
+    """Return which tokens see which columns, [Q, BLOCK]: those of their text, and by a bit each those of their path."""
+    beyond = column[None, :] - trunk[:, None]
+    bit = (branch[:, None] >> tl.minimum(tl.maximum(beyond, 0), 63).to(tl.int64)) & 1
+    in_text = (beyond < 0) & (column[None, :] >= earliest[:, None])
+    return in_text | ((beyond >= 0) & (beyond < 64) & (bit == 1))

@@ -1,85 +1,111 @@
-"""`consort demo`: one streamed answer, what speculation saved, and proof that the drafter did not change the text."""
+"""`consort demo`: a streamed answer, tokens coloured by source, the same without drafts, and what drafts were worth."""
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from deployments.client import Client
+from deployments.ui.console.attribution import TextSpan
+from deployments.ui.console.generation import CHAT, Generation, Generator
+from deployments.ui.console.printer import COLOURS, TextPrinter
 
-_PROMPT = "def read_lines(path):"
-_REQUEST = {"prompt": _PROMPT, "max_tokens": 110, "temperature": 0.5, "seed": 7}
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedAnswer:
-    """A streamed answer."""
-
-    text: str
-    tokens: int
-    steps: int
-    drafted: int
-    accepted: int
-    first_s: float  # until the first text
-    total_s: float
+_QUESTION = "What can I do to sleep better? Give me three tips."
+_SEED = 7
+_TOKENS = 200
 
 
 def run_demo(client: Client, console: Console, *, model: str) -> None:
-    """Ask twice, with the drafter and without; show the first answer as it comes.
+    """Ask twice, with drafts and without; show the first answer as it comes.
 
     Raises:
         UnavailableError: the server could not answer.
     """
-    console.rule("[bold]a streamed completion[/]", align="left")
-    console.print(escape(_PROMPT), style="bold", end="", highlight=False)
-    body = {**_REQUEST, "model": model, "stream_options": {"include_usage": True}}
-    _collect(client, {**body, "max_tokens": 8}, None)  # the very first request warms both models up
-    ours = _collect(client, body, console)
-    plain = _collect(client, {**body, "speculate": False}, None)
-    console.print()
-    console.rule("[bold]what speculation did[/]", align="left")
-    _show_statistics(console, ours, plain)
+    card = next(card for card in client.document("/v1/models")["data"] if card["id"] == model)
+    generator, printer = Generator(client), TextPrinter(console)
+    body = {"model": model, "messages": [{"role": "user", "content": _QUESTION}], "max_tokens": _TOKENS, "seed": _SEED}
+    console.rule(f"[bold]{model}[/]", align="left")
+    console.print(_QUESTION, style="bold", highlight=False)
+
+    def show(span: TextSpan) -> None:
+        """The target wrote what it did not accept from a draft: one colour is enough here."""
+        printer.write(span if span.source == "accepted" else replace(span, source="plain"))
+
+    generator.run(CHAT, {**body, "max_tokens": 8}, lambda span: None)  # the very first request warms the models up
+    printer.wait()
+    try:
+        ours = generator.run(CHAT, body, show)
+    finally:
+        printer.end_line()
+    plain = generator.run(CHAT, {**body, "speculate": False}, lambda span: None)
+    console.print(_legend(ours, _proposer(card)))
+    console.rule("[bold]with drafts, and without[/]", align="left")
+    console.print(*report(ours, plain), sep="\n", highlight=False)
 
 
-def _collect(client: Client, body: Mapping[str, object], console: Console | None) -> StreamedAnswer:
-    """Stream an answer, and show it on the console if there is one."""
-    began_s = time.perf_counter()
-    first_s = 0.0
-    pieces = []
-    last: Any = None
-    for document in client.stream("/v1/completions", body):
-        last = document
-        for choice in document["choices"]:
-            first_s = first_s or time.perf_counter() - began_s
-            pieces.append(choice["text"])
-            if console is not None:
-                console.print(escape(choice["text"]), end="", style="cyan", highlight=False, soft_wrap=True)
-    speculation = last["speculation"]
-    return StreamedAnswer(
-        text="".join(pieces),
-        tokens=last["usage"]["completion_tokens"],
-        steps=speculation["steps"],
-        drafted=speculation["drafted"],
-        accepted=speculation["accepted"],
-        first_s=first_s,
-        total_s=time.perf_counter() - began_s,
-    )
-
-
-def _show_statistics(console: Console, ours: StreamedAnswer, plain: StreamedAnswer) -> None:
-    share = ours.accepted / ours.drafted if ours.drafted else 0.0
-    console.print(
-        f"{ours.tokens} tokens in {ours.total_s:.2f} s ({ours.tokens / ours.total_s:.0f} per second, "
-        f"the first after {ours.first_s * 1e3:.0f} ms); without the drafter in {plain.total_s:.2f} s",
-        f"{ours.accepted} of {ours.drafted} draft tokens accepted ({share:.0%})",
-        f"{ours.steps} steps of the target instead of {plain.steps}: {ours.tokens / ours.steps:.2f} tokens per step",
-        sep="\n",
-        highlight=False,
-    )
+def report(ours: Generation, plain: Generation) -> list[Text]:
+    """Return what speculation was worth, line by line. ours: with drafts; plain: without."""
+    lines = [_speed("with drafts", ours), _speed("without", plain), _drafts(ours)]
+    if ours.tokens_per_s and plain.tokens_per_s:
+        ratio = ours.tokens_per_s / plain.tokens_per_s
+        lines.append(Text.assemble((f"{ratio:.2f} × as fast", "bold"), f": {_reason(ours, plain, ratio)}"))
     if ours.text == plain.text:
-        console.print("[green]✓[/] without the drafter, the same seed gives the same text", highlight=False)
+        lines.append(Text.assemble(("✓", "green"), " the same seed gives the same text without drafts"))
     else:
-        console.print("[red]✗[/] without the drafter, the text differs: please report this", highlight=False)
+        lines.append(Text.assemble(("✗", "red"), " without drafts the text differs: please report this"))
+    return lines
+
+
+def _reason(ours: Generation, plain: Generation, ratio: float) -> str:
+    """Say where the ratio comes from: tokens per step, and what a step with drafts costs."""
+    if not ours.speculation["drafted"]:
+        return "nothing was drafted. No draft was found, or trials on this machine had found plain decoding faster"
+    step_s, plain_step_s = _step_s(ours), _step_s(plain)
+    costs = (
+        f"a step takes {step_s * 1e3:.1f} ms, drafts and their verification included, instead of "
+        f"{plain_step_s * 1e3:.1f} ms, and brings {ours.speculation['acceptance_length']:.2f} tokens"
+    )
+    if ratio > 1:
+        return costs
+    needed = step_s / plain_step_s
+    return f"here drafts do not pay. {costs[0].upper()}{costs[1:]}; more than {needed:.2f} would pay"
+
+
+def _step_s(generation: Generation) -> float:
+    """Mean seconds of a target step, without the first, which reads the prompt."""
+    steps: int = generation.speculation["steps"]
+    return (generation.total_s - generation.first_s) / max(steps - 1, 1)
+
+
+def _speed(name: str, generation: Generation) -> Text:
+    return Text(
+        f"{name}: {generation.tokens} tokens in {generation.total_s:.2f} s, {generation.tokens_per_s or 0:.1f} "
+        f"tokens/s, the first after {generation.first_s * 1e3:.0f} ms"
+    )
+
+
+def _drafts(generation: Generation) -> Text:
+    speculation = generation.speculation
+    return Text(
+        f"{speculation['accepted']} of {speculation['drafted']} draft tokens accepted in {speculation['steps']} steps "
+        "of the target"
+    )
+
+
+def _proposer(card: Mapping[str, Any]) -> str:
+    """Who drafts for an endpoint, in words. card: from /v1/models."""
+    drafters = [f"the drafter {card['drafter']}"] if card["drafter"] else []
+    return " or ".join([*drafters, *(["n-grams of the text"] if card["ngram"] else [])]) or "drafts"
+
+
+def _legend(generation: Generation, proposer: str) -> Text:
+    accepted = generation.sources.get("accepted", 0)
+    own = (generation.tokens or 0) - accepted
+    return Text.assemble(
+        ("■ ", COLOURS["accepted"] or ""),
+        (f"{accepted} tokens from {proposer}  ", "dim"),
+        "■ ",
+        (f"{own} from the target", "dim"),
+    )

@@ -3,10 +3,9 @@
 Runs both models in this process, one after the other, without Ray. Must not know how results are shown.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -19,21 +18,16 @@ from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
-from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
 from deployments.configuration.config import ServerConfig
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.requests.schema import CompletionRequest
 from evaluation import limits
 from evaluation.limits import SpeculationLimits, tokens_per_step
+from evaluation.step_times import Step, time_steps
 
 STREAMS = (1, 4, 16)  # batch sizes
 DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
-_CONTEXT = 128  # tokens in the cache while steps are timed
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 15
-_TIMING_S = 12.0  # no round starts after that
-
-Step = tuple[int, int]  # streams, tokens of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,28 +115,6 @@ def measure_profile(
     by_streams = {streams: seconds for (streams, _), seconds in draft_step_s.items()}
     paths = config.models[names.target].path, config.models[names.drafter].path
     return Profile(*paths, temperature, target_step_s, by_streams, agreements)
-
-
-def time_steps(runner: Runner, steps: Sequence[Step], params: SamplingParams) -> dict[Step, float]:
-    """Seconds of each step, sampling included: the median of several rounds over all of them. Scribbles over slots."""
-    times: dict[Step, list[float]] = {step: [] for step in steps}
-    began_s = time.perf_counter()
-    for done in range(1 + _MAX_ROUNDS):
-        for step, seconds in times.items():
-            seconds.append(_time_step(runner, *step, params))
-        if done >= _MIN_ROUNDS and time.perf_counter() - began_s > _TIMING_S:
-            break
-    return {step: median(seconds[1:]) for step, seconds in times.items()}  # the first round warms up
-
-
-def _time_step(runner: Runner, streams: int, width: int, params: SamplingParams) -> float:
-    rows = [RowInput(slot, _CONTEXT, [0] * width) for slot in range(streams)]
-    history = History(params, [0] * (_CONTEXT + 1), _CONTEXT)
-    positions = [Position(history, [0] * j) for _ in rows for j in range(width)]
-    began_s = time.perf_counter()
-    logits = runner.logits(rows)[: len(positions)]
-    sample(logits, SamplingBatch.build(positions, logits.shape[-1], logits.device)).tolist()
-    return time.perf_counter() - began_s
 
 
 def _requests(

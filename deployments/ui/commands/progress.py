@@ -66,5 +66,6 @@ class ProgressDisplay:
     def _row(self, name: str, progress: StartProgress) -> tuple[RenderableType, str, str, str]:
         if progress.state == "ready":
             return "[green]✓[/]", name, f"[green]{self._done}[/]", f"[dim]{self._ready_after_s[name]:.1f} s[/]"
-        style = "cyan" if progress.state == "loading" else "dim"
-        return self._spinner, name, f"[{style}]{progress.state}[/]", f"[dim]{self.elapsed_s:.1f} s[/]"
+        style = "dim" if progress.state == "waiting" else "cyan"
+        text = "converting, once" if progress.state == "converting" else progress.state
+        return self._spinner, name, f"[{style}]{text}[/]", f"[dim]{self.elapsed_s:.1f} s[/]"

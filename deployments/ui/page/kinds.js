@@ -8,7 +8,7 @@ export const KINDS = {
     keys: "Enter sends, Shift+Enter begins a line, Esc stops",
     title: "A conversation",
     words: "The drafter proposes, the target decides. Colours show who wrote what.",
-    examples: ["Write a function that reads a file.", "What does the json module do?"],
+    examples: ["Give me three tips to sleep better.", "Why is the sky blue?"],
   },
   completion: {
     label: "Text to continue",
@@ -17,6 +17,6 @@ export const KINDS = {
     keys: "Ctrl+Enter continues, Esc stops",
     title: "A text to continue",
     words: "The drafter proposes, the target decides. Colours show who wrote what.",
-    examples: ["def read_lines(path):", "import os\n\nclass Cache:\n"],
+    examples: ["The best way to learn a language is", "Once upon a time, in a small village,"],
   },
 };

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.loading.checkpoint import ModelSpec, load_model, load_sampling_defaults, load_tokenizer
-from actors.loading.gguf import settings_folder, weights_folder
+from actors.loading.gguf import is_converted, settings_folder, weights_folder
 from decoding.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[3] / "models" / "drafter"
@@ -168,6 +168,35 @@ def test_a_full_disk_leaves_no_half_written_model(
             weights_folder(str(path), "float32")
     assert not [folder for folder in cache.glob("*/*") if folder.is_dir()]
     assert (Path(weights_folder(str(path), "float32")) / "model.safetensors").is_file()
+
+
+def test_the_disk_that_is_full_is_named(
+    tmp_path: Path, model: LlamaForCausalLM, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write_gguf(tmp_path / "m.gguf", model))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1000, 1000, 0))
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", lambda self, folder: folder.joinpath("x").write_text(""))
+    with pytest.raises(ConfigError, match=rf"the disk of {cache}.* is full .*XDG_CACHE_HOME"):
+        weights_folder(path, "float32")
+    assert not is_converted(path, "float32")
+
+
+def test_what_a_killed_process_left_is_not_taken_for_a_model(
+    tmp_path: Path, model: LlamaForCausalLM, cache: Path
+) -> None:
+    path = str(write_gguf(tmp_path / "m.gguf", model))
+    settings_folder(path)
+    unfinished = next(cache.glob("m-*")) / "float32.unfinished"
+    unfinished.mkdir()
+    (unfinished / "config.json").write_text("{}")
+    assert not is_converted(path, "float32")
+    assert sorted(file.name for file in Path(weights_folder(path, "float32")).iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
+    assert not unfinished.exists()
+    assert is_converted(path, "float32")
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

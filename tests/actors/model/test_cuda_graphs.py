@@ -46,8 +46,8 @@ def test_a_step_that_is_too_large_runs_without_a_graph() -> None:
     runner.use_graphs(lambda run: run)
     graphs = runner._graphs
     assert graphs is not None
-    assert graphs.shape([RowInput(0, 0, [1] * 3)]) == Shape(4, 4, 4)
-    assert graphs.shape([RowInput(0, 0, [1] * 49)]) is None
+    assert graphs.shape([RowInput(0, 0, [1] * 3)], 3) == Shape(4, 4, 4)
+    assert graphs.shape([RowInput(0, 0, [1] * 49)], 49) is None
 
 
 def test_their_memory() -> None:

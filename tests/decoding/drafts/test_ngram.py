@@ -108,7 +108,7 @@ def test_rejection_sampling_never_sees_other_answers() -> None:
     writer.propose([1, 2, 3])
     writer.propose([1, 2, 3, 4, 5])
     assert proposers.make(options, 2).propose([9, 3]).tokens == [4, 5]
-    assert proposers.make(options, 2, rejects=True).propose([9, 3]).tokens == []
+    assert proposers.make(options, 2, private=True).propose([9, 3]).tokens == []
 
 
 def test_text_and_store_make_a_tree() -> None:

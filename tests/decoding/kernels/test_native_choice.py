@@ -40,6 +40,8 @@ class Cases:
             case "excluded":
                 logits[torch.rand(rows, vocab_size, generator=self.generator) < 0.3] = -torch.inf
                 logits[0] = -torch.inf
+            case "few":  # as of a drafter that knows few tokens
+                logits[torch.rand(rows, vocab_size, generator=self.generator) < 0.99] = -torch.inf
         return logits
 
     def settings(self, rows: int) -> Tensor:
@@ -70,7 +72,7 @@ def assert_same(logits: Tensor, settings: Tensor) -> None:
 def assert_same_rounds(seed: int, rounds: int, rows: int, most: int) -> None:
     cases = Cases(seed)
     for _ in range(rounds):
-        for kind in ("normal", "coarse", "equal", "excluded"):
+        for kind in ("normal", "coarse", "equal", "excluded", "few"):
             assert_same(cases.logits(rows, cases.integer(3, most), kind), cases.settings(rows))
 
 

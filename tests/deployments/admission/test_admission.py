@@ -11,7 +11,7 @@ from decoding.errors import DeadlineError, OverloadedError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Limits, limits_of
 from deployments.admission.ticket import Sink
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.key_ring import ApiKey
 from deployments.scaling.options import ScalingConfig
 
@@ -221,7 +221,7 @@ def test_replicas_that_came_later_are_used_too() -> None:
 
 
 def test_the_bound_follows_the_slots_that_there_may_be() -> None:
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     assert limits_of(config).max_requests == 256
     config.models["target"].replicas = 10
     assert limits_of(config).max_requests == 320
@@ -232,7 +232,7 @@ def test_the_bound_follows_the_slots_that_there_may_be() -> None:
 
 
 def test_the_longest_wait_is_configured() -> None:
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     assert limits_of(config).max_queue_wait_s is None
     config.http.max_queue_wait_s = 7.5
     assert limits_of(config).max_queue_wait_s == 7.5

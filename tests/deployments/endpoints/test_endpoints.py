@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import ConfigError, InvalidRequestError
-from deployments.configuration.config import ServerConfig, load_config
+from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
@@ -22,7 +22,7 @@ BUNDLED = ROOT / "models" / "drafter"
 
 
 def with_drafter(folder: Path) -> ServerConfig:
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     config.models["drafter"].path = str(folder)
     return config
 
@@ -34,7 +34,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_tokens_are_decoded_as_the_tokenizer_does() -> None:
-    served = load_endpoints(load_config())["consort"]
+    served = load_endpoints(load_config(TINY_CONFIG))["consort"]
     rng = random.Random(1)
     for _ in range(200):
         tokens = [rng.randrange(2048) for _ in range(rng.randrange(12))] + [2]
@@ -49,7 +49,7 @@ def test_a_tokenizer_that_tidies_up_is_asked_itself(copy: Path) -> None:
         "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
     }
     (copy / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     config.models["target"].path = str(copy)
     served = load_endpoints(config)["consort"]
     tokenizer = served.encoder.tokenizer
@@ -58,7 +58,7 @@ def test_a_tokenizer_that_tidies_up_is_asked_itself(copy: Path) -> None:
 
 
 def test_the_bundled_endpoint() -> None:
-    endpoint = load_endpoints(load_config())["consort"]
+    endpoint = load_endpoints(load_config(TINY_CONFIG))["consort"]
     assert endpoint.context_length == 1024  # the bundled models' positions
     assert endpoint.token_decoder.size == 2048
     assert endpoint.eos_token_ids == (2,)
@@ -81,7 +81,7 @@ def test_a_drafter_with_another_vocabulary_drafts_through_text(copy: Path, caplo
 
 
 def test_a_drafter_whose_texts_the_target_cannot_write_is_refused(copy: Path) -> None:
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     digits = Tokenizer(WordLevel({"[UNK]": 0} | {str(i): 1 + i for i in range(10)}, unk_token="[UNK]"))
     digits.save(str(copy / "tokenizer.json"))
     config.models["target"].path = str(copy)
@@ -132,7 +132,7 @@ def completion(**fields: object) -> CompletionRequest:
 
 
 def served(**fields: object) -> ServedEndpoint:
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     config.endpoints["consort"] = EndpointConfig.model_validate({"target": "target", "drafter": "drafter", **fields})
     return load_endpoints(config)["consort"]
 

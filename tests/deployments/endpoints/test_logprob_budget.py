@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from deployments.answers.schema import Answer
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
@@ -18,7 +18,7 @@ CHAT = {"model": "consort", "messages": [{"role": "user", "content": "x"}]}
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     config.http.max_logprobs, config.http.max_logprobs_per_request = 5, 100
     coordinator: Any = FakeCoordinator()
     return TestClient(make_api(Service(load_endpoints(config), coordinator)))

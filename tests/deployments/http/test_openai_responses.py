@@ -95,7 +95,7 @@ def test_log_probabilities_are_included_if_wanted(client: openai.OpenAI) -> None
         ({"store": True, "strict": True}, "store"),
         ({"tools": [{**FUNCTION, "type": "web_search"}]}, "tools.0.type"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "reasoning"}]}, "input.0.type"),
+        ({"input": [{"type": "item_reference"}]}, "input.0.type"),
         ({"input": [{"type": "function_call"}]}, "input.0.call_id"),
         ({"input": [{"role": "user", "content": "x", "output": "y"}]}, "input.0.output"),
         ({"tool_choice": "required"}, "tool_choice"),

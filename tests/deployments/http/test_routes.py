@@ -10,7 +10,7 @@ from actors.coordinator.loop import Coordinator
 from actors.wire.link import LocalExchange
 from decoding.errors import UnavailableError
 from deployments.admission.admission import Limits
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
@@ -32,7 +32,9 @@ def lonely_client(**limits: Any) -> TestClient:
     """A server whose coordinator has no replica and is not running."""
     coordinator = Coordinator(LocalExchange().join("coordinator"), **limits)
     return TestClient(
-        make_api(Service(load_endpoints(load_config()), coordinator, limits=Limits(max_requests=MAX_REQUESTS)))
+        make_api(
+            Service(load_endpoints(load_config(TINY_CONFIG)), coordinator, limits=Limits(max_requests=MAX_REQUESTS))
+        )
     )
 
 

@@ -17,6 +17,9 @@ def test_totals_are_those_of_the_answers(fake: TestClient) -> None:
         "accepted": sum(speculation["accepted"] for speculation in speculations),
         "missed": sum(speculation["steps"] for speculation in speculations),
         "hits": sum(speculation["steps"] for speculation in speculations),
+        "prompt_tokens": sum(answer["usage"]["prompt_tokens"] for answer in answers),
+        "cached": 0,
+        "cache_hit_rate": 0.0,
     }
 
 
@@ -24,6 +27,7 @@ def test_the_rest_is_as_the_coordinator_knows_it(fake: TestClient) -> None:
     status = fake.get("/v1/status").json()
     assert status["status"] == "ready"
     assert status["uptime_s"] >= 0
+    assert status["answer_cache"] is None
     assert status["requests"] == {"running": 0, "waiting": 0, "max": 8}
     assert [(replica["model"], replica["role"]) for replica in status["replicas"]] == [
         ("target", "target"),

@@ -10,7 +10,7 @@ from decoding.errors import ConfigError
 from deployments.client import Client, Reply
 from deployments.cluster import StartProgress
 from deployments.configuration.catalogue import catalogue, parameter_count
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.model import ROOT
 from deployments.ui import cli
 from deployments.ui.commands.progress import ProgressDisplay
@@ -33,7 +33,8 @@ def test_version_and_help() -> None:
 
 
 def test_models_are_listed_without_starting_anything() -> None:
-    output = invoke("models").output
+    assert "smollm2" in invoke("models").output
+    output = invoke("models", str(TINY_CONFIG)).output
     assert "consort" in output
     assert "models/target" in output
     assert "1024" in output
@@ -67,14 +68,14 @@ def test_mistakes_are_one_message(tmp_path: Path) -> None:
 
 
 def test_host_and_port_override_the_file() -> None:
-    config = cli._with_http(load_config(), host="0.0.0.0", port=9)
+    config = cli._with_http(load_config(TINY_CONFIG), host="0.0.0.0", port=9)
     assert (config.http.host, config.http.port) == ("0.0.0.0", 9)
-    assert load_config().http.port == 8000
+    assert load_config(TINY_CONFIG).http.port == 8000
 
 
 def test_parameters_are_counted_from_headers(tmp_path: Path) -> None:
     assert parameter_count(tmp_path) == 0
-    (entry,) = catalogue(load_config())
+    (entry,) = catalogue(load_config(TINY_CONFIG))
     assert entry.target.startswith("target (")
     assert f"{parameter_count(ROOT / 'models' / 'target') / 1e6:.1f} M" in entry.target
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
@@ -87,6 +88,7 @@ def test_progress_is_shown(terminal: bool) -> None:
     console = Console(force_terminal=terminal, record=True, width=80)
     with ProgressDisplay(console) as display:
         display.watch([StartProgress("Ray", "loading")])
+        display.watch([StartProgress("Target-t", "converting"), StartProgress("Drafter-d", "waiting")])
         display.watch([StartProgress("Target-t", "loading"), StartProgress("Drafter-d", "waiting")])
         display.watch([StartProgress("Target-t", "ready"), StartProgress("Drafter-d", "ready")])
     text = console.export_text()

@@ -8,13 +8,13 @@ import torch
 from click.testing import CliRunner, Result
 
 from decoding.errors import ConfigError
-from deployments.configuration.config import DEFAULT_CONFIG, load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.model import ROOT
 from deployments.ui import cli
-from deployments.ui.commands import profiling
 from deployments.ui.commands.advice import advise, as_json
 from deployments.ui.commands.bench import configured_pair, pair_config, read_prompts
 from deployments.ui.commands.profiling import DRAFT_LENGTHS, STREAMS, Profile
+from evaluation import step_times
 
 SHORT = ("--count", "2", "--new-tokens", "20")
 
@@ -25,7 +25,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "_TIMING_S", 0.0)
+    monkeypatch.setattr(step_times, "_TIMING_S", 0.0)
 
 
 def profile(*, growth: float = 0.0, draft_step_s: float = 0.01, agrees: float = 1.0) -> Profile:
@@ -129,10 +129,10 @@ def test_pairs() -> None:
     assert config.endpoints[endpoint].drafter == "drafter"
     assert (config.models["target"].num_gpus, config.models["target"].dtype) == (1, "auto")
     assert config.models["drafter"].threads == 2
-    config, endpoint = configured_pair(DEFAULT_CONFIG, None)
+    config, endpoint = configured_pair(TINY_CONFIG, None)
     assert endpoint == "consort"
     assert {model.slots for model in config.models.values()} == {max(STREAMS)}
-    assert load_config().models["target"].max_length is None
+    assert load_config(TINY_CONFIG).models["target"].max_length is None
 
 
 def test_prompts(tmp_path: Path) -> None:

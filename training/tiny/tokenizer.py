@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from training.corpus import Turn
+from training.tiny.corpus import Turn
 
 VOCABULARY = 2048
 CONTEXT = 1024

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from training.corpus import Document, Kind, cut
-from training.tokenizer import conversation_text
+from training.tiny.corpus import Document, Kind, cut
+from training.tiny.tokenizer import conversation_text
 
 Mix = Mapping[Kind, float]
 TARGET_MIX: Mix = {"library": 0.60, "tests": 0.20, "topics": 0.10, "chat": 0.10}

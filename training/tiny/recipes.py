@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from training.stream import MEMBER_MIX, TARGET_MIX, Mix
+from training.tiny.stream import MEMBER_MIX, TARGET_MIX, Mix
 
 Name = Literal["target", "member", "drafter"]
 

@@ -1,13 +1,13 @@
 """Creates models, and writes model folders atomically. Must not know about training."""
 
-import shutil
 from copy import deepcopy
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from training.tokenizer import CONTEXT, VOCABULARY
+from training.files import whole_folder
+from training.tiny.tokenizer import CONTEXT, VOCABULARY
 
 HEAD = 64
 
@@ -56,13 +56,10 @@ def bfloat16_copy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write weights, configuration and tokenizer to a temporary folder, then replace `folder` by it."""
-    fresh = folder.with_name(f".{folder.name}.fresh")
-    shutil.rmtree(fresh, ignore_errors=True)
-    model.save_pretrained(fresh, max_shard_size="2GB")
-    tokenizer.save_pretrained(fresh)
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
+    """Write weights, configuration and tokenizer into a folder, in place of what was there."""
+    with whole_folder(folder) as unfinished:
+        model.save_pretrained(unfinished, max_shard_size="2GB")
+        tokenizer.save_pretrained(unfinished)
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:

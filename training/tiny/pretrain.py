@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from training.optimizer import TimedOptimizer, autocast
-from training.stream import Stream
+from training.tiny.optimizer import TimedOptimizer, autocast
+from training.tiny.stream import Stream
 
 TOKENS_PER_STEP = 4096
 LENGTHS = ((0.55, 256), (0.9, 512), (1.0, 1024))

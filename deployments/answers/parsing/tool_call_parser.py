@@ -6,14 +6,16 @@ Content and calls don't depend on how the text is split, so whole and streamed a
 import re
 from collections.abc import Sequence
 
-from deployments.answers.tool_call_reader import SPACE, ToolCallReader, Wait
+from deployments.answers.parsing.parser import AnswerParser
+from deployments.answers.parsing.reasoning_parser import overlap
+from deployments.answers.parsing.tool_call_reader import SPACE, ToolCallReader, Wait
 from deployments.tokenizers.tool_format import AnswerEvent, CallStart, ToolFormat
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG_BEGIN = re.compile("<")
 
 
-class ToolCallParser(ToolCallReader):
+class ToolCallParser(ToolCallReader, AnswerParser):
     """Parser of one answer."""
 
     def __init__(self, tool_format: ToolFormat | None, *, must_call: bool = False, name: str | None = None) -> None:
@@ -75,7 +77,7 @@ class ToolCallParser(ToolCallReader):
         """Read content up to the next tag or the end."""
         while True:
             tag = self._text.find(_OPEN, self._position)
-            held_back = 0 if self._has_ended else _overlap(self._text, _OPEN)
+            held_back = 0 if self._has_ended else overlap(self._text, _OPEN)
             self._position = tag if tag >= 0 else len(self._text) - held_back
             self.emit_content(keep=SPACE)
             if tag >= 0 or self._has_ended:
@@ -95,8 +97,3 @@ class ToolCallParser(ToolCallReader):
                 yield from self.skip(SPACE)
                 break
         self.discard()
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of the text that is a beginning of the tag."""
-    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)

@@ -1,0 +1,1 @@
+"""Answers in the format of Anthropic's Messages API."""

@@ -1,0 +1,177 @@
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens, Anthropic's API. Knows no models."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from decoding.sampling.params import Structure
+from deployments.requests.anthropic.blocks import AnthropicMessage, Texts, chat_messages
+from deployments.requests.fields import Items, StopStrings, without_effect
+from deployments.requests.message import Message
+from deployments.requests.schema import GenerationRequest
+from deployments.requests.structure_fields import structure_of
+from deployments.requests.thinking import thinking_variables
+from deployments.requests.tool_fields import MOST_TOOLS, FunctionDefinition, ToolChoice, ToolUse
+from deployments.validation.strict import StrictModel, Text
+
+_CHOICES = 'should be {"type": "auto"}, "any", "none" or {"type": "tool", "name": …}'
+
+
+class AnthropicTool(StrictModel):
+    """A function that the model may call."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    description: Text | None = None
+    input_schema: dict[str, Any]
+    cache_control: Any = None
+
+    @property
+    def definition(self) -> FunctionDefinition:
+        return FunctionDefinition(name=self.name, description=self.description, parameters=self.input_schema)
+
+
+def _read_choice(value: object) -> ToolChoice | None:
+    match value:
+        case None:
+            return None
+        case {"type": "tool", "name": str(name)}:
+            choice = ToolChoice("named", name)
+        case {"type": "auto" | "any" | "none" as kind}:
+            choice = ToolChoice("required" if kind == "any" else kind)
+        case _:
+            raise PydanticCustomError("tool_choice", _CHOICES)
+    single = isinstance(value, dict) and value.get("disable_parallel_tool_use") is True
+    return replace(choice, parallel=False) if single else choice
+
+
+class Thinking(StrictModel):
+    """Whether the model thinks before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[Any, without_effect()] = None
+    display: Any = None
+
+
+class OutputFormat(StrictModel):
+    """Structure of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    """How much the model thinks, and the structure of its answer."""
+
+    effort: Text | None = None
+    format: OutputFormat | None = None
+
+
+class AnthropicConversation(ToolUse):
+    """Fields that messages and the count of their tokens share."""
+
+    messages: Annotated[Items[AnthropicMessage], Field(min_length=1)] = Field(
+        description="The conversation so far: texts, or blocks `text`, `thinking`, `tool_use` and `tool_result`."
+    )
+    system: Texts | None = Field(None, description="What the model is told before the conversation.")
+    tools: Annotated[Items[AnthropicTool], Field(max_length=MOST_TOOLS)] | None = Field(
+        None, description="Functions that the model may call: `name`, `description`, `input_schema`."
+    )
+    tool_choice: Annotated[ToolChoice | None, PlainValidator(_read_choice, json_schema_input_type=Any)] = Field(
+        None, description="`type`: `auto`, `any`, `none`, or `tool` with a `name`; `disable_parallel_tool_use`."
+    )
+    thinking: Thinking | None = Field(
+        None, description="`type`: `enabled`, `adaptive` or `disabled`, for chat templates that have such a switch."
+    )
+    output_config: OutputConfig | None = Field(
+        None, description="`effort`: what `reasoning_effort` is in chat; `format`: a `json_schema`."
+    )
+
+    @property
+    def given_functions(self) -> Sequence[FunctionDefinition]:
+        return [tool.definition for tool in self.tools or ()]
+
+    @property
+    def chat_messages(self) -> list[Message]:
+        """The conversation as chat has it."""
+        return chat_messages(self.messages, self.system or ())
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return self.messages[-1].role == "assistant"
+
+    @property
+    def switches(self) -> Mapping[str, Any]:
+        enabled = None if self.thinking is None else self.thinking.type != "disabled"
+        return thinking_variables(self.output_config.effort if self.output_config else None, enabled)
+
+
+class MessagesRequest(AnthropicConversation, GenerationRequest):
+    """POST /v1/messages."""
+
+    prompt_field = "messages"
+    default_max_tokens = None
+
+    stop: StopStrings | None = Field(
+        None, alias="stop_sequences", description="The answer ends right before any of these."
+    )
+
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        return [
+            *super()._conditions(),
+            (self.choices == 1, "n", "should be 1; a message is one answer"),
+            (self.prompt_logprobs is None, "prompt_logprobs", "is not part of messages; use completions or chat"),
+            (
+                self._format is None or super().structure is None,
+                "output_config",
+                "has no place beside response_format or structured_outputs; set one of them",
+            ),
+            (
+                not self.continues or not self.must_call,
+                "messages",
+                "should end with the user's, where a call is forced",
+            ),
+            *self.tool_conditions(),
+        ]
+
+    @property
+    def _format(self) -> OutputFormat | None:
+        return None if self.output_config is None else self.output_config.format
+
+    @property
+    def switch_field(self) -> str:
+        return "output_config" if self.thinking is None else "thinking"
+
+    @property
+    def limit_is_upper_bound(self) -> bool:
+        return True  # clients ask for as much as their own models have
+
+    @property
+    def logprob_count(self) -> int | None:
+        return None
+
+    @property
+    def structure(self) -> Structure | None:
+        own = None if self._format is None else structure_of(self._format.schema_)
+        return self.forced_structure() or own or super().structure
+
+    @property
+    def structure_field(self) -> str:
+        own = super().structure_field if self._format is None else "output_config"
+        return "tools" if self.must_call else own
+
+
+class CountTokensRequest(AnthropicConversation):
+    """POST /v1/messages/count_tokens."""
+
+    model: str = Field("", description="An endpoint's name.")
+
+
+class TokenCount(BaseModel):
+    """Response of /v1/messages/count_tokens."""
+
+    input_tokens: int

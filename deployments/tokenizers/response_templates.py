@@ -1,0 +1,49 @@
+"""Response templates: how a model writes its turn, for transformers' parser. Knows no requests.
+
+A tokenizer may declare its own (`response_template` in tokenizer_config.json). For models that were published before
+there were any, response_templates.yaml has some.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+
+from decoding.errors import ConfigError
+
+_FILE = Path(__file__).with_suffix(".yaml")
+
+
+def response_template(tokenizer: PreTrainedTokenizerBase) -> ResponseTemplate | None:
+    """Template that the tokenizer declares, or the one for its chat template; None: neither.
+
+    Raises:
+        ConfigError: the declared one is invalid.
+    """
+    declared = getattr(tokenizer, "response_template", None)
+    if declared is not None:
+        try:
+            return load_response_template(declared)
+        except ValueError as error:
+            raise ConfigError(f"response_template in tokenizer_config.json: {error}") from error
+    text = str(tokenizer.chat_template or "")
+    known = next((entry["template"] for entry in _known() if entry["sign"] in text), None)
+    return None if known is None else load_response_template(known)
+
+
+def kept_tokens(template: ResponseTemplate, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids of the special tokens that the template looks for, which must stay in the text."""
+    fields = template.fields.values()
+    patterns = [anchor.pattern for field in fields for anchor in (field.open_re, field.close_re) if anchor is not None]
+    wanted = "\n".join(patterns).replace("\\", "")
+    special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
+    return frozenset(number for name, number in special if name in wanted)
+
+
+@cache
+def _known() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return entries

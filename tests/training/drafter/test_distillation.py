@@ -1,0 +1,95 @@
+"""Distillation: it learns, and a run that was killed computes the same as one that was not."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from decoding.errors import ConfigError
+from tests.training.drafter.chats import TOKENS, make_chats, make_model
+from training.drafter.distillation import DistillationOptions, distil
+from training.drafter.lessons import Lessons
+from training.drafter.losses import LOSSES, LossName
+from training.drafter.rates import held_out_rates
+from training.drafter.vocabulary import StudentVocabulary
+
+VOCABULARY = StudentVocabulary(torch.arange(TOKENS), TOKENS)
+OPTIONS = DistillationOptions(epochs=6, learning_rate=5e-3, device="cpu", bfloat16=False, save_every_s=0.0)
+
+
+class KilledError(Exception):
+    """A test ends the run here."""
+
+
+def train(folder: Path, *, killed_after: int | None = None, options: DistillationOptions = OPTIONS) -> PreTrainedModel:
+    lessons = Lessons(make_chats(24), VOCABULARY, tokens=64, longest=64, seed=1)
+    reports = 0
+
+    def report(line: str) -> None:
+        nonlocal reports
+        reports += 1
+        if reports == killed_after:
+            raise KilledError
+
+    options = replace(options, report_every_s=0.0)
+    return distil(make_model(), VOCABULARY, lessons, options, folder, report=report)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole")
+    for killed_after in (1, 5, 2):
+        with pytest.raises(KilledError):
+            train(tmp_path / "parts", killed_after=killed_after)
+    parts = train(tmp_path / "parts")
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, parts.state_dict()[name]), name
+
+
+def test_a_checkpoint_that_was_being_written_is_not_taken(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole")
+    with pytest.raises(KilledError):
+        train(tmp_path / "parts", killed_after=4)
+    (newest,) = (tmp_path / "parts").glob("step-*")
+    shutil.copytree(newest, tmp_path / "parts" / ".step-9.unfinished")
+    (tmp_path / "parts" / ".step-9.unfinished" / "model.safetensors").write_bytes(b"half")
+    parts = train(tmp_path / "parts")
+    assert all(torch.equal(weight, parts.state_dict()[name]) for name, weight in whole.state_dict().items())
+
+
+def test_a_finished_run_has_nothing_to_do(tmp_path: Path) -> None:
+    first, again = train(tmp_path), train(tmp_path, options=replace(OPTIONS, learning_rate=1.0))
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in first.state_dict().items())
+
+
+def test_the_minutes_end_a_run(tmp_path: Path) -> None:
+    train(tmp_path, options=replace(OPTIONS, epochs=1_000, minutes=0.01))
+    (newest,) = tmp_path.glob("step-*")
+    assert 1 <= int(newest.name.removeprefix("step-")) < 1_000
+
+
+@pytest.mark.parametrize("loss", ["lk", "kl"])
+def test_the_student_learns_what_its_teacher_writes(tmp_path: Path, loss: LossName) -> None:
+    chats = make_chats(30)
+    before = held_out_rates(make_model(), VOCABULARY, chats[24:], tokens=64, longest=64)
+    trained = train(tmp_path, options=replace(OPTIONS, loss=loss, epochs=30, save_every_s=60.0))
+    after = held_out_rates(trained, VOCABULARY, chats[24:], tokens=64, longest=64)
+    assert [rates.temperature for rates in after] == [0.0, 0.7, 1.0]
+    for early, late in zip(before, after, strict=True):
+        assert late.agreement > early.agreement + 0.3
+        assert late.rejection[0] > early.rejection[0] + 0.3
+
+
+def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cast(dict, LOSSES), "lk", lambda log_q, p: log_q.sum() * float("nan"))
+    with pytest.raises(ConfigError, match="loss is nan after 0 steps"):
+        train(tmp_path)
+
+
+def test_no_texts_are_refused(tmp_path: Path) -> None:
+    lessons = Lessons([], VOCABULARY, tokens=64, longest=64, seed=1)
+    with pytest.raises(ConfigError, match="no texts"):
+        distil(make_model(), VOCABULARY, lessons, OPTIONS, tmp_path, report=lambda line: None)

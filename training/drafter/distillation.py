@@ -1,0 +1,235 @@
+"""Distillation of a drafter from the probabilities of its target, in steps that resume where they were killed.
+
+Must not know where texts come from or how a drafter is used.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import PreTrainedModel
+
+from decoding.errors import ConfigError
+from training.drafter.lessons import Batch, Lessons
+from training.drafter.losses import LOSSES, LossName, acceptance, student_logprobs, teacher_probabilities
+from training.drafter.vocabulary import StudentVocabulary
+from training.files import remove, whole_folder
+
+_WARM_UP = 0.03
+_LOWEST_RATE = 0.05
+_BETAS = (0.9, 0.95)
+_DECAY = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationOptions:
+    """How a student is trained."""
+
+    loss: LossName = "lk"
+    temperature: float = 1.0  # of both models in the loss
+    learning_rate: float = 5e-4
+    epochs: int = 3
+    minutes: float | None = None  # the most, whatever the epochs
+    save_every_s: float = 120.0
+    report_every_s: float = 15.0
+    device: str = "auto"
+    bfloat16: bool = True  # autocast
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a distillation has come; part of each checkpoint."""
+
+    step: int = 0
+    elapsed_s: float = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what a checkpoint holds."""
+        return {"step": self.step, "elapsed_s": self.elapsed_s}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint was written."""
+        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the next line of progress is about."""
+
+    tokens: int = 0
+    positions: int = 0
+    loss: float = 0.0
+    agreement: float = 0.0
+    acceptance: float = 0.0
+    began_s: float = field(default_factory=time.monotonic)
+
+    def add(self, batch: Batch, result: "BatchResult") -> None:
+        positions = len(batch.candidates)
+        self.tokens += batch.tokens.numel()
+        self.positions += positions
+        self.loss += positions * result.loss.item()
+        self.agreement += positions * result.agreement.item()
+        self.acceptance += positions * result.acceptance.item()
+
+    def line(self, progress: Progress, steps: int, share: float) -> str:
+        positions = max(self.positions, 1)
+        speed = self.tokens / max(time.monotonic() - self.began_s, 1e-9)
+        left_s = progress.elapsed_s * (1 - share) / max(share, 1e-9)
+        return (
+            f"step {progress.step} of {steps}  loss {self.loss / positions:.4f}"
+            f"  agreement {self.agreement / positions:.3f}  acceptance {self.acceptance / positions:.3f}"
+            f"  {speed:.0f} tokens/s  {left_s / 60:.0f} min left"
+        )
+
+
+def distil(
+    student: PreTrainedModel,
+    vocabulary: StudentVocabulary,
+    lessons: Lessons,
+    options: DistillationOptions,
+    folder: Path,
+    *,
+    report: Callable[[str], None],
+) -> PreTrainedModel:
+    """Train the student, float32, until the epochs or the minutes are over, and return it.
+
+    Checkpoints go to `folder`. A run that was killed goes on after the newest; with epochs alone, on a CPU, it computes
+    the same weights to the bit.
+
+    Raises:
+        ConfigError: there are no texts, the loss is no longer a number, or the disk is full.
+    """
+    schedule = lessons.schedule(options.epochs)
+    if not schedule:
+        raise ConfigError("there are no texts to train on")
+    trainer = _Trainer(student, vocabulary, options, folder)
+    progress, sums = trainer.progress, _Sums()
+    saved_s = time.monotonic()
+    began_s = saved_s - progress.elapsed_s
+    while (share := _share(progress, len(schedule), options.minutes)) < 1.0:
+        batch = lessons.batch(schedule[progress.step]).to(trainer.accelerator.device)
+        sums.add(batch, trainer.step(batch, share))
+        now_s = time.monotonic()
+        progress.elapsed_s = now_s - began_s
+        if now_s - sums.began_s >= options.report_every_s:
+            report(sums.line(progress, len(schedule), _share(progress, len(schedule), options.minutes)))
+            sums = _Sums()
+        if now_s - saved_s >= options.save_every_s:
+            trainer.save()
+            saved_s = now_s
+    trainer.save()
+    if sums.positions:
+        report(sums.line(progress, len(schedule), 1.0))
+    return trainer.finish()
+
+
+class _Trainer:
+    """A student with its optimizer, and their newest state in a folder."""
+
+    def __init__(
+        self, student: PreTrainedModel, vocabulary: StudentVocabulary, options: DistillationOptions, folder: Path
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._options = options
+        self._folder = folder
+        self._parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
+        optimizer = AdamW(self._parameters, lr=options.learning_rate, betas=_BETAS, weight_decay=_DECAY, fused=True)
+        precision = "bf16" if options.bfloat16 else "no"
+        self.accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision=precision)
+        self._model, self._optimizer = self.accelerator.prepare(student.train(), optimizer)
+        self.progress = Progress()
+        self.accelerator.register_for_checkpointing(self.progress)
+        if steps := self._saved_steps():
+            self.accelerator.load_state(str(folder / f"step-{max(steps)}"))
+
+    def step(self, batch: Batch, share: float) -> "BatchResult":
+        """Train on a batch, at the learning rate for that share of the training.
+
+        Raises:
+            ConfigError: the loss is no number.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._options.learning_rate * _rate(share)
+        result = batch_result(self._model, self._vocabulary, batch, self._options)
+        if not math.isfinite(result.loss.item()):
+            raise ConfigError(
+                f"the loss is {result.loss.item()} after {self.progress.step} steps: lower --learning-rate"
+            )
+        self.accelerator.backward(result.loss)
+        self.accelerator.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.progress.step += 1
+        return result
+
+    def save(self) -> None:
+        """Write a checkpoint, then remove the older ones."""
+        older = self._saved_steps()
+        if self.progress.step in older:
+            return
+        with whole_folder(self._folder / f"step-{self.progress.step}") as unfinished:
+            self.accelerator.save_state(str(unfinished))
+        for step in older:
+            remove(self._folder / f"step-{step}")
+
+    def finish(self) -> PreTrainedModel:
+        """Return the trained student."""
+        student = self.accelerator.unwrap_model(self._model, keep_fp32_wrapper=False)
+        self.accelerator.free_memory()
+        return cast(PreTrainedModel, student.eval())
+
+    def _saved_steps(self) -> list[int]:
+        return [int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchResult:
+    """What a batch says about a student, each []."""
+
+    loss: Tensor
+    agreement: Tensor  # share of positions where both models have the same most probable token
+    acceptance: Tensor  # mean of the sum of min(p, q)
+
+
+def batch_result(
+    model: nn.Module, vocabulary: StudentVocabulary, batch: Batch, options: DistillationOptions
+) -> BatchResult:
+    """Compare a student with its teacher on a batch."""
+    logits = counted_logits(model, batch)[:, : vocabulary.drafted]
+    p = teacher_probabilities(batch.logprobs, options.temperature) * batch.known
+    log_q = student_logprobs(logits, batch.candidates, options.temperature)
+    loss = LOSSES[options.loss](log_q, p)
+    with torch.no_grad():
+        agreement = ((logits.argmax(-1) == batch.candidates[:, 0]) & batch.known[:, 0]).float().mean()
+        return BatchResult(loss, agreement, acceptance(log_q, p).mean())
+
+
+def counted_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the logits where an answer's token follows, [N, V]. The output layer computes no others."""
+    inner: Any = getattr(model, "module", model)
+    head = inner.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][batch.counted],))
+    try:
+        logits: Tensor = model(input_ids=batch.tokens, use_cache=False).logits
+    finally:
+        handle.remove()
+    return logits
+
+
+def _share(progress: Progress, steps: int, minutes: float | None) -> float:
+    """Return how much of the training is over; 1 or more: all."""
+    timed = 0.0 if minutes is None else progress.elapsed_s / (60 * minutes)
+    return max(progress.step / steps, timed)
+
+
+def _rate(share: float) -> float:
+    """Return the part of the learning rate to use: linear warm-up, then cosine."""
+    cosine = 0.5 * (1 + math.cos(math.pi * max(share - _WARM_UP, 0.0) / (1 - _WARM_UP)))
+    return min((share + 1e-3) / _WARM_UP, 1.0) * (_LOWEST_RATE + (1 - _LOWEST_RATE) * cosine)

@@ -1,0 +1,103 @@
+"""The model that a distillation starts from: layers and tokens of the target, or a small model that is given.
+
+Must not know how it is trained.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.loading.draft_vocabulary import FILE, is_trimmed, save_draft_vocabulary, vocabulary_size
+from decoding.errors import ConfigError
+from training.drafter.vocabulary import StudentVocabulary, most_used
+from training.files import whole_folder
+from training.pruning import block_influence, decoder_layers, keep_layers, most_influential, trim_vocabulary
+from training.texts import Chat
+
+_INFLUENCE_CHATS = 16
+_LAYERS_OF_TARGET = 8
+_TEXT = "start.txt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """What a drafter starts from."""
+
+    target: str
+    model: str | None = None  # None: the target
+    layers: int | tuple[int, ...] | None = None  # so many, or these; None: one for 8 of the target, all of another
+    vocabulary: int | None = 8192  # tokens to keep, beside the special ones; None: all
+    device: str = "auto"
+
+
+def write_start(options: StartOptions, chats: Sequence[Chat], special_tokens: Sequence[int], folder: Path) -> None:
+    """Write the untrained drafter and a line that says what it is into a new folder.
+
+    Raises:
+        ConfigError: a model can't be loaded or pruned, or the given model has other tokens than the target.
+    """
+    path = options.model or options.target
+    if path != options.target and load_tokenizer(path).get_vocab() != load_tokenizer(options.target).get_vocab():
+        raise ConfigError(f"--from {path} has other tokens than {options.target}: a drafter is trained on its target's")
+    model = _load(path, options.device)
+    text = f"all layers of {path}"
+    if options.model is None or options.layers is not None:
+        kept = _chosen_layers(model, options.layers, StudentVocabulary.of_model(model, path), chats)
+        model, text = keep_layers(model, kept), f"layers {', '.join(map(str, kept))} of {path}"
+    tokens: list[int] | None = None
+    if not is_trimmed(model.config) and options.vocabulary is not None:
+        tokens = most_used(chats, options.vocabulary, special_tokens)
+        if len(tokens) < vocabulary_size(model.config) - 1:
+            model = trim_vocabulary(model, tokens)
+    rows = model.config.get_text_config(decoder=True).vocab_size
+    with whole_folder(folder) as unfinished:
+        text = f"{text}, {rows:,} tokens, {model.num_parameters():,} parameters"
+        (unfinished / _TEXT).write_text(text, encoding="utf-8")
+        model.save_pretrained(unfinished)
+        if is_trimmed(model.config):
+            if tokens is None:
+                copy_vocabulary(Path(path), unfinished)
+            else:
+                save_draft_vocabulary(tokens, unfinished)
+
+
+def load_start(folder: Path) -> tuple[PreTrainedModel, StudentVocabulary, str]:
+    """Load a model that `write_start` wrote, in float32, with its vocabulary and a line that says what it is."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model, StudentVocabulary.of_model(model, str(folder)), (folder / _TEXT).read_text(encoding="utf-8")
+
+
+def copy_vocabulary(source: Path, folder: Path) -> None:
+    """Copy the ids of a trimmed vocabulary, if a model has one."""
+    if (source / FILE).exists():
+        (folder / FILE).write_bytes((source / FILE).read_bytes())
+
+
+def _load(path: str, device: str) -> PreTrainedModel:
+    """Load a model in float32; with a trimmed vocabulary, without the translation that serving adds."""
+    if not (Path(path) / FILE).exists():
+        return load_model(ModelSpec(name="start", path=path, dtype="float32", device=device))
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return model
+
+
+def _chosen_layers(
+    model: PreTrainedModel,
+    layers: int | tuple[int, ...] | None,
+    vocabulary: StudentVocabulary,
+    chats: Sequence[Chat],
+) -> Sequence[int]:
+    """Return the given layers, or so many of the most influential, among them the first and the last."""
+    count = len(decoder_layers(model))
+    if isinstance(layers, tuple):
+        return layers
+    if layers is None:
+        layers = max(round(count / _LAYERS_OF_TARGET), min(2, count))
+    texts = (torch.tensor([[*chat.prompt, *chat.tokens]]) for chat in chats[:_INFLUENCE_CHATS])
+    influence = block_influence(model, map(vocabulary.read, texts))
+    return most_influential([inf, *influence[1:-1], inf][:count], layers)

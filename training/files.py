@@ -1,0 +1,52 @@
+"""Files and folders that appear whole or not at all. Must not know what is in them."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from decoding.errors import ConfigError
+
+_NOTHING_BYTES = 1 << 20  # less than this is a full disk
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file under another name, then give it its own: a reader never sees a part of it."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new folder to fill, which then gets the name `folder` in place of what was there.
+
+    Raises:
+        ConfigError: the disk is full. What was there stays.
+    """
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    remove(unfinished)
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+    except BaseException as error:
+        is_full = isinstance(error, Exception) and shutil.disk_usage(folder.parent).free < _NOTHING_BYTES
+        remove(unfinished)
+        if is_full:
+            raise ConfigError(f"{folder.parent}: the disk is full; make room and run the same command again") from error
+        raise
+    remove(folder)
+    unfinished.rename(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, if it is there. Its name goes first, so that no part of it looks whole."""
+    if folder.exists():
+        removed = folder.with_name(f".{folder.name}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        folder.rename(removed)
+        shutil.rmtree(removed)

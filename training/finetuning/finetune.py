@@ -1,0 +1,197 @@
+"""Finetuning with low-rank adapters: transformers' Trainer on peft's layers, resumable.
+
+LoRA: Hu et al., arXiv 2106.09685. Must not know how the result is served.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoConfig,
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.loading.draft_vocabulary import is_trimmed
+from actors.loading.gguf import settings_folder
+from decoding.errors import ConfigError
+from training.files import whole_folder
+from training.finetuning.examples import IGNORED, Example, Row, encode
+from training.lora import add_lora, merge_lora
+
+_RUN = "run.json"  # which run the checkpoints beside it are of
+_STATE = "trainer_state.json"  # the Trainer writes it last
+_STEPS_PER_REPORT = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneOptions:
+    """What is trained, on what machine, and where the results go."""
+
+    model: str  # a local folder, a .gguf file or a Hub id
+    output: Path
+    work: Path  # for checkpoints
+    rank: int = 16
+    keep_adapter: bool = False  # write the adapter alone, not merged into the model
+    epochs: float = 3.0
+    learning_rate: float = 2e-4
+    batch_size: int = 8  # rows of a step
+    max_length: int = 1024  # tokens of a row
+    save_steps: int = 50  # between two checkpoints
+    threads: int | None = None
+    device: str = "auto"
+    seed: int = 0
+
+
+def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Callable[[str], None]) -> None:
+    """Train adapters on the examples, and write the model or the adapter to `options.output`, whole or not at all.
+
+    The same call goes on from the last checkpoint in `options.work`, which is removed at the end. Its results are then
+    those of a run that was not interrupted.
+
+    Raises:
+        ConfigError: the model can't be loaded or trained, an example can't be encoded, `work` has checkpoints of a run
+            with other settings, or the disk is full.
+    """
+    if options.output.exists():
+        raise ConfigError(f"{options.output} exists already; name a new folder")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    tokenizer = load_tokenizer(options.model)
+    rows = [row for example in examples for row in encode(example, tokenizer, max_length=options.max_length)]
+    if not rows:
+        raise ConfigError(f"nothing is learned within {options.max_length} tokens: raise --max-length")
+    report(f"{len(examples)} examples, {sum(len(row.tokens) for row in rows):,} tokens, {_learned(rows):,} learned")
+    _check_run(options, rows)
+    model = _load(options)
+    adapted = add_lora(model, options.rank, seed=options.seed)
+    trainable = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+    report(f"{options.model}: {model.num_parameters():,} parameters, {trainable:,} of them trained")
+    _train(adapted, rows, options, report)
+    with whole_folder(options.output) as folder:
+        if options.keep_adapter:
+            adapted.save_pretrained(folder)
+        else:
+            merged = merge_lora(adapted).to(_stored_dtype(options.model))
+            merged.save_pretrained(folder, max_shard_size="2GB")
+            tokenizer.save_pretrained(folder)
+    shutil.rmtree(options.work, ignore_errors=True)
+
+
+def _learned(rows: Sequence[Row]) -> int:
+    return sum(label != IGNORED for row in rows for label in row.labels)
+
+
+def _load(options: FinetuneOptions) -> PreTrainedModel:
+    spec = ModelSpec(name="model", path=options.model, dtype="float32", device=options.device)
+    model = load_model(spec)
+    if is_trimmed(model.config):
+        raise ConfigError(f"{options.model} is a drafter with a trimmed vocabulary; `consort train drafter` trains it")
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ConfigError(f"{options.model} is quantised; finetune the checkpoint that it was made from")
+    return model
+
+
+def _stored_dtype(path: str) -> torch.dtype:
+    dtype = AutoConfig.from_pretrained(settings_folder(path)).dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def _check_run(options: FinetuneOptions, rows: Sequence[Row]) -> None:
+    """Note which run the checkpoints are of; raises ConfigError if there are some of another."""
+    settings = asdict(options)
+    for name in ("output", "work", "keep_adapter", "save_steps", "threads"):  # they may change
+        del settings[name]
+    data = hashlib.sha256(repr([(row.tokens, row.labels) for row in rows]).encode()).hexdigest()
+    run = json.dumps(settings | {"data": data})
+    file = options.work / _RUN
+    if file.exists() and file.read_text(encoding="utf-8") != run:
+        raise ConfigError(
+            f"{options.work} has checkpoints of other settings or data; remove it, or give another --work"
+        )
+    options.work.mkdir(parents=True, exist_ok=True)
+    file.write_text(run, encoding="utf-8")
+
+
+def _last_checkpoint(work: Path) -> Path | None:
+    """Return the newest checkpoint that was written to its end."""
+    whole = [folder for folder in work.glob("checkpoint-*") if _is_json(folder / _STATE)]
+    return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _train(
+    model: PreTrainedModel, rows: Sequence[Row], options: FinetuneOptions, report: Callable[[str], None]
+) -> None:
+    arguments = TrainingArguments(
+        output_dir=str(options.work),
+        num_train_epochs=options.epochs,
+        learning_rate=options.learning_rate,
+        per_device_train_batch_size=options.batch_size,
+        lr_scheduler_type="cosine",
+        warmup_steps=0.03,  # below 1: a share of all steps
+        seed=options.seed,
+        use_cpu=model.device.type == "cpu",
+        logging_steps=_STEPS_PER_REPORT,
+        save_steps=options.save_steps,
+        save_total_limit=2,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+    )
+    trainer = Trainer(model, arguments, data_collator=_batch, train_dataset=list(rows), callbacks=[_Progress(report)])
+    trainer.remove_callback(PrinterCallback)
+    checkpoint = _last_checkpoint(options.work)
+    if checkpoint is not None:
+        report(f"going on after step {checkpoint.name.split('-')[1]}")
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+
+def _batch(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Return the rows of a step, padded, each [B, T]."""
+    tokens = pad_sequence([torch.tensor(row.tokens) for row in rows], batch_first=True)
+    labels = pad_sequence([torch.tensor(row.labels) for row in rows], batch_first=True, padding_value=IGNORED)
+    lengths = torch.tensor([len(row.tokens) for row in rows])
+    mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
+    return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+
+
+class _Progress(TrainerCallback):
+    """Reports the loss now and then."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        loss = (logs or {}).get("loss")
+        if loss is not None:
+            self._report(f"step {state.global_step} of {state.max_steps}, epoch {state.epoch:.2f}: loss {loss:.4f}")
