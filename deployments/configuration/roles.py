@@ -59,8 +59,6 @@ def check_roles(models: Models, endpoints: Endpoints) -> None:
                 f"models.{name}.tensor_parallel: a tensor-parallel model can't be target and drafter at once; "
                 "configure it twice, under two names"
             )
-        if role != "drafter" and model_config.scaling is not None and model_config.scaling.min == 0:
-            raise ConfigError(f"models.{name}.scaling.min: is 0, but a target needs 1 or more")
     _check_heads(models, endpoints)
     unused = set(models) - set(roles)
     if unused:

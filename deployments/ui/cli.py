@@ -21,7 +21,7 @@ from rich.table import Table
 from actors.model.thread_environment import compute_environment
 from decoding.errors import ConsortError, UnavailableError
 from deployments.client import DEFAULT_URL, Client
-from deployments.cluster import serving
+from deployments.cluster import drain, serving
 from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import DEFAULT_CONFIG, TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
@@ -101,6 +101,7 @@ def serve(
         _show_how_to_go_on(config)
         _console.print("[dim]Ctrl-C stops the server.[/]")
         _wait_for_interrupt()
+        _drain(config)
 
 
 @main.command(short_help="Show the default model at work, and stop.")
@@ -313,6 +314,15 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def _drain(config: ServerConfig) -> None:
+    """Give requests in progress time to end. Another Ctrl-C or SIGTERM stops the server at once."""
+    _console.print(f"[dim]Stopping: requests in progress get {config.http.drain_s:g} s. Ctrl-C again stops at once.[/]")
+    with suppress(KeyboardInterrupt, TimeoutError):
+        left = drain(config)
+        if left:
+            _console.print(f"[yellow]{left} request(s) have not ended in time.[/]")
 
 
 def _wait_for_interrupt() -> None:
