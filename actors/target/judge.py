@@ -5,7 +5,6 @@ Knows nothing of messages, caches or where the logits come from.
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -59,8 +58,8 @@ def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[],
         waits.append((chosen, rule([verifications[index] for index in chosen], chosen_logits)))
 
     def wait() -> list[Verdict]:
-        pairs = [pair for chosen, wait in waits for pair in zip(chosen, wait(), strict=True)]
-        verdicts = [verdict for _, verdict in sorted(pairs, key=itemgetter(0))]
+        by_row = {index: verdict for chosen, wait in waits for index, verdict in zip(chosen, wait(), strict=True)}
+        verdicts = [by_row[index] for index in range(len(verifications))]
         if all(row.params.logprobs is None for row, *_ in verifications):
             return verdicts
         return _with_logprobs(verifications, verdicts, logits, starts)

@@ -30,8 +30,8 @@ def saved_and_loaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     result: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     loaded, info = result
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    model: PreTrainedModel = loaded.eval()
-    return model
+    copy: PreTrainedModel = loaded.eval()
+    return copy
 
 
 def test_influence_is_one_minus_the_cosine_of_a_layers_input_and_output() -> None:
