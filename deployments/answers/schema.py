@@ -36,6 +36,13 @@ class Usage(BaseModel):
     prompt_compression: CompressionUsage | None = None  # not sent without compression
 
 
+class ProposerCounts(BaseModel):
+    """One proposer's share of the draft tokens. A token that several offer counts for the first."""
+
+    drafted: int
+    accepted: int
+
+
 class Speculation(BaseModel):
     """Statistics of speculation, summed over the answers."""
 
@@ -45,6 +52,7 @@ class Speculation(BaseModel):
     acceptance_rate: float  # accepted / drafted
     acceptance_length: float  # tokens per target step
     hit_rate: float  # share of rejections after which an alternative draft was ready
+    proposers: dict[str, ProposerCounts]  # by the name of who drafted them
 
 
 def speculation_of(total: Statistics) -> Speculation:
@@ -56,6 +64,10 @@ def speculation_of(total: Statistics) -> Speculation:
         acceptance_rate=round(total.acceptance_rate, 4),
         acceptance_length=round(total.acceptance_length, 4),
         hit_rate=round(total.hit_rate, 4),
+        proposers={
+            name: ProposerCounts(drafted=count, accepted=total.accepted_by.get(name, 0))
+            for name, count in total.drafted_by.items()
+        },
     )
 
 

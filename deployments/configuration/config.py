@@ -17,6 +17,7 @@ from deployments.configuration.templates import TemplateSource
 from deployments.validation.strict import StrictModel, problem_of
 
 if TYPE_CHECKING:
+    from actors.heads.spec import HeadsSpec
     from actors.replica.roles import Role
 
 DEFAULT_CONFIG = ROOT / "deployments" / "default.yaml"
@@ -44,6 +45,11 @@ class ServerConfig(StrictModel):
         drafters = {name: model for name, model in self.models.items() if model.colocated_with == target}
         return {name: model.model_copy(update=size) for name, model in drafters.items()}
 
+    def heads_of(self, target: str) -> "HeadsSpec | None":
+        """Return the heads that a target's replicas load, if any."""
+        named = ((name, endpoint.heads) for name, endpoint in self.endpoints.items() if endpoint.target == target)
+        return next((heads.spec(name) for name, heads in named if heads is not None), None)
+
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:
     """Check a parsed YAML document and return its configuration. folder: the base of relative paths.
@@ -60,6 +66,11 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     check_roles(config.models, config.endpoints)
     _check_devices(config)
     _read_keys(config.http, folder)
+    for name, endpoint in config.endpoints.items():
+        if endpoint.heads is not None:
+            endpoint.heads.path = _anchor(endpoint.heads.path, folder)
+            if endpoint.heads.path.startswith((".", "/", "~")) and not Path(locate(endpoint.heads.path)).is_dir():
+                raise ConfigError(f"endpoints.{name}.heads.path: there is no folder {endpoint.heads.path!r}")
     for name, model in config.models.items():
         model.path = _anchor(model.path, folder)
         try:

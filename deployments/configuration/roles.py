@@ -59,11 +59,28 @@ def check_roles(models: Models, endpoints: Endpoints) -> None:
                 f"models.{name}.tensor_parallel: a tensor-parallel model can't be target and drafter at once; "
                 "configure it twice, under two names"
             )
-        if role != "drafter" and model_config.scaling is not None and model_config.scaling.min == 0:
-            raise ConfigError(f"models.{name}.scaling.min: is 0, but a target needs 1 or more")
+    _check_heads(models, endpoints)
     unused = set(models) - set(roles)
     if unused:
         raise ConfigError(f"models.{min(unused)}: no endpoint uses it; remove it or name it in an endpoint")
+
+
+def _check_heads(models: Models, endpoints: Endpoints) -> None:
+    """Raise ConfigError unless every target has at most one set of heads, and can have any."""
+    owners: dict[str, str] = {}  # endpoints with heads, by target
+    for name, endpoint in endpoints.items():
+        if endpoint.heads is None:
+            continue
+        key = f"endpoints.{name}.heads"
+        if endpoint.kind != "speculative":
+            raise ConfigError(f"{key}: heads know one model's choices; an endpoint that blends several can't have them")
+        if models[endpoint.target].tensor_parallel > 1:
+            raise ConfigError(
+                f"{key}: heads need all of {endpoint.target!r} in one process; set its tensor_parallel to 1"
+            )
+        other = owners.setdefault(endpoint.target, name)
+        if endpoints[other].heads != endpoint.heads:
+            raise ConfigError(f"{key}: {endpoint.target!r} has other heads in endpoints.{other}; it can load one set")
 
 
 def _check_colocated(name: str, drafter: ModelConfig, models: Models, endpoints: Endpoints) -> None:

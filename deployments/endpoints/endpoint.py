@@ -17,6 +17,7 @@ from actors.loading.tokenizer_pairs import vocabulary_of
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.trie import ProposerName
 from decoding.errors import ConfigError, ContextLengthError, InvalidRequestError
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
@@ -191,12 +192,27 @@ class ServedEndpoint:
             params,
             speculate=body.speculate is not False,
             draft_length=body.draft_length,
+            proposers=self._proposers(body),
             seeded=body.seed is not None,
             ensemble=self._ensemble(body),
             timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
             may_cache=body.original_prompt_tokens is None,
             beams=self._beams(body, params) if body.searches else None,
         )
+
+    def _proposers(self, body: GenerationRequest) -> frozenset[ProposerName] | None:
+        """Return what may draft for the request; None: all that the endpoint has."""
+        if body.proposers is None:
+            return None
+        known = self.endpoint.proposers
+        for index, name in enumerate(body.proposers):
+            if name not in known:
+                offered = ", ".join(known) or "none"
+                raise InvalidRequestError(
+                    f"proposers.{index}: {name!r} does not draft for {self.name!r}; it has {offered}.",
+                    field="proposers",
+                )
+        return frozenset(body.proposers)
 
     def _ensemble(self, body: GenerationRequest) -> EnsembleOptions | None:
         """Ensemble options of the request; None: the endpoint's."""
@@ -318,6 +334,7 @@ def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]],
         endpoint.draft_length,
         decode,
         ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
+        heads=None if endpoint.heads is None else endpoint.heads.kind,
         members=endpoint.others if endpoint.strategy is None else (),
         ensemble=endpoint.ensemble_options(),
         colocated=colocated,

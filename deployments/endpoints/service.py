@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -49,11 +49,13 @@ class Service:
         cached_tokens: int = 0,
         templates: Mapping[str, str] = MappingProxyType({}),
         tracer: "RequestTracer | None" = None,
+        on_demand: Collection[str] = (),
     ) -> None:
         """
         cached_tokens: size of the response cache, in tokens of prompts and answers.
         templates: prompt templates in Jinja, by name.
         tracer: None disables tracing.
+        on_demand: models whose replicas start when requests wait for them.
         """
         self.endpoints = endpoints
         self.metrics = metrics or Metrics()
@@ -62,13 +64,18 @@ class Service:
         self._coordinator = coordinator
         self._limits = limits or Limits()
         self.cache = ResponseCache(cached_tokens)
-        self._loaded: set[str] = set()  # models that were up at least once
+        self._on_demand = set(on_demand)
+        self._loaded = set(on_demand)  # models that were up at least once, or need not be
         self.admission = Admission(coordinator, self._limits, self._on_begin, self._count_slots)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
     def ready_models(self) -> set[str]:
         """Configured models that have a live replica."""
         return self._coordinator.models()
+
+    def servable_models(self) -> set[str]:
+        """Configured models that have a live replica, or get one when requests wait for it."""
+        return self.ready_models() | self._on_demand
 
     def replica_starts(self) -> Counter[str]:
         """Number of replicas that have come up since this coordinator started, by model."""

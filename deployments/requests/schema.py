@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from decoding.beams.options import MAX_BEAMS
+from decoding.drafts.trie import ProposerName
 from decoding.sampling.params import MAX_LOGPROBS, SamplingParams, Structure, Verification
 from deployments.requests.beam_fields import BeamFields
 from deployments.requests.compatibility_fields import ChatCompatibilityFields, CompatibilityFields
@@ -70,6 +71,10 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     speculate: bool | None = Field(None, description="false: plain decoding, without the drafter. Same text.")
     draft_length: Annotated[int, Field(ge=0, le=_MAX_DRAFT_LENGTH)] | None = Field(
         None, description="Most draft tokens that one step verifies, instead of the endpoint's. Same text."
+    )
+    proposers: list[ProposerName] | None = Field(
+        None,
+        description="Which of the endpoint's proposers may draft: `drafter`, `ngram`, `medusa`, `eagle3`. Same text.",
     )
     verification: Verification | None = Field(
         None, description="How drafts are verified, `coupled` or `rejection`, instead of as the endpoint does it."

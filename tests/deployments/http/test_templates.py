@@ -37,7 +37,7 @@ def prompt_of(sides: Sides, path: str, **fields: Any) -> str:
     client, coordinator, endpoint = sides
     response = client.post(path, json={"model": "consort", "max_tokens": 4, **fields})
     assert response.status_code == 200, response.text
-    return endpoint.token_decoder.decode(coordinator.requests[-1].prompt)
+    return endpoint.token_decoder.decode(list(coordinator.requests[-1].prompt))
 
 
 def test_a_completion_from_a_template_is_that_of_its_text(sides: Sides) -> None:
