@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-try:
-    from transformers.utils.chat_parsing.response_templates import load_response_template
-except ImportError:  # older releases of transformers: answers are read by tool_format.py alone
-    load_response_template = None
+from decoding.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
-
-from decoding.errors import ConfigError
 
 _FILE = Path(__file__).with_suffix(".yaml")
 
@@ -30,7 +25,9 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> "ResponseTemplate |
     Raises:
         ConfigError: the declared one is invalid.
     """
-    if load_response_template is None:
+    try:
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+    except ImportError:  # an older release: tool_format.py reads the answers
         return None
     declared = getattr(tokenizer, "response_template", None)
     if declared is not None:

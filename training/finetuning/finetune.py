@@ -89,8 +89,8 @@ def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Call
         if options.keep_adapter:
             adapted.save_pretrained(folder)
         else:
-            merged = merge_lora(adapted).to(_stored_dtype(options.model))
-            merged.save_pretrained(folder, max_shard_size="2GB")
+            merged: Any = merge_lora(adapted)
+            merged.to(_stored_dtype(options.model)).save_pretrained(folder, max_shard_size="2GB")
             tokenizer.save_pretrained(folder)
     shutil.rmtree(options.work, ignore_errors=True)
 

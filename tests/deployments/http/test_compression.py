@@ -85,7 +85,7 @@ def test_caches_are_left_alone(fake: TestClient, coordinator: FakeCoordinator) -
 
 def test_system_and_tool_messages_and_the_question_stay(fake: TestClient) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    messages: list[Any] = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": SHORT},
         {"role": "user", "content": SHORT},
         {"role": "assistant", "content": None, "tool_calls": [call]},
