@@ -1,7 +1,8 @@
 """A request at its coordinator: parameters, committed tokens, deltas for the client. Knows nothing of links."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import starmap
@@ -9,12 +10,14 @@ from typing import Literal
 
 from actors.coordinator.text_stream import Criterion, TextStream
 from actors.coordinator.timeline import Timeline
+from actors.heads.spec import HeadsKind
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
+from decoding.drafts.trie import ProposerName
 from decoding.errors import ConsortError, InvalidRequestError
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
@@ -37,10 +40,18 @@ class Endpoint:
     draft_length: int  # γ, the maximum number of draft tokens per target step
     decode: Callable[[list[int]], str]  # by the target's tokenizer, without special tokens
     ngram: NgramOptions | None = None  # n-gram look-up of drafts; None: off
+    heads: HeadsKind | None = None  # heads that draft in the target's replicas; None: there are none
     members: Sequence[str] = ()  # the other models of an ensemble that the target leads
     ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)  # how distributions are blended
     criteria: Sequence[Criterion] = ()
     colocated: bool = False  # the drafter runs in the target's replicas and has none of its own
+
+    @property
+    def proposers(self) -> tuple[ProposerName, ...]:
+        """All that draft for its requests."""
+        has: dict[ProposerName, bool] = {"drafter": self.drafter is not None, "ngram": self.ngram is not None}
+        names = [name for name, is_there in has.items() if is_there]
+        return (*names, self.heads) if self.heads else tuple(names)
 
 
 def new_request_id() -> int:
@@ -56,6 +67,7 @@ class Request:
     prompt: Sequence[int]
     params: SamplingParams
     speculate: bool = True
+    proposers: frozenset[ProposerName] | None = None  # that may draft; None: all of the endpoint's
     draft_length: int | None = None  # None: the endpoint's
     ensemble: EnsembleOptions | None = None  # None: the endpoint's
     seeded: bool = False  # whether the client chose the seed, so that an equal request may get the same answer
@@ -63,6 +75,7 @@ class Request:
     beams: BeamOptions | None = None  # run a beam search
     timeline: Timeline | None = None  # filled in by the coordinator
     cache_salt: str = ""  # cached text is shared only with requests of the same salt
+    may_cache: bool = True  # whether its whole answer may be cached
     request_id: int = field(default_factory=new_request_id)
 
     @property
@@ -76,6 +89,10 @@ class Request:
         length = self.endpoint.draft_length if self.draft_length is None else self.draft_length
         return length if self.speculate and self.beams is None else 0
 
+    def may_draft(self, proposer: ProposerName | None) -> bool:
+        """Whether a proposer of the endpoint may draft for the request."""
+        return proposer is not None and (self.proposers is None or proposer in self.proposers)
+
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
@@ -87,6 +104,8 @@ class Statistics:
     committed: int = 0
     missed: int = 0  # target steps that rejected a draft token
     hits: int = 0  # of these, those with a draft ready that continues the recovered token
+    drafted_by: Mapping[str, int] = field(default_factory=dict)  # `drafted` by proposer
+    accepted_by: Mapping[str, int] = field(default_factory=dict)  # `accepted` by proposer
     cached: int = 0  # tokens of the prompt whose KV pages were there already
 
     def __add__(self, other: "Statistics") -> "Statistics":
@@ -97,6 +116,8 @@ class Statistics:
             committed=self.committed + other.committed,
             missed=self.missed + other.missed,
             hits=self.hits + other.hits,
+            drafted_by=_added(self.drafted_by, other.drafted_by),
+            accepted_by=_added(self.accepted_by, other.accepted_by),
             cached=self.cached + other.cached,
         )
 
@@ -116,6 +137,13 @@ class Statistics:
         return self.committed / self.steps if self.steps else 0.0
 
 
+def _added(left: Mapping[str, int], right: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the sums of two counts by name. Most steps have no draft to count."""
+    if not right or not left:
+        return left or right
+    return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one target step added to the answer. The last delta has `finish` or `error`."""
@@ -132,6 +160,7 @@ class Delta:
     views: Sequence[Sequence[MemberView]] | None = None  # of an ensemble: of each token, if requested
     error: ConsortError | None = None
     score: float | None = None  # of a beam search
+    proposers: Sequence[ProposerName | None] = ()  # of each token: who drafted it, if it was accepted
     others: "Sequence[Delta]" = ()  # further answers of the beam search, best first
 
 
@@ -189,15 +218,18 @@ class ActiveRequest:
         """Whether it should have a drafter replica."""
         endpoint = self.request.endpoint
         disaggregated = endpoint.drafter not in (None, endpoint.target) and not endpoint.colocated
-        speculates = disaggregated and self.request.max_draft_length > 0
+        speculates = disaggregated and self.request.max_draft_length > 0 and self.request.may_draft("drafter")
         return speculates and self.drafters_lost <= _MAX_DRAFTERS_LOST
 
     def admit(self, target: ReplicaAddress) -> Admit:
         """Make the message by which a replica continues the request from its committed tokens."""
         request = self.request
         max_draft_length = request.max_draft_length
-        has_drafter = self.drafter is not None or (request.endpoint.colocated and max_draft_length > 0)
-        may_speculate = has_drafter or self.wants_drafter or request.endpoint.ngram
+        colocated = request.endpoint.colocated and request.may_draft("drafter")
+        has_drafter = self.drafter is not None or (colocated and max_draft_length > 0)
+        ngram = request.endpoint.ngram if request.may_draft("ngram") else None
+        heads = request.may_draft(request.endpoint.heads)
+        may_speculate = has_drafter or self.wants_drafter or ngram or heads
         return Admit(
             request_id=request.request_id,
             tokens=self.tokens.copy(),  # a copy: this list grows, and local links pass objects on
@@ -205,7 +237,8 @@ class ActiveRequest:
             params=request.params,
             draft_length=max_draft_length if may_speculate else 0,
             drafter=has_drafter,
-            ngram=request.endpoint.ngram,
+            ngram=ngram,
+            heads=heads,
             beams=request.beams,
             ensemble=self._ensemble(),
             target=target,
@@ -250,6 +283,8 @@ class ActiveRequest:
             committed=before.committed + piece.used,
             missed=before.missed + message.rejected,
             hits=before.hits + message.hit,
+            drafted_by=_added(before.drafted_by, message.drafted_by),
+            accepted_by=_added(before.accepted_by, Counter(message.accepted_from[:accepted])),
             cached=before.cached + message.cached_tokens,
         )
         own: TokenSource = "recovered" if message.rejected else "bonus" if message.drafted else "plain"
@@ -265,6 +300,10 @@ class ActiveRequest:
             message.members,
             piece.stop_reason,
             message.views and message.views[: piece.used],
+            proposers=[
+                *message.accepted_from[:accepted],
+                *[None] * (piece.used - len(message.accepted_from[:accepted])),
+            ],
         )
 
     def finish_search(self, message: Beams) -> Delta:

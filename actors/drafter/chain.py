@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actors.drafter.tree import DraftChoice
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import Replay
 from actors.model.ragged_batch import MAX_BRANCHES, RaggedBatch, pack_inputs, padding_row
 from actors.model.runner import Runner
 from decoding.drafts.calibration import RANKS
+from decoding.drafts.choice import DraftChoice
 from decoding.sampling.batch import COLUMNS, SamplingBatch, chain_settings, used_processors
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON

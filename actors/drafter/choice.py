@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from actors.drafter.row import DrafterRow
-from actors.drafter.tree import DraftChoice, DraftNode
+from actors.drafter.tree import DraftNode
 from actors.tokenizers.draft_mapping import DraftMapping
 from decoding.drafts.calibration import RANKS
+from decoding.drafts.choice import DraftChoice
 from decoding.drafts.rejection import distributions, draw
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Position

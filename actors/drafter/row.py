@@ -6,7 +6,7 @@ that were committed since (the spine) are text too; they are moved next to the t
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from actors.drafter.tree import DraftChoice, DraftNode, DraftTree
+from actors.drafter.tree import DraftNode, DraftTree
 from actors.loops.row import Row
 from actors.model.forward_input import RowInput
 from actors.model.ragged_batch import MAX_BRANCHES
@@ -14,6 +14,7 @@ from actors.model.runner import Runner
 from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.calibration import RankCalibration
+from decoding.drafts.choice import DraftChoice
 from decoding.drafts.trie import Distribution
 from decoding.sampling.batch import can_chain
 from decoding.sampling.history import History

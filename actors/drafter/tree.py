@@ -3,28 +3,12 @@
 It knows nothing of models, requests or messages.
 """
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
-from decoding.drafts.trie import Distribution
+from decoding.drafts.choice import DraftChoice
 
 _MIN_PROBABILITY = 0.01  # a less probable alternative is not worth a message
-
-
-class DraftChoice(NamedTuple):
-    """The drafter's choice of a token after a node."""
-
-    tokens: Sequence[int]  # best first
-    gap: float  # how clear the choice is, see `RankCalibration`
-    drawn_from: Distribution | None = None  # for a choice drawn at random
-
-    @classmethod
-    def ranked(cls, tokens: Sequence[float], scores: Sequence[float]) -> "DraftChoice":
-        """Build a choice from at least two tokens and their scores, best first; −∞: impossible."""
-        possible = [int(token) for token, score in zip(tokens, scores, strict=True) if score > -math.inf]
-        return cls(possible, scores[0] - scores[1])
 
 
 class DraftNode:

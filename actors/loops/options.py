@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from actors.heads.proposer import HeadProposer
 from actors.loops.grammar_jobs import LoadTokenizer
 from actors.model.runner import Runner
 from actors.tokenizers.draft_mapping import DraftMapping
@@ -17,5 +18,6 @@ class LoopOptions:
     load_tokenizer: LoadTokenizer | None = None  # for structured answers; None: they are refused
     adaptive: bool = True  # a target verifies as many draft tokens as pay; else as many as the request allows
     colocated: Runner | None = None  # of a drafter in a target's thread: at least as many slots as the target's
+    heads: HeadProposer | None = None  # on a target's hidden states, which its runner keeps
     draft_mappings: Mapping[str, DraftMapping] = field(default_factory=dict)  # by target with another tokenizer
     logits_mappings: Mapping[str, LogitsMapping] = field(default_factory=dict)  # by leader with another tokenizer

@@ -26,7 +26,9 @@ _TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 
 _WANTED = 8  # tokens of a row in a usual step, its last one and a draft: so many logits have room
 _GRAPH_BYTES = 2**23  # of a graph without its tensors; not measured yet
 
-Forward = Callable[[Tensor, Tensor, RaggedBatch, Tensor], Tensor]  # tokens, positions, layout, wanted: as in `Runner`
+# From tokens, positions, layout and wanted tokens, as in `Runner`, to logits and hidden states, if any are kept: the
+# last of the wanted tokens, and layers' of all tokens.
+Forward = Callable[[Tensor, Tensor, RaggedBatch, Tensor], tuple[Tensor, ...]]
 
 
 class Shape(NamedTuple):
@@ -61,6 +63,7 @@ class CudaGraphs:
         self._shapes = sorted(shapes(cache.slots, most_tokens))
         self._captured: dict[Shape, tuple[PackedInputs, Replay]] = {}
         self._logits = torch.empty(max(shape.wanted for shape in self._shapes), vocab_size, device=device)
+        self._hidden: list[Tensor] | None = None  # of the last call; None before the first
 
     @property
     def token_counts(self) -> list[int]:
@@ -71,7 +74,7 @@ class CudaGraphs:
     def capture(self) -> None:
         """Capture the graphs of all shapes, the largest first, because the others use its memory again."""
         for shape in reversed(self._shapes):
-            self.logits(shape, [padding_row(self._cache.slots)], [0])
+            self.outputs(shape, [padding_row(self._cache.slots)], [0])
 
     def shape(self, rows: Sequence[RowInput], wanted: int) -> Shape | None:
         """Return the smallest shape with room for the rows and so many logits; None if there is none."""
@@ -79,25 +82,41 @@ class CudaGraphs:
         fitting = (s for s in self._shapes if s.rows >= len(rows) and s.tokens >= tokens and s.wanted >= wanted)
         return min(fitting, key=lambda shape: (shape.tokens, shape.rows), default=None)
 
-    def logits(self, shape: Shape, rows: Sequence[RowInput], wanted: Sequence[int]) -> Tensor:
-        """Return logits after the tokens `wanted`, [·, V] float32. The rows must fit into `shape`.
+    def outputs(self, shape: Shape, rows: Sequence[RowInput], wanted: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return logits after the tokens `wanted`, [·, V] float32, and hidden states with padding.
 
-        wanted: indices of tokens, as from `wanted_tokens`. The rows' pages must be reserved.
+        The rows must fit into `shape`, and their pages must be reserved.
+        wanted: indices of tokens, as from `wanted_tokens`.
         """
         inputs = self._pack(shape, rows, wanted)
         if shape not in self._captured:
             buffers = inputs.copy_to(self._device)
+            self._allocate_hidden(shape, buffers)
             self._captured[shape] = buffers, self._recorder.record(lambda: self._run(shape, buffers))
         buffers, replay = self._captured[shape]
         copy_into(buffers.integers, inputs.integers)
-        return replay()[: len(wanted)]
+        return replay()[: len(wanted)], *(self._hidden or ())
 
     def _run(self, shape: Shape, inputs: PackedInputs) -> Tensor:
+        logits, *hidden = self._call(shape, inputs)
+        for buffer, states in zip(self._hidden or (), hidden, strict=True):
+            buffer[: len(states)].copy_(states)
+        return self._logits[: shape.wanted].copy_(logits)
+
+    def _call(self, shape: Shape, inputs: PackedInputs) -> tuple[Tensor, ...]:
         wanted, *entries = inputs.integers[sum(inputs.sizes) :].split([shape.wanted, *[shape.rows] * 3])
         slots, indices, pages = entries
         self._cache.tables_on(self._device).index_put_((slots, indices), pages.int())
-        logits = self._logits[: shape.wanted]
-        return logits.copy_(self._forward(*inputs.unpack(), wanted))
+        return self._forward(*inputs.unpack(), wanted)
+
+    def _allocate_hidden(self, shape: Shape, inputs: PackedInputs) -> None:
+        """Allocate the memory to which all graphs write hidden states: before a capture, whose memory others use."""
+        if self._hidden is None:
+            _, *hidden = self._call(shape, inputs)
+            sizes = len(self._logits), max(each.tokens for each in self._shapes)
+            self._hidden = [
+                states.new_empty(size, states.shape[1]) for states, size in zip(hidden, sizes, strict=False)
+            ]
 
     def _pack(self, shape: Shape, rows: Sequence[RowInput], wanted: Sequence[int]) -> PackedInputs:
         """Pack rows and padding, the indices of the tokens whose logits are wanted, and new entries of the tables."""

@@ -48,11 +48,11 @@ def as_one_operator(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def trace(call: Callable[..., Tensor], first: Example, second: Example) -> Callable[..., Tensor]:
+def trace(call: Callable[..., R], first: Example, second: Example) -> Callable[..., R]:
     """Return a function of sizes and inputs, in this order, that does what the call did in both examples.
 
     Args:
-        call: takes an example's inputs.
+        call: takes an example's inputs. Returns a tensor or a tuple of tensors.
         first, second: no two of their sizes differ by the same factor.
 
     Raises:
@@ -75,11 +75,11 @@ class _Trace(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
-        self.result: Tensor | None = None
+        self.result: object = None
         self._within_operator = False
 
     @classmethod
-    def record(cls, call: Callable[..., Tensor], example: Example) -> "_Trace":
+    def record(cls, call: Callable[..., object], example: Example) -> "_Trace":
         trace = cls()
         token = _current.set(trace)
         try:
@@ -143,7 +143,7 @@ class _Merger:
         for index, pair in enumerate(zip(first.inputs, second.inputs, strict=True)):
             self._bind(*pair, self._graph.placeholder(f"input_{index}"))
 
-    def build(self, first: _Trace, second: _Trace) -> Callable[..., Tensor]:
+    def build(self, first: _Trace, second: _Trace) -> Callable[..., Any]:
         if len(first.calls) != len(second.calls):
             raise UntraceableError("it calls more operators for more tokens")
         for left, right in zip(first.calls, second.calls, strict=True):

@@ -16,6 +16,7 @@ from actors.model.cuda_graphs import CudaGraphs, usual_tokens
 from actors.model.fixed_order.layers import FixedOrderLinear
 from actors.model.forward_input import RowInput
 from actors.model.graph_recorder import GraphRecorder, Replay
+from actors.model.hidden_states import HiddenStateHooks, HiddenStates
 from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.packed_linear import padded_size
@@ -55,8 +56,10 @@ class Runner:
         self.cache = KVPages(slots=slots, capacity=max_length + max_query, pages=pages)
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
-        self._traced: Callable[..., Tensor] | None = None
+        self._traced: Callable[..., tuple[Tensor, ...]] | None = None
         self._graphs: CudaGraphs | None = None
+        self._hooks: HiddenStateHooks | None = None
+        self.hidden: HiddenStates | None = None  # of the last call of `logits`, if they are kept
         self.recorder: GraphRecorder | None = None  # records calls on a GPU
         sharded = (model.tp_size or 1) > 1  # every process of a group has all its part on one device, too
         # Whether this process has all of the model on one device; `forward` needs that.
@@ -77,6 +80,13 @@ class Runner:
             copy.warm_up()
         return copy
 
+    def keep_hidden_states(self, layers: Sequence[int] = ()) -> None:
+        """Let every call of `logits` keep hidden states, in `hidden`. Call it before the first.
+
+        layers: after how many layers, beside the last; see `HiddenStateHooks`.
+        """
+        self._hooks = HiddenStateHooks(self.model, layers)
+
     def use_graphs(self, capture: Callable[[Replay], Replay] | None = None) -> None:
         """Run usual batches as CUDA graphs, unless the model is in parts.
 
@@ -87,7 +97,7 @@ class Runner:
             return
         self.recorder = GraphRecorder(capture)
         self._graphs = CudaGraphs(
-            self.forward,
+            self._outputs,
             device=self.device,
             cache=self.cache,
             vocab_size=self.vocab_size,
@@ -132,7 +142,7 @@ class Runner:
             self._traced = traced
         self.cache.clear_all()
 
-    def _compare(self, traced: Callable[..., Tensor], counts: Sequence[int]) -> None:
+    def _compare(self, traced: Callable[..., tuple[Tensor, ...]], counts: Sequence[int]) -> None:
         """Raise UntraceableError if the trace and the model differ. counts: the number of tokens of each row."""
         results = []
         sizes, inputs = self._example(counts, sum(counts), start=_COMPARED_START)  # reserves the pages
@@ -141,7 +151,7 @@ class Runner:
             for store in (store for stores in self.cache.layers.values() for store in stores):
                 store[pages] = 0.5  # the results then depend on what is written
             results.append(self._call(*inputs) if call is None else call(*sizes, *inputs))
-        if not torch.equal(*results):
+        if not all(map(torch.equal, *results)):
             raise UntraceableError(f"it does something else with {counts} tokens")
 
     def _example(self, counts: Sequence[int], logits: int, start: int = 1) -> Example:
@@ -173,23 +183,54 @@ class Runner:
         shape = self._graphs.shape(rows, len(wanted)) if self._graphs else None
         if self._graphs and shape:
             self.cache.reserve_all(extents)
-            return self._graphs.logits(shape, rows, wanted)
-        self.cache.prepare_writes(extents)
-        inputs, positions, batch = self._inputs(rows)
-        logits = self.forward(inputs, positions, batch, self._to_keep(wanted, inputs.numel()))
+            logits, *hidden = self._graphs.outputs(shape, rows, wanted)
+        else:
+            self.cache.prepare_writes(extents)
+            inputs, positions, batch = self._inputs(rows)
+            logits, *hidden = self._outputs(inputs, positions, batch, self._to_keep(wanted, inputs.numel()))
+        if hidden:
+            last, layers = hidden
+            self.hidden = HiddenStates(last[: len(wanted)], layers[: sum([len(row.tokens) for row in rows])])
         return logits[: len(wanted)]
 
     def forward(
         self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
     ) -> Tensor:
         """Return [·, V] logits. tokens, positions: [1, N]. logits_to_keep: indices of tokens; None: all."""
+        return self._outputs(tokens, positions, batch, logits_to_keep)[0]
+
+    @torch.inference_mode()
+    def hidden_states(self, rows: Sequence[RowInput], layers: Sequence[int]) -> HiddenStates:
+        """Return the hidden states of a forward with logits after all tokens, whichever `logits` keeps. It is slow."""
+        self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
+        tokens, positions, batch = self._inputs(rows)
+        with HiddenStateHooks(self.model, layers).reading() as kept:
+            self._call(tokens, positions, None, batch)
+        count = sum([len(row.tokens) for row in rows])
+        return HiddenStates(*(states[:count] for states in kept))
+
+    def _outputs(
+        self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return logits, [·, V], and the hidden states to keep, if any."""
         count = tokens.shape[1]
         if self._traced is None or count > _MAX_TRACED_TOKENS:
             return self._call(tokens, positions, logits_to_keep, batch)
         kept = torch.arange(count) if logits_to_keep is None else logits_to_keep
         return self._traced(count, len(kept), tokens, positions, kept, batch)
 
-    def _call(self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch) -> Tensor:
+    def _call(
+        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch
+    ) -> tuple[Tensor, ...]:
+        if self._hooks is None:
+            return (self._model_logits(tokens, positions, logits_to_keep, batch),)
+        with self._hooks.reading() as kept:
+            logits = self._model_logits(tokens, positions, logits_to_keep, batch)
+        return (logits, *kept)
+
+    def _model_logits(
+        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch
+    ) -> Tensor:
         logits: Tensor = self.model(
             input_ids=tokens,
             position_ids=positions,

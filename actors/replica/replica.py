@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
+from actors.heads.loader import LoadedHeads, load_heads
+from actors.heads.proposer import HeadProposer
+from actors.heads.spec import HeadsSpec
 from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
 from actors.loading.grammar_tokenizer import structure_tokenizer
 from actors.loading.memory_budget import (
@@ -51,6 +54,21 @@ def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "targ
     return _allocate([_load(spec)], copies=2 if role == "both" else 1)[0]
 
 
+def load_with_heads(
+    spec: ModelSpec, heads: HeadsSpec, drafter: ModelSpec | None = None, *, role: Role = "target"
+) -> tuple[Runner, Runner | None, HeadProposer]:
+    """Load a target, heads on its hidden states, and the drafter on its device, if any. Errors as in `load_runner`.
+
+    Raises:
+        ConfigError: in addition, the heads can't be loaded, or don't know what the target writes.
+    """
+    loaded = _load(spec, heads)
+    assert loaded.heads is not None
+    drafters = [] if drafter is None else [_load(drafter)]
+    runner, *others = _allocate([loaded, *drafters], copies=2 if role == "both" else 1)
+    return runner, others[0] if others else None, loaded.heads.proposer(runner)
+
+
 def load_pair(spec: ModelSpec, drafter: ModelSpec) -> tuple[Runner, Runner]:
     """Load a target and the drafter on its device, with as many slots and pages each. Errors as in `load_runner`."""
     target_runner, drafter_runner = _allocate([_load(spec), _load(drafter)])
@@ -64,17 +82,22 @@ class _Loaded(NamedTuple):
     model: PreTrainedModel
     weights: Bytes
     column: Bytes  # of one token's keys and values
+    heads: LoadedHeads | None = None
 
 
-def _load(spec: ModelSpec) -> _Loaded:
+def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     model = load_model(spec)
     weights = weights_on_devices(model)
+    heads = None if heads_spec is None else load_heads(heads_spec, model)
     use_faster_layers(model, deterministic=spec.deterministic)
     try:
         column = column_bytes(try_out(model), spec.kv_torch_dtype)
     except ConfigError as error:
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
-    return _Loaded(spec, model, weights, column)
+    if heads is None:
+        return _Loaded(spec, model, weights, column)
+    numbers = dict.fromkeys(column, heads.column_numbers * (spec.kv_torch_dtype or model.dtype).itemsize)
+    return _Loaded(spec, model, _sum([weights, weights_on_devices(heads.module)]), _sum([column, numbers]), heads)
 
 
 def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
@@ -102,6 +125,8 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
     for each, max_length, max_query in zip(loaded, lengths, max_queries, strict=True):
         runner = Runner(each.model, slots=slots, max_length=max_length, max_query=max_query, pages=pages)
         runner.cache.dtype = each.spec.kv_torch_dtype
+        if each.heads is not None:
+            each.heads.prepare(runner)
         runner.logits([RowInput(slot=0, start=0, tokens=[0])])
         runner.cache.clear_all()
         runner.warm_up()
@@ -124,6 +149,7 @@ class ReplicaSpec:
     targets: Sequence[ModelSpec] = ()  # that a drafter drafts for
     leaders: Sequence[ModelSpec] = ()  # of ensembles with this model as a member; may have other tokenizers
     colocated: ModelSpec | None = None  # the drafter in a target's thread
+    heads: HeadsSpec | None = None  # on a target's hidden states; not with a tensor-parallel group
     rank: Rank | None = None  # rank 0 of a tensor-parallel group, whose other ranks run elsewhere
 
 
@@ -149,7 +175,10 @@ class Replica:
     def _load(self, spec: ReplicaSpec) -> None:
         model, colocated = spec.model, spec.colocated
         drafter: Runner | None
-        if colocated is not None and spec.rank is None:
+        heads: HeadProposer | None = None
+        if spec.heads is not None:
+            runner, drafter, heads = load_with_heads(model, spec.heads, colocated, role=spec.role)
+        elif colocated is not None and spec.rank is None:
             runner, drafter = load_pair(model, colocated)
         else:
             runner = load_runner(model, spec.rank, role=spec.role)
@@ -159,6 +188,7 @@ class Replica:
             prefill_chunk=model.prefill_chunk,
             load_tokenizer=lambda: structure_tokenizer(load_tokenizer(model.path, model.revision)),
             colocated=drafter,
+            heads=heads,
             draft_mappings=load_draft_mappings(colocated or model, spec.targets if colocated is None else [model]),
             logits_mappings=load_logits_mappings(model, spec.leaders),
         )

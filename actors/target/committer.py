@@ -3,6 +3,7 @@
 Knows nothing of logits, or of when steps are taken.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from actors.loops.mailbox import Mailbox
@@ -64,6 +65,8 @@ class Committer:
             tokens=kept,
             drafted=len(draft.tokens),
             accepted=min(len(verdict.path), len(kept)),
+            drafted_by=dict(Counter(draft.proposers)),
+            accepted_from=[draft.proposers[index] for index in verdict.path[: len(kept)]] if draft.proposers else [],
             finish=finish,
             logprobs=verdict.logprobs and verdict.logprobs[: len(kept)],
             prompt_logprobs=row.prompt_logprobs if is_first and row.wants_prompt_logprobs else None,

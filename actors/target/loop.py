@@ -24,6 +24,7 @@ from actors.model.runner import Runner
 from actors.model.step_timer import StepTimer
 from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.committer import Committer
+from actors.target.heads_drafter import HeadsDrafter
 from actors.target.inbox import TargetInbox
 from actors.target.judge import Verdict, judge
 from actors.target.leader import EnsembleLeader
@@ -49,6 +50,11 @@ class Target:
         self._mailbox = Mailbox(link, self._rows, self.times)
         drafter = None if options.colocated is None else ColocatedDrafter(options.colocated, options)
         self._colocated_drafter = drafter
+        self._heads = (
+            None
+            if options.heads is None
+            else HeadsDrafter(options.heads, runner, self._rows, adaptive=options.adaptive)
+        )
         self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=drafter is not None)
         self._rows.drafting = self._planner.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
@@ -85,6 +91,8 @@ class Target:
         inputs = [row.inputs(limit) for row, limit in shares]
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
+        if self._heads is not None:
+            self._heads.begin_step([self._rows.writer(row.key) for row, _ in shares], inputs)
         verifications = self._take(shares, logits.split([sum([run.logits_count for run in runs]) for runs in inputs]))
         wait_for_verdicts = judge(verifications, logits)
         timer.stop()
@@ -104,6 +112,8 @@ class Target:
             if token_s is not None:
                 self._planner.note_drafting(token_s)
             self.times.drafted_s += time.perf_counter() - began_s
+        if self._heads is not None and self._rows.drafting:
+            self.times.drafted_s += self._heads.draft(rows, self._planner.mean_step_s)
         drafts = self._planner.choose_drafts(rows, time.perf_counter(), others=others)
         for row, draft in zip(rows, drafts, strict=True):
             row.step_draft = draft if self._scheduler.speculates else draft.first(0)
@@ -168,9 +178,11 @@ class Target:
 
         began_s: when the step began, or the wait for drafts before it; None: it was of prompts alone.
         """
+        committed = self._committer.commit(verifications, verdicts)
+        if self._heads is not None:
+            self._heads.read(verifications, verdicts)  # once accepted tokens are in the columns of the text
         if not verifications:
             return
-        committed = self._committer.commit(verifications, verdicts)
         rows = [row for row, *_ in verifications]
         if began_s is not None:
             drafted = any(draft.tokens for _, draft, *_ in verifications)
@@ -246,6 +258,8 @@ class Target:
         self._leader.remove(row)
         if self._colocated_drafter is not None:
             self._colocated_drafter.remove(row)
+        if self._heads is not None:
+            self._heads.remove(row.key)
 
 
 def _wait_s(rows: Sequence[ServedRow]) -> float:

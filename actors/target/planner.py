@@ -40,6 +40,11 @@ class DraftPlanner:
         self._draft_token_s: float | None = None  # latency of a draft token
 
     @property
+    def mean_step_s(self) -> float:
+        """The running mean of a step's seconds."""
+        return self._mean_step_s
+
+    @property
     def acceptance(self) -> float:
         """The expected acceptance rate of a new row's drafts."""
         return self._acceptance.value

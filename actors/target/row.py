@@ -41,6 +41,7 @@ class TargetRow(ServedRow):
         self.ensemble: EnsembleRounds | None = None  # if it leads one
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if wanted
         self.drafter = admit.drafter  # whether a drafter works on the request
+        self.heads = admit.heads and self.draft_length > 0  # whether heads of the target draft for it
         self.attached_drafter = admit.attached_drafter
         self._acknowledged_length = len(self.tokens)  # of the text that the attached drafter has
         self._drafter_rests = False
@@ -113,7 +114,7 @@ class TargetRow(ServedRow):
     @property
     def speculates(self) -> bool:
         """Whether anything makes drafts for this row."""
-        return self.draft_length > 0 and (self.drafter or self.proposer is not None)
+        return self.draft_length > 0 and (self.drafter or self.heads or self.proposer is not None)
 
     @property
     def generated(self) -> int:
@@ -143,7 +144,8 @@ class TargetRow(ServedRow):
         """Add the proposer's draft for the current text to the trie."""
         if self.proposer is not None and self.draft_length > 0:
             draft = self.proposer.propose(self.tokens)
-            self.trie.offer(len(self.tokens), draft.tokens, draft.parents, draft.probabilities)
+            name = self.proposer.name
+            self.trie.offer(len(self.tokens), draft.tokens, draft.parents, draft.probabilities, proposer=name)
 
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: whether the last token replaces a rejected draft token."""

@@ -23,7 +23,7 @@ from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
-from decoding.drafts.trie import Distribution
+from decoding.drafts.trie import Distribution, ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
@@ -77,6 +77,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     draft_length: int  # maximum number of draft tokens to verify per step
     drafter: bool  # whether a drafter works on the request, colocated or not
     ngram: NgramOptions | None = None  # propose drafts by n-gram look-up, too
+    heads: bool = False  # propose drafts by heads on the target's hidden states, too
     ensemble: Ensemble | None = None  # for the receiver to lead
     target: ReplicaAddress | None = None  # where a drafter sends its offers
     attached_drafter: str | None = None  # the drafter to which a target sends Advance
@@ -156,6 +157,8 @@ class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
     views: list[list[MemberView]] | None = None  # of an ensemble, if requested: per token, of the members that replied
     rejected: bool = False  # whether the last token replaces a rejected draft token
     hit: bool = False  # if so, whether a draft that continues it was already there
+    drafted_by: dict[str, int] = {}  # numbers of the draft tokens by who offered them first
+    accepted_from: list[ProposerName] = []  # who offered each accepted token first
     admission: int = 0  # as in Admit
     cached_tokens: int = 0  # in the first Commit: tokens of the prompt whose KV pages were there already
 

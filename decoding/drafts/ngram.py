@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from decoding.drafts.token_tree import TokenTree
-from decoding.drafts.trie import Draft
+from decoding.drafts.trie import Draft, ProposerName
 
 _LONGEST = 16  # longer matches count as matches of this length
 _DECAY = 0.998  # weight of an observation after the next one of its length
@@ -154,6 +152,8 @@ class NgramProposers:
 class NgramProposer:
     """Looks up drafts for one request; a `decoding.drafts.proposer.Proposer`."""
 
+    name: ProposerName = "ngram"
+
     def __init__(
         self,
         longest: int = 4,
@@ -175,7 +175,7 @@ class NgramProposer:
         self._known = 0  # length of the text at the last call
         self._guesses: list[_Guess] = []
 
-    def propose(self, tokens: Sequence[int], hidden: Tensor | None = None) -> Draft:
+    def propose(self, tokens: Sequence[int]) -> Draft:
         """Propose a chain from the text and one from the store, as a tree; empty if there is no match."""
         for guess in self._guesses:
             guess.learn(tokens)

@@ -1,24 +1,24 @@
-"""The interface of proposers that run in the target's process: one object per request, asked after every commit.
+"""Who drafts, and the interface of proposers without a model: one object per request, asked after every commit.
 
-Drafters do not implement it: they run ahead on a device of their own (actors/drafter/loop.py).
+Drafters do not implement it: they run ahead on a device of their own (actors/drafter/loop.py). Nor do heads on the
+target's hidden states, which draft for all requests at once (actors/heads/proposer.py).
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
-from decoding.drafts.trie import Draft
+from decoding.drafts.trie import Draft, ProposerName
 
 
 class Proposer(Protocol):
-    """Drafts for one request: n-gram look-up (decoding/drafts/ngram.py), or heads on the target's hidden state."""
+    """Drafts for one request, such as n-gram look-up (decoding/drafts/ngram.py)."""
 
-    def propose(self, tokens: Sequence[int], hidden: Tensor | None = None) -> Draft:
+    name: ProposerName
+
+    def propose(self, tokens: Sequence[int]) -> Draft:
         """Propose a draft that follows the text. Its probabilities are conditional, as in `DraftTrie.offer`.
 
         Args:
             tokens: the request's, prompt included. They only grow from call to call.
-            hidden: [H] the target's hidden state of the last layer, at the last position that it ran.
         """
         ...

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, count
 from operator import itemgetter, mul
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 MAX_DRAFT_LENGTH = 64  # tokens of one path; longer paths are cut
 _NEW_NODES = 1024  # tokens that can be added between two commits; bounds the memory
+
+ProposerName = Literal["drafter", "ngram", "medusa", "eagle3"]
 
 
 class Distribution(NamedTuple):
@@ -45,6 +47,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     parents: list[int]  # [K] the index of the token that each follows; −1: it follows the text
     probabilities: list[float] = []  # [K] that each token is committed, falling; [] if unknown
     distributions: list[Distribution | None] = []  # [K] or []; None: not drawn
+    proposers: list[ProposerName] = []  # [K] or [], which proposer offered each first
 
     @property
     def is_chain(self) -> bool:
@@ -54,7 +57,13 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
         """Return the first `count` tokens as a draft."""
         if count >= len(self.tokens):
             return self
-        return Draft(self.tokens[:count], self.parents[:count], self.probabilities[:count], self.distributions[:count])
+        return Draft(
+            self.tokens[:count],
+            self.parents[:count],
+            self.probabilities[:count],
+            self.distributions[:count],
+            self.proposers[:count],
+        )
 
     def children(self) -> list[list[int]]:
         """Return the indices of the tokens that follow the text, and that follow each token, [K + 1]."""
@@ -83,10 +92,11 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 class _Node:
     """One draft token, or the root."""
 
-    __slots__ = ("children", "distribution", "drawn", "probability")
+    __slots__ = ("children", "distribution", "drawn", "probability", "proposer")
 
-    def __init__(self, probability: float = 1.0) -> None:
+    def __init__(self, probability: float = 1.0, proposer: ProposerName = "drafter") -> None:
         self.probability = probability  # that the target chooses it, given the tokens above
+        self.proposer = proposer  # that offered it first
         self.children: dict[int, _Node] = {}  # by token, in the order of the offers
         self.drawn: dict[int, _Node] = {}  # children drawn by a drafter, by token, in the order of the draw
         self.distribution: Distribution | None = None  # of the drawn children
@@ -106,6 +116,7 @@ class DraftTrie:
         self._committed = committed
         self._chain: list[int] = []  # all draft tokens, while they are one chain: it has no nodes
         self._chain_probabilities: list[float] = []  # as in `_Node`
+        self._chain_proposers: list[ProposerName] = []  # as in `_Node`
         self._root = _Node()
         self._room = _NEW_NODES
         self._rejects = rejects
@@ -125,6 +136,7 @@ class DraftTrie:
         parents: Sequence[int] | None = None,
         probabilities: Sequence[float] | None = None,
         distributions: Sequence[tuple[list[int], list[float]] | None] | None = None,
+        proposer: ProposerName = "drafter",
     ) -> bool:
         """Add a chain or a tree of tokens. Returns whether any of them extends the committed text.
 
@@ -134,6 +146,7 @@ class DraftTrie:
             parents: [K] as in `Draft`; None: a chain.
             probabilities: [K] that the target chooses each token, given the tokens above it.
             distributions: [K] as in `Distribution`, the one that each token was drawn from; None: it was not drawn.
+            proposer: the name of who offers them, for statistics.
         """
         overlap = len(self._committed) - base
         if base < self._fence or overlap < 0 or (parents is not None and len(parents) != len(tokens)):
@@ -141,7 +154,7 @@ class DraftTrie:
         if probabilities is None or len(probabilities) != len(tokens):
             probabilities = [-1.0] * len(tokens)
         if distributions is None and (parents is None or parents == list(range(-1, len(tokens) - 1))):
-            return self._offer_chain(overlap, tokens, probabilities)
+            return self._offer_chain(overlap, tokens, probabilities, proposer)
         if distributions is None or not self._rejects:
             distributions = [None] * len(tokens)
         elif len(distributions) != len(tokens):
@@ -158,26 +171,28 @@ class DraftTrie:
             if not -1 <= parent < index:
                 return fits
             origin = None if drawn_from is None else Distribution(*drawn_from)
-            nodes.append(self._add(*(nodes[parent] if parent >= 0 else top), token, probability, origin))
+            nodes.append(self._add(*(nodes[parent] if parent >= 0 else top), token, probability, origin, proposer))
             fits |= nodes[-1][0] is not None and nodes[-1][1] > 0
         return fits
 
-    def _offer_chain(self, overlap: int, tokens: Sequence[int], probabilities: Sequence[float]) -> bool:
+    def _offer_chain(
+        self, overlap: int, tokens: Sequence[int], probabilities: Sequence[float], proposer: ProposerName
+    ) -> bool:
         """Add a chain, which is usual. overlap: how many committed tokens it should begin with."""
         if len(tokens) <= overlap or list(tokens[:overlap]) != self._committed[len(self._committed) - overlap :]:
             return False
         self._best = None
         end = overlap + MAX_DRAFT_LENGTH
         new, offered = list(tokens[overlap:end]), probabilities[overlap:end]
-        if self._extend_chain(new, offered):
+        if self._extend_chain(new, offered, proposer):
             return True
         self._branch()
         node: _Node | None = self._root
         for token, probability in zip(new, offered, strict=True):
-            node = node and self._child(node, token, probability)
+            node = node and self._child(node, token, probability, proposer)
         return new[0] in self._root.children
 
-    def _extend_chain(self, tokens: list[int], offered: Sequence[float]) -> bool:
+    def _extend_chain(self, tokens: list[int], offered: Sequence[float], proposer: ProposerName) -> bool:
         """Add tokens to the chain, if all drafts are one chain then. offered: their probabilities, −1 if unknown."""
         shared = min(len(tokens), len(self._chain))
         if self._root.children or self._root.drawn or tokens[:shared] != self._chain[:shared]:
@@ -185,6 +200,7 @@ class DraftTrie:
         if len(tokens) > shared:
             self._chain = tokens
             self._chain_probabilities += [self.default_probability] * (len(tokens) - shared)
+            self._chain_proposers += [proposer] * (len(tokens) - shared)
         for index, probability in enumerate(offered):
             if 0 <= probability <= 1:
                 self._chain_probabilities[index] = probability
@@ -193,12 +209,19 @@ class DraftTrie:
     def _branch(self) -> None:
         """Turn the chain into nodes, because there will be other drafts beside it."""
         node: _Node | None = self._root
-        for token, probability in zip(self._chain, self._chain_probabilities, strict=True):
-            node = node and self._child(node, token, probability)
-        self._chain, self._chain_probabilities = [], []
+        chain = zip(self._chain, self._chain_probabilities, self._chain_proposers, strict=True)
+        for token, probability, proposer in chain:
+            node = node and self._child(node, token, probability, proposer)
+        self._chain, self._chain_probabilities, self._chain_proposers = [], [], []
 
     def _add(
-        self, node: _Node | None, depth: int, token: int, probability: float, drawn_from: Distribution | None
+        self,
+        node: _Node | None,
+        depth: int,
+        token: int,
+        probability: float,
+        drawn_from: Distribution | None,
+        proposer: ProposerName,
     ) -> tuple[_Node | None, int]:
         """Return the node of a token below `node`, and its depth. At a depth below 0 it must be the committed token."""
         if depth < 0:
@@ -208,20 +231,20 @@ class DraftTrie:
         if node is None or depth == MAX_DRAFT_LENGTH:
             return None, depth
         if drawn_from is not None:
-            return self._draw(node, token, drawn_from), depth + 1
-        return self._child(node, token, probability), depth + 1
+            return self._draw(node, token, drawn_from, proposer), depth + 1
+        return self._child(node, token, probability, proposer), depth + 1
 
-    def _child(self, node: _Node, token: int, probability: float) -> _Node | None:
+    def _child(self, node: _Node, token: int, probability: float, proposer: ProposerName) -> _Node | None:
         """Return the node of an undrawn token below `node`; None without room. probability: −1 if unknown."""
         child = node.children.get(token)
         if child is None and self._room > 0:
             self._room -= 1
-            child = node.children[token] = _Node(self.default_probability / (1 + len(node.children)))
+            child = node.children[token] = _Node(self.default_probability / (1 + len(node.children)), proposer)
         if child is not None and 0 <= probability <= 1:
             child.probability = probability
         return child
 
-    def _draw(self, node: _Node, token: int, drawn_from: Distribution) -> _Node | None:
+    def _draw(self, node: _Node, token: int, drawn_from: Distribution, proposer: ProposerName) -> _Node | None:
         """Return the node of a drawn token below `node`; None unless it comes next in the draw of its siblings."""
         if not drawn_from.tokens and node.distribution is not None:
             drawn_from = node.distribution
@@ -232,7 +255,7 @@ class DraftTrie:
         if token not in node.drawn and follows and self._room > 0:
             self._room -= 1
             node.distribution = drawn_from
-            node.drawn[token] = _Node()
+            node.drawn[token] = _Node(proposer=proposer)
         return node.drawn.get(token)
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -240,7 +263,7 @@ class DraftTrie:
         self._best = None
         self._committed.extend(tokens)
         gone = len(tokens) if self._chain[: len(tokens)] == list(tokens) else len(self._chain)
-        del self._chain[:gone], self._chain_probabilities[:gone]
+        del self._chain[:gone], self._chain_probabilities[:gone], self._chain_proposers[:gone]
         if self._root.drawn or self._root.children:
             for token in tokens:
                 self._root = self._root.drawn.get(token) or self._root.children.get(token) or _Node()
@@ -251,7 +274,7 @@ class DraftTrie:
 
         The noise of those positions decided the rejection, so drafters start a new stream here.
         """
-        self._chain, self._chain_probabilities = [], []
+        self._chain, self._chain_probabilities, self._chain_proposers = [], [], []
         self._root, self._best = _Node(), None
         self._fence = len(self._committed)
 
@@ -269,7 +292,7 @@ class DraftTrie:
         best = self._best_chain()
         if not self._has_choice:
             return best.first(max(0, min(size, depth)))
-        draft = Draft([], [], [], [])
+        draft = Draft([], [], [], [], [])
         heap: list[tuple[float, int, int, int, int, Distribution | None, _Node]] = []
         order = count()
 
@@ -287,6 +310,7 @@ class DraftTrie:
             draft.parents.append(parent)
             draft.probabilities.append(-negative)
             draft.distributions.append(drawn_from)
+            draft.proposers.append(node.proposer)
             if level < depth:
                 push(node, -negative, len(draft.tokens) - 1, level + 1)
         return draft
@@ -296,6 +320,7 @@ class DraftTrie:
         if self._best is None:
             tokens = list(self._chain)
             probabilities = list(accumulate(self._chain_probabilities, mul))
+            proposers = list(self._chain_proposers)
             node, probability, self._has_choice = self._root, 1.0, False
             while children := node.drawn or node.children:
                 if len(children) == 1:
@@ -307,7 +332,9 @@ class DraftTrie:
                 probability *= node.probability
                 tokens.append(token)
                 probabilities.append(probability)
-            self._best = Draft(tokens, list(range(-1, len(tokens) - 1)), probabilities, [None] * len(tokens))
+                proposers.append(node.proposer)
+            parents = list(range(-1, len(tokens) - 1))
+            self._best = Draft(tokens, parents, probabilities, [None] * len(tokens), proposers)
         return self._best
 
     def _children(self, node: _Node) -> Iterator[tuple[float, int, _Node]]:

@@ -238,6 +238,7 @@ def _select(draft: Draft, keep: Sequence[bool]) -> Draft:
         [new_index[draft.parents[index]] for index in kept],
         [draft.probabilities[index] for index in kept] if draft.probabilities else [],
         [draft.distributions[index] for index in kept] if draft.distributions else [],
+        [draft.proposers[index] for index in kept] if draft.proposers else [],
     )
 
 

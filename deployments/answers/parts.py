@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from actors.coordinator.request import Delta, Request, Statistics, TokenSource
 from actors.wire.messages import MemberView
+from decoding.drafts.trie import ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
@@ -21,6 +22,7 @@ class Part:
     pieces: Sequence[str] = ()  # text that each token adds; a character comes with its last token
     offsets: Sequence[int] = ()  # index of the character at which each token begins
     sources: Sequence[TokenSource] = ()
+    proposers: Sequence[ProposerName | None] = ()  # who drafted each token, if it was accepted
     views: Sequence[Sequence[MemberView]] = ()  # for each token, the view of each member of an ensemble
     logprobs: Sequence[TokenLogprobs | None] = ()  # for each token; None: the first of a prompt
     prompt_logprobs: Sequence[TokenLogprobs] | None = None  # from the prompt's second token on
@@ -39,6 +41,7 @@ class Part:
             [piece for part in parts for piece in part.pieces],
             [offset for part in parts for offset in part.offsets],
             [source for part in parts for source in part.sources],
+            [proposer for part in parts for proposer in part.proposers],
             [view for part in parts for view in part.views],
             [logprob for part in parts for logprob in part.logprobs],
             prompt_logprobs[-1] if prompt_logprobs else None,
@@ -106,6 +109,7 @@ class Choice:
             pieces,
             self._offsets(pieces),
             delta.sources,
+            delta.proposers,
             delta.views or (),
             delta.logprobs or (),
             delta.prompt_logprobs,
@@ -143,5 +147,13 @@ class _Splitter:
 def _without_answer(delta: Delta) -> Delta:
     statistics = replace(delta.statistics, committed=0)
     return replace(
-        delta, text="", tokens=(), sources=(), views=(), logprobs=(), statistics=statistics, stop_reason=None
+        delta,
+        text="",
+        tokens=(),
+        sources=(),
+        proposers=(),
+        views=(),
+        logprobs=(),
+        statistics=statistics,
+        stop_reason=None,
     )

@@ -18,6 +18,14 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int  # not computed, because a cache had them
 
 
+class CompressionUsage(BaseModel):
+    """What compression did to the prompts."""
+
+    original_tokens: int
+    compressed_tokens: int
+    ratio: float  # compressed_tokens / original_tokens
+
+
 class Usage(BaseModel):
     """Token counts. A prompt with several answers counts once."""
 
@@ -25,6 +33,14 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    prompt_compression: CompressionUsage | None = None  # not sent without compression
+
+
+class ProposerCounts(BaseModel):
+    """One proposer's share of the draft tokens. A token that several offer counts for the first."""
+
+    drafted: int
+    accepted: int
 
 
 class Speculation(BaseModel):
@@ -36,6 +52,7 @@ class Speculation(BaseModel):
     acceptance_rate: float  # accepted / drafted
     acceptance_length: float  # tokens per target step
     hit_rate: float  # share of rejections after which an alternative draft was ready
+    proposers: dict[str, ProposerCounts]  # by the name of who drafted them
 
 
 def speculation_of(total: Statistics) -> Speculation:
@@ -47,6 +64,10 @@ def speculation_of(total: Statistics) -> Speculation:
         acceptance_rate=round(total.acceptance_rate, 4),
         acceptance_length=round(total.acceptance_length, 4),
         hit_rate=round(total.hit_rate, 4),
+        proposers={
+            name: ProposerCounts(drafted=count, accepted=total.accepted_by.get(name, 0))
+            for name, count in total.drafted_by.items()
+        },
     )
 
 
@@ -150,6 +171,7 @@ class Answer(BaseModel):
     usage: Usage | None = None
     speculation: Speculation | None = None
     seed: int | None = None
+    compressed_prompt: str | list[str] | list[dict[str, Any]] | None = None
     progress: ProgressDetail | None = None  # in streams of strategies, before an answer
 
     def document(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from actors.coordinator.request import TokenSource
 from actors.wire.messages import MemberView
+from decoding.drafts.trie import ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from deployments.answers.parts import Part
 from deployments.tokenizers.token_decoder import TokenDecoder
@@ -79,6 +80,7 @@ class TokenDetail(BaseModel):
     id: int
     text: str
     source: TokenSource
+    proposer: ProposerName | None = None  # who drafted it, if it was accepted
     members: list[TokenMember] | None = None
 
 
@@ -134,7 +136,11 @@ def token_details(part: Part) -> Json:
     """JSON of a list of TokenDetail, without the tokens of an echoed prompt."""
     count = len(part.sources)
     answered = zip(part.tokens[-count:], part.pieces[-count:], part.sources, strict=True) if count else ()
-    details = ({"id": token, "text": text, "source": source} for token, text, source in answered)
+    proposers = chain(part.proposers, repeat(None))
+    details = (
+        {"id": token, "text": text, "source": source, **({} if proposer is None else {"proposer": proposer})}
+        for (token, text, source), proposer in zip(answered, proposers, strict=False)
+    )
     views = chain(part.views, repeat(None))  # empty without an ensemble
     return _encode_list(
         detail if members is None else {**detail, "members": [_member(view) for view in members]}

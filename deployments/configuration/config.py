@@ -13,9 +13,11 @@ from deployments.configuration.keys import environment_key
 from deployments.configuration.model import ROOT, ModelConfig, locate
 from deployments.configuration.names import Name, check_names
 from deployments.configuration.roles import check_roles, roles_in
+from deployments.configuration.templates import TemplateSource
 from deployments.validation.strict import StrictModel, problem_of
 
 if TYPE_CHECKING:
+    from actors.heads.spec import HeadsSpec
     from actors.replica.roles import Role
 
 DEFAULT_CONFIG = ROOT / "deployments" / "default.yaml"
@@ -27,6 +29,9 @@ class ServerConfig(StrictModel):
 
     models: dict[Name, ModelConfig] = Field(min_length=1, description="Models by name.")
     endpoints: dict[Name, EndpointConfig] = Field(min_length=1, description="What clients can request, by name.")
+    templates: dict[Name, TemplateSource] = Field(
+        default_factory=dict, description="Prompt templates, in Jinja, by name."
+    )
     http: HttpConfig = Field(default_factory=HttpConfig, description="The HTTP interface.")
 
     def roles(self) -> dict[str, "Role"]:
@@ -39,6 +44,11 @@ class ServerConfig(StrictModel):
         size = {"slots": self.models[target].slots, "kv_tokens": self.models[target].kv_tokens}
         drafters = {name: model for name, model in self.models.items() if model.colocated_with == target}
         return {name: model.model_copy(update=size) for name, model in drafters.items()}
+
+    def heads_of(self, target: str) -> "HeadsSpec | None":
+        """Return the heads that a target's replicas load, if any."""
+        named = ((name, endpoint.heads) for name, endpoint in self.endpoints.items() if endpoint.target == target)
+        return next((heads.spec(name) for name, heads in named if heads is not None), None)
 
 
 def parse_config(data: object, *, folder: Path) -> ServerConfig:
@@ -56,6 +66,11 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     check_roles(config.models, config.endpoints)
     _check_devices(config)
     _read_keys(config.http, folder)
+    for name, endpoint in config.endpoints.items():
+        if endpoint.heads is not None:
+            endpoint.heads.path = _anchor(endpoint.heads.path, folder)
+            if endpoint.heads.path.startswith((".", "/", "~")) and not Path(locate(endpoint.heads.path)).is_dir():
+                raise ConfigError(f"endpoints.{name}.heads.path: there is no folder {endpoint.heads.path!r}")
     for name, model in config.models.items():
         model.path = _anchor(model.path, folder)
         try:

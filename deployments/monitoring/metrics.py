@@ -79,6 +79,8 @@ class Metrics:
         self._accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were accepted, by position.", "position"
         )
+        self._drafted_by = counter("spec_decode_num_draft_tokens_per_proposer", "Verified tokens.", "proposer")
+        self._accepted_by = counter("spec_decode_num_accepted_tokens_per_proposer", "Accepted tokens.", "proposer")
         self._missed = Counter(
             "consort:spec_decode_num_rejections",
             "Target steps that rejected a draft token.",
@@ -209,6 +211,12 @@ class Metrics:
         self._labels_of(self._drafts, request).inc()
         self._labels_of(self._drafted, request).inc(drafted)
         self._labels_of(self._accepted, request).inc(accepted)
+        for metric, counts, earlier in (
+            (self._drafted_by, now.drafted_by, before.drafted_by),
+            (self._accepted_by, now.accepted_by, before.accepted_by),
+        ):
+            for proposer, count in counts.items():
+                self._labels_of(metric, request, proposer).inc(count - earlier.get(proposer, 0))
         for position in range(accepted):
             self._labels_of(self._accepted_at, request, str(position)).inc()
         self._labels_of(self._missed, request).inc(now.missed - before.missed)

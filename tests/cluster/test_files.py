@@ -76,8 +76,18 @@ def test_the_proxy_speaks_for_a_coordinator_that_died() -> None:
     cluster = rayservice_cluster()
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
-        assert container["env"] == [{"name": name, "value": CALLBACK}]
+        environment = {entry["name"]: entry["value"] for entry in container["env"]}
+        assert environment[name] == CALLBACK
     assert import_attr(CALLBACK)()
+
+
+def test_pods_live_long_enough_to_drain() -> None:
+    cluster = rayservice_cluster()
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
+        drain_s = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+        assert load_config().http.drain_s < drain_s < pod["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("file", LAUNCHED)

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from deployments.configuration.config import parse_config
-from deployments.configuration.endpoint import EndpointConfig, NgramConfig
+from deployments.configuration.endpoint import EndpointConfig, HeadsConfig, NgramConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.keys import ApiKeyConfig
 from deployments.configuration.model import ROOT, ModelConfig
@@ -38,7 +38,9 @@ def config_row(name: str, field: FieldInfo) -> str:
     return f"| `{name}` | {default(field)} | {field.description} |"
 
 
-@pytest.mark.parametrize("model", [ModelConfig, EndpointConfig, NgramConfig, HttpConfig, ApiKeyConfig, TracingConfig])
+@pytest.mark.parametrize(
+    "model", [ModelConfig, EndpointConfig, NgramConfig, HeadsConfig, HttpConfig, ApiKeyConfig, TracingConfig]
+)
 def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) -> None:
     rows = [config_row(name, field) for name, field in model.model_fields.items()]
     assert "\n".join(rows) in CONFIGURATION, "\n".join(rows)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from actors.drafter.chain import ChainStart, DraftChain
-from actors.drafter.tree import DraftChoice
 from actors.model.cuda_streams import use_own_stream
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.packed_linear import GroupedLinear
 from actors.model.runner import Runner
+from decoding.drafts.choice import DraftChoice
 from decoding.sampling.params import SamplingParams
 from tests.support.models import CONFIGS, VOCAB, tiny_model
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from decoding.errors import ConfigError
-from training import files
 from training.files import remove, whole_folder, write_whole
 
 
@@ -39,7 +38,7 @@ def test_the_rest_of_a_killed_run_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr("training.files.shutil.disk_usage", lambda path: SimpleNamespace(free=0))
     with pytest.raises(ConfigError, match="the disk is full"), whole_folder(tmp_path / "model"):
         raise RuntimeError("short write")
     assert list(tmp_path.iterdir()) == []
@@ -49,7 +48,7 @@ def test_a_file_that_does_not_fit_is_not_there(tmp_path: Path, monkeypatch: pyte
     def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(files.os, "fsync", fail)
+    monkeypatch.setattr("training.files.os.fsync", fail)
     with pytest.raises(ConfigError, match="the disk is full"):
         write_whole(tmp_path / "shard", b"text")
     assert list(tmp_path.iterdir()) == []

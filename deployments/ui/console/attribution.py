@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Text with one source: accepted, recovered, bonus, plain, or "" if unknown."""
+    """Text with one source: accepted, ngram, medusa, eagle3, recovered, bonus, plain, or "" if unknown.
+
+    Accepted are a drafter's tokens; those of other proposers go by their names.
+    """
 
     text: str
     source: str
@@ -24,8 +27,10 @@ class Attribution:
     def split(self, text: str, details: Sequence[Mapping[str, Any]]) -> list[TextSpan]:
         """Split the next text where its source changes. If tokens and text don't match, the source is ""."""
         for detail in details:
-            self.counts[detail["source"]] += 1
-            self._pending.append(TextSpan(detail["text"], detail["source"]))
+            proposer = detail.get("proposer")
+            source = detail["source"] if proposer in (None, "drafter") else proposer
+            self.counts[source] += 1
+            self._pending.append(TextSpan(detail["text"], source))
         spans: list[TextSpan] = []
         while text and self._pending:
             token = self._pending.popleft()

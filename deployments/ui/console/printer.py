@@ -9,7 +9,15 @@ from rich.text import Text
 
 from deployments.ui.console.attribution import TextSpan
 
-COLOURS = {"accepted": "green", "recovered": "yellow", "bonus": "cyan", "plain": None}  # None: the terminal's own
+COLOURS = {
+    "accepted": "green",
+    "ngram": "bright_green",
+    "medusa": "magenta",
+    "eagle3": "blue",
+    "recovered": "yellow",
+    "bonus": "cyan",
+    "plain": None,  # None: the terminal's own
+}
 
 # A model's text must not control the terminal: control characters are shown as symbols.
 _SYMBOLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "␡"}

@@ -45,6 +45,9 @@ def _drafts(generation: Generation) -> Iterator[str]:
     if speculation["drafted"]:
         rate = speculation["acceptance_rate"]
         yield f"{speculation['accepted']} of {speculation['drafted']} draft tokens accepted ({rate:.0%})"
+        proposers = speculation.get("proposers") or {}
+        if set(proposers) - {"drafter"}:
+            yield ", ".join(f"{name} {count['accepted']} of {count['drafted']}" for name, count in proposers.items())
     else:
         yield "nothing drafted"
     yield f"{speculation['acceptance_length']:.2f} tokens per step"

@@ -5,6 +5,7 @@
  * @property {number?} id
  * @property {string} text what it adds to the answer
  * @property {string} source accepted, recovered, bonus or plain; "": unknown
+ * @property {?string} proposer who drafted it, if it was accepted
  * @property {{model: string, logprob: number, agreed: boolean, share: number}[]} members of an ensemble
  * @property {number?} logprob
  * @property {{text: string, logprob: number}[]} top the most probable tokens at its position, best first
@@ -121,8 +122,8 @@ export function stepsOf(tokens) {
 function tokensOf(choice, text) {
   const details = choice.token_details ?? (text ? [{ id: null, text, source: "" }] : []);
   const logprobs = choice.logprobs?.content?.map(fromChat) ?? fromCompletion(choice.logprobs);
-  return details.map(({ id, text, source, members = [] }, index) => ({
-    ...{ id, text, source, members, logprob: null, top: [] },
+  return details.map(({ id, text, source, proposer = null, members = [] }, index) => ({
+    ...{ id, text, source, proposer, members, logprob: null, top: [] },
     ...logprobs[index],
   }));
 }

@@ -62,13 +62,15 @@ export class Endpoints {
   }
 }
 
-function described({ target, members, strategy, drafter, ngram, draft_length: length, context_length: context, ready = true }) {
+function described({ target, members, strategy, drafter, ngram, proposers = [], draft_length: length, context_length: context, ready = true }) {
   const parts = [
     !ready && "still loading",
     members?.length > 1 ? `members ${members.join(", ")}` : target && `target ${target}`,
     strategy && `strategy ${strategy}`,
     drafter && `drafter ${drafter}`,
     ngram && "n-gram drafts",
+    proposers.includes("medusa") && "Medusa heads",
+    proposers.includes("eagle3") && "EAGLE-3 head",
     length && `γ ${length}`,
     context && `context ${number(context)}`,
   ];

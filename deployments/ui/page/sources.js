@@ -8,11 +8,15 @@ const KNOWN = {
 };
 export const SOURCES = Object.keys(KNOWN);
 
-/** The class of a source's tokens. */
-export function classOf(source) {
-  return source in KNOWN ? source : "unknown";
+const PROPOSERS = { drafter: "the drafter", ngram: "a look-up in the text", medusa: "Medusa heads", eagle3: "an EAGLE-3 head" };
+
+/** The classes of a source's tokens. proposer: who drafted them, if known. */
+export function classOf(source, proposer = null) {
+  if (!(source in KNOWN)) return "unknown";
+  return proposer in PROPOSERS ? `${source} by-${proposer}` : source;
 }
 
-export function meaningOf(source) {
-  return KNOWN[source] ?? "the server did not name its source";
+export function meaningOf(source, proposer = null) {
+  const meaning = KNOWN[source] ?? "the server did not name its source";
+  return proposer in PROPOSERS ? `${meaning}, from ${PROPOSERS[proposer]}` : meaning;
 }

@@ -93,8 +93,8 @@ function nextOf(key, group, current) {
 function contentOf(token) {
   const head = make("p", { className: "tip-token" }, make("code", { textContent: visible(token.text) }));
   if (token.id !== null) head.append(make("span", { className: "facts", textContent: ` id ${token.id}` }));
-  const source = make("p", { className: `tip-source ${classOf(token.source)}` });
-  source.append(make("b", { textContent: token.source || "token" }), `: ${meaningOf(token.source)}`);
+  const source = make("p", { className: `tip-source ${classOf(token.source, token.proposer)}` });
+  source.append(make("b", { textContent: token.source || "token" }), `: ${meaningOf(token.source, token.proposer)}`);
   return [head, source, ...members(token), ...probabilities(token)];
 }
 

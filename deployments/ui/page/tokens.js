@@ -57,7 +57,7 @@ export class TokenView {
 }
 
 function spanOf(token) {
-  const span = make("span", { className: `token ${classOf(token.source)}`, textContent: token.text, tabIndex: -1 });
+  const span = make("span", { className: `token ${classOf(token.source, token.proposer)}`, textContent: token.text, tabIndex: -1 });
   if (token.members.length) {
     span.dataset.member = markOf(ownerOf(token));
     span.style.setProperty("--share", String(shareOf(token)));

@@ -1,0 +1,82 @@
+"""Chooses draft tokens from heads' logits on the device: with the target's noise, or drawn for rejection sampling.
+
+Only what the logits and the position decide counts here: penalties, bans and grammars act at the target.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from decoding.drafts.choice import DraftChoice
+from decoding.drafts.rejection import distributions, draft_key, draw
+from decoding.sampling.batch import SamplingBatch, chain_settings, used_processors
+from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import process, rank
+from decoding.sampling.transfer import copy_to, tensor_on
+
+
+class DraftStart(NamedTuple):
+    """A text that heads continue."""
+
+    slot: int
+    length: int  # of the text; the first draft token gets this position
+    params: SamplingParams
+
+
+class HeadSampler:
+    """Chooses a token for each of B texts, position after position. Waits for the device in `choices` only."""
+
+    def __init__(self, starts: Sequence[DraftStart], length: int, ranks: int, device: torch.device) -> None:
+        """length: the number of positions. ranks: of alternatives to return."""
+        params = [start.params for start in starts]
+        settings = chain_settings([(start.params, start.length) for start in starts], length, len(starts))
+        self._settings = copy_to(device, settings)  # [length, B, 6]
+        self._used = used_processors(params)
+        self._ranks, self._device = ranks, device
+        self._coupled = [index for index, each in enumerate(params) if not each.rejects]
+        self._rejecting = [index for index, each in enumerate(params) if each.rejects]
+        # A draw has a stream of its own: what was drawn for the same position before decided an earlier verdict.
+        keys = [
+            draft_key(starts[i].params.seed, starts[i].length + step, starts[i].length)
+            for step in range(length)
+            for i in self._rejecting
+        ]
+        self._keys = tensor_on(device, keys, torch.int32).reshape(length, len(self._rejecting), 2)
+        self._ranked: list[Tensor] = []  # [n, 2, ranks] float64 of each position: tokens, scores
+        self._drawn: list[tuple[Tensor, Tensor]] = []  # as `draw` returns them
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Return the tokens of the next position, [B] int64. logits: [B, V]."""
+        settings = self._settings[max(len(self._ranked), len(self._drawn))]
+        chosen = torch.empty(len(logits), dtype=torch.int64, device=self._device)
+        if self._coupled:
+            part, rows = self._part(self._coupled, logits)
+            tokens, scores = rank(part, SamplingBatch(settings[rows], self._used), self._ranks)
+            self._ranked.append(torch.stack([tokens.double(), scores.double()], dim=1))  # both fit exactly
+            chosen[rows] = tokens[:, 0]
+        if self._rejecting:
+            part, rows = self._part(self._rejecting, logits)
+            processed = process(part, SamplingBatch(settings[rows], self._used))
+            sample, tokens, probabilities = draw(processed, self._keys[len(self._drawn)])
+            self._drawn.append((tokens, probabilities))
+            chosen[rows] = sample
+        return chosen
+
+    def choices(self) -> list[list[DraftChoice]]:
+        """Return each text's choices, position after position."""
+        choices: list[list[DraftChoice]] = [[] for _ in range(len(self._coupled) + len(self._rejecting))]
+        if self._ranked:
+            for step in torch.stack(self._ranked).tolist():
+                for row, best in zip(self._coupled, step, strict=True):
+                    choices[row].append(DraftChoice.ranked(*best))
+        for drawn in self._drawn:
+            for row, drawn_from in zip(self._rejecting, distributions(*drawn), strict=True):
+                choices[row].append(DraftChoice(drawn_from.tokens[:1], 0.0, drawn_from))
+        return choices
+
+    def _part(self, rows: list[int], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of some rows, and these as a tensor."""
+        indices = tensor_on(self._device, rows, torch.int64)
+        return (logits if len(rows) == len(logits) else logits[indices]), indices

@@ -1,0 +1,167 @@
+"""Heads of a target as a proposer: they read what its forwards leave, and draft for all rows before each step.
+
+Knows nothing of messages, or of what kind the heads are.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from actors.heads.proposer import HeadProposer, Reading
+from actors.heads.sampling import DraftStart
+from actors.loops.row import RowKey
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from actors.target.judge import Verdict
+from actors.target.row import TargetRow, Verification
+from actors.target.rows import TargetRows
+from decoding.drafts.calibration import RANKS, RankCalibration
+from decoding.drafts.choice import DraftChoice
+from decoding.drafts.ranked_tree import Candidates, best_tree, tree_of
+from decoding.drafts.worth import ProposerWorth
+
+
+class _Ran(NamedTuple):
+    """A row's part of the forward that is to be read."""
+
+    row: TargetRow
+    start: int  # the position of its first token
+    first: int  # that token's row of `HiddenStates.layers`
+    wanted_end: int  # after its last row of `HiddenStates.last`
+
+
+class _Guess(NamedTuple):
+    """A row's candidates, to be compared with what the target chooses."""
+
+    base: int  # the position of the first
+    choices: Sequence[DraftChoice]
+
+
+class HeadsDrafter:
+    """The heads of one target replica."""
+
+    def __init__(self, heads: HeadProposer, runner: Runner, rows: TargetRows, *, adaptive: bool = True) -> None:
+        """adaptive: draft where that pays; otherwise always."""
+        self._heads, self._runner, self._rows, self._adaptive = heads, runner, rows, adaptive
+        self._worth = ProposerWorth()
+        ranks = RANKS if heads.tree is None else 1 + max((rank for path in heads.tree for rank in path), default=0)
+        self._ranks = min(max(ranks, RANKS), runner.vocab_size)
+        self._calibrations: defaultdict[tuple[bool, int], RankCalibration] = defaultdict(
+            lambda: RankCalibration(self._ranks)
+        )  # by whether the row is greedy, and depth
+        self._read: dict[int, tuple[RowKey, int]] = {}  # by slot: whose text its state is of, and up to which length
+        self._guesses: dict[RowKey, _Guess] = {}
+        self._ran: list[_Ran] = []
+
+    def draft(self, rows: Sequence[TargetRow], step_s: float) -> float:
+        """Put drafts of what follows their texts into the rows' tries, if that pays. Returns the seconds it took.
+
+        step_s: the mean seconds of a step.
+
+        Raises:
+            OutOfPagesError: as in `Runner.logits`.
+        """
+        rows = [row for row in rows if self._draft_length(row) > 0 and self._read.get(row.slot) == _state_of(row)]
+        if not rows:
+            return 0.0
+        if self._adaptive and not self._worth.pays(step_s):
+            self._worth.note_rest()
+            return 0.0
+        began_s = time.perf_counter()
+        length = max(map(self._draft_length, rows))
+        starts = [DraftStart(row.slot, len(row.tokens), row.params) for row in rows]
+        for row, choices in zip(rows, self._heads.propose(starts, length, self._ranks), strict=True):
+            self._offer(row, choices)
+        seconds = time.perf_counter() - began_s
+        self._worth.note_cost(seconds)
+        return seconds
+
+    def begin_step(self, writers: Sequence[TargetRow | None], inputs: Sequence[Sequence[RowInput]]) -> None:
+        """Note what a forward ran. writers: the row of each share, if it writes a text of its own."""
+        counts = [sum(len(run.tokens) for run in runs) for runs in inputs]
+        firsts = [0, *accumulate(counts)]
+        ends = accumulate(sum(run.logits_count for run in runs) for runs in inputs)
+        self._ran = [
+            _Ran(row, runs[0].start, first, end)
+            for row, runs, first, end in zip(writers, inputs, firsts, ends, strict=False)
+            if row is not None and row.ensemble is None
+        ]
+
+    def read(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
+        """Let the heads read what the last forward ran, once it is committed."""
+        ran, self._ran = self._ran, []
+        judged = {v.row.key: (v, verdict) for v, verdict in zip(verifications, verdicts, strict=True)}
+        readings: list[Reading] = []
+        for row, start, first, wanted_end in ran:
+            if self._rows.get(row.key) is not row or row.slot < 0:
+                continue
+            rows, last_row = list(range(row.cached - start)), None
+            if row.key in judged:
+                verification, verdict = judged[row.key]
+                wanted = verdict.logits_rows()
+                if wanted_end - len(verification.logits) + wanted[-1] >= 0:
+                    last_row = wanted_end - len(verification.logits) + wanted[-1]
+                if len(wanted) > 1:  # a step with a draft; after a prompt, the last chunk's tokens count
+                    rows = wanted
+                self._learn(row, verification, verdict)
+                self._read[row.slot] = _state_of(row)
+            following = row.tokens[start + 1 : start + 1 + len(rows)]
+            readings.append(Reading(row.slot, start, following, [first + index for index in rows], last_row))
+        hidden = self._runner.hidden
+        if readings and hidden is not None:
+            self._heads.read(readings, hidden)
+
+    def remove(self, key: RowKey) -> None:
+        """Forget a row."""
+        self._guesses.pop(key, None)
+
+    def _draft_length(self, row: TargetRow) -> int:
+        """Return how many positions to draft for a row. The length does not depend on what is drawn."""
+        if not row.heads:
+            return 0
+        most = min(self._heads.length, row.usable_draft_length)
+        return min(most, row.useful_draft_length) if self._heads.chained else most
+
+    def _offer(self, row: TargetRow, choices: Sequence[DraftChoice]) -> None:
+        choices = choices[: self._draft_length(row)]
+        base, kind = len(row.tokens), self._heads.kind
+        self._guesses[row.key] = _Guess(base, choices)
+        if row.params.rejects:
+            tokens = [choice.tokens[0] for choice in choices]
+            row.trie.offer(base, tokens, distributions=[choice.drawn_from for choice in choices], proposer=kind)
+            return
+        levels = [
+            Candidates(choice.tokens, self._calibration(row, depth).probabilities(choice.gap)[: len(choice.tokens)])
+            for depth, choice in enumerate(choices)
+        ]
+        if self._heads.tree is None:
+            draft = best_tree(levels, row.usable_draft_length, chained=self._heads.chained)
+        else:
+            draft = tree_of(levels, self._heads.tree)
+        row.trie.offer(base, draft.tokens, draft.parents, draft.probabilities, proposer=kind)
+
+    def _learn(self, row: TargetRow, verification: Verification, verdict: Verdict) -> None:
+        """Compare the row's candidates with the target's tokens, as far as these follow candidates."""
+        guess = self._guesses.pop(row.key, None)
+        if guess is None:
+            return
+        proposers = verification.draft.proposers
+        accepted = sum(proposers[index] == self._heads.kind for index in verdict.path) if proposers else 0
+        self._worth.note_verdict(accepted, len(verdict.path) + 1)
+        if row.params.rejects:
+            return
+        for depth, (choice, token) in enumerate(zip(guess.choices, row.tokens[guess.base :], strict=False)):
+            rank = choice.tokens.index(token) if token in choice.tokens else None
+            self._calibration(row, depth).note(choice.gap, rank)
+            if rank is None or (rank and self._heads.chained):
+                break
+
+    def _calibration(self, row: TargetRow, depth: int) -> RankCalibration:
+        return self._calibrations[row.params.greedy, depth]
+
+
+def _state_of(row: TargetRow) -> tuple[RowKey, int]:
+    """Return what the state of a row's slot belongs to."""
+    return row.key, len(row.tokens)

@@ -1,0 +1,159 @@
+"""Heads on the target's hidden states draft, and change no text: greedy, sampled, in mixed batches, after fail-over."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+
+from actors.coordinator.request import Delta, Endpoint, Request
+from actors.heads.eagle3_proposer import Eagle3Proposer
+from actors.heads.medusa_proposer import MedusaProposer
+from actors.heads.proposer import HeadProposer
+from actors.heads.spec import HeadsKind
+from actors.loops.options import LoopOptions
+from actors.model.runner import Runner
+from actors.replica.in_process import Engine
+from actors.replica.roles import Role
+from decoding.drafts.ngram import NgramOptions
+from decoding.sampling.params import SamplingParams
+from tests.engine.test_parameters import PROMPTS, SETTINGS, params, text, tokens
+from tests.support.heads import STATES, greedy_texts, medusa_heads, medusa_tensors, trained_eagle3
+from tests.support.models import tiny_model
+from tests.support.waiting import wait_until
+
+KINDS: tuple[HeadsKind, ...] = ("medusa", "eagle3")
+TARGET = tiny_model("llama-gqa")
+
+
+@cache
+def heads_module(kind: HeadsKind) -> Any:
+    texts = greedy_texts(TARGET, [prompt[:4] for prompt in PROMPTS])
+    return medusa_heads(medusa_tensors(TARGET, texts)) if kind == "medusa" else trained_eagle3(TARGET, texts)
+
+
+def make(kind: HeadsKind | None, *, slots: int, graphs: bool = False, pages: int | None = None) -> tuple[Runner, Any]:
+    runner = Runner(TARGET, slots=slots, max_length=128, max_query=64, pages=pages)
+    if kind is None:
+        return runner, None
+    runner.keep_hidden_states(STATES if kind == "eagle3" else ())
+    if graphs:
+        runner.use_graphs(capture=lambda run: run)
+    module = heads_module(kind)
+    heads: HeadProposer = MedusaProposer(module, runner) if kind == "medusa" else Eagle3Proposer(module, runner)
+    return runner, heads
+
+
+@contextmanager
+def running(
+    kind: HeadsKind | None, *, slots: int = 16, chunk: int = 64, targets: int = 1, drafter: bool = False, **size: Any
+) -> Iterator[Engine]:
+    replicas: dict[str, tuple[Role, Runner]] = {}
+    options: dict[str, LoopOptions] = {}
+    for index in range(targets):
+        runner, heads = make(kind, slots=slots, **size)
+        name = "target" if index == 0 else f"target#{index}"
+        replicas[name] = ("target", runner)
+        colocated = Runner(tiny_model("llama"), slots=slots, max_length=128, max_query=64) if drafter else None
+        options[name] = LoopOptions(adaptive=False, prefill_chunk=chunk, heads=heads, colocated=colocated)
+    with Engine(replicas, own_options=options) as engine:
+        yield engine
+
+
+def endpoint(kind: HeadsKind | None, **more: Any) -> Endpoint:
+    return Endpoint("e", "target", None, 4, text, heads=kind, **more)
+
+
+def mixed(kind: HeadsKind | None, **more: Any) -> list[Request]:
+    where = endpoint(kind, **more)
+    pairs = zip(PROMPTS, SETTINGS * 2, strict=False)
+    return [Request(where, prompt, params(setting, i), request_id=i) for i, (prompt, setting) in enumerate(pairs)]
+
+
+@cache
+def expected() -> list[list[int]]:
+    with running(None) as engine:
+        return tokens(engine.generate(mixed(None)))
+
+
+def accepted(answers: Sequence[list[Delta]]) -> int:
+    return sum(answer[-1].statistics.accepted for answer in answers)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"chunk": 3}, {"graphs": True}, {"slots": 3}, {"pages": 24}, {"drafter": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixed_batch_has_the_same_texts(kind: HeadsKind, how: dict[str, Any]) -> None:
+    requests = mixed(kind)
+    if how.get("drafter"):
+        where = Endpoint("e", "target", "d", 4, text, heads=kind, colocated=True, ngram=NgramOptions())
+        requests = [Request(where, r.prompt, r.params, request_id=r.request_id) for r in requests]
+    with running(kind, **how) as engine:
+        answers = engine.generate(requests)
+    assert tokens(answers) == expected()
+    assert accepted(answers) > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_know_greedy_text(kind: HeadsKind) -> None:
+    greedy = SamplingParams(max_tokens=40, temperature=0)
+    with running(kind) as engine:
+        answers = engine.generate([Request(endpoint(kind), prompt[:4], greedy) for prompt in PROMPTS[:8]])
+    total = sum(answer[-1].statistics.steps for answer in answers)
+    assert accepted(answers) > total / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_under_rejection_is_that_of_the_target(kind: HeadsKind) -> None:
+    where = endpoint(kind)
+    requests = [
+        Request(where, prompt, params(setting, i, verification="rejection"))
+        for i, (prompt, setting) in enumerate(zip(PROMPTS, SETTINGS * 2, strict=False))
+    ]
+    with running(kind) as engine:
+        answers = engine.generate(requests)
+    greedy = [i for i, request in enumerate(requests) if request.params.greedy]
+    texts = tokens(answers)
+    assert [texts[i] for i in greedy] == [expected()[i] for i in greedy]
+    assert sum(answers[i][-1].statistics.drafted for i in range(len(requests)) if i not in greedy) > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_the_same_after_a_fail_over(kind: HeadsKind) -> None:
+    with running(kind, targets=2) as engine:
+        answers: list[list[Delta]] = [[] for _ in PROMPTS]
+        requests = mixed(kind)
+        for request, answer in zip(requests, answers, strict=True):
+            engine.coordinator.submit(request, answer.append)
+        wait_until(lambda: sum(map(len, answers)) > len(PROMPTS), "first tokens")
+        engine.lose("target")
+        wait_until(lambda: all(answer and answer[-1].finish for answer in answers), "all answers", timeout_s=120)
+    assert tokens(answers) == expected()
+
+
+def test_statistics_and_tokens_name_the_proposers() -> None:
+    where = Endpoint("e", "target", "d", 4, text, heads="medusa", colocated=True, ngram=NgramOptions())
+    greedy = SamplingParams(max_tokens=40, temperature=0)
+    with running("medusa", drafter=True) as engine:
+        everybody, nobody, medusa_only = engine.generate(
+            [
+                Request(where, PROMPTS[0], greedy),
+                Request(where, PROMPTS[0], greedy, proposers=frozenset()),
+                Request(where, PROMPTS[0], greedy, proposers=frozenset({"medusa"})),
+            ]
+        )
+    assert tokens([everybody]) == tokens([nobody]) == tokens([medusa_only])
+    assert nobody[-1].statistics.drafted == 0
+    assert set(medusa_only[-1].statistics.drafted_by) == {"medusa"}
+    for answer in (everybody, medusa_only):
+        statistics = answer[-1].statistics
+        assert sum(statistics.drafted_by.values()) == statistics.drafted
+        assert sum(statistics.accepted_by.values()) == statistics.accepted > 0
+        names = [name for delta in answer for name in delta.proposers if name is not None]
+        assert {name: names.count(name) for name in set(names)} == {
+            name: count for name, count in statistics.accepted_by.items() if count
+        }

@@ -1,0 +1,99 @@
+"""Heads that know a little of what a target will write, made in a second."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, PreTrainedModel
+
+from actors.heads.eagle3 import Eagle3Head
+from actors.heads.medusa import MedusaHeads
+
+STATES = (1, 2, 3)  # after how many layers of a tiny model EAGLE-3 reads
+
+
+@torch.no_grad()
+def greedy_texts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new: int = 24) -> list[list[int]]:
+    texts = [list(prompt) for prompt in prompts]
+    for text in texts:
+        for _ in range(new):
+            text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return texts
+
+
+@torch.no_grad()
+def states_of(model: PreTrainedModel, text: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The states before the output layer, [T, H], and after each of STATES layers, [T, 3 · H]."""
+    seen: list[Tensor] = []
+    head = model.get_output_embeddings()
+    assert head is not None
+    layers = [model.model.layers[count - 1] for count in STATES]
+    handles = [head.register_forward_pre_hook(lambda module, args: seen.append(args[0][0]))]
+    handles += [layer.register_forward_hook(lambda module, args, output: seen.append(output[0])) for layer in layers]
+    model(torch.tensor([text]), use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return seen[-1], torch.cat(seen[:-1], dim=-1)
+
+
+def medusa_tensors(model: PreTrainedModel, texts: Sequence[Sequence[int]], heads: int = 3) -> dict[str, Tensor]:
+    """Medusa heads, version 1, whose output layers are fitted by least squares."""
+    hidden = [states_of(model, text)[0] for text in texts]
+    size, vocab = hidden[0].shape[1], model.config.vocab_size
+    tensors: dict[str, Tensor] = {}
+    for head in range(heads):
+        inputs = torch.cat([states[: len(states) - 2 - head] for states in hidden])
+        targets = torch.tensor([token for text in texts for token in text[2 + head :]])
+        one_hot = torch.nn.functional.one_hot(targets, vocab).float()
+        fitted = torch.linalg.lstsq(inputs.T @ inputs + 0.01 * torch.eye(size), inputs.T @ one_hot).solution
+        tensors[f"{head}.0.linear.weight"] = torch.zeros(size, size)
+        tensors[f"{head}.0.linear.bias"] = torch.zeros(size)
+        tensors[f"{head}.1.weight"] = 8 * fitted.T.contiguous()
+    return tensors
+
+
+def medusa_heads(tensors: dict[str, Tensor], heads: int = 3) -> MedusaHeads:
+    vocab, size = tensors["0.1.weight"].shape
+    module = MedusaHeads(heads, 1, size, outputs=vocab)
+    assert module.output is not None
+    module.output.data = torch.stack([tensors[f"{head}.1.weight"] for head in range(heads)])
+    return module.requires_grad_(False)
+
+
+def new_eagle3(model: PreTrainedModel, **options: object) -> Eagle3Head:
+    """An EAGLE-3 head with random weights for a tiny model."""
+    size, vocab = model.config.hidden_size, model.config.vocab_size
+    config = LlamaConfig(
+        hidden_size=size, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, vocab_size=vocab
+    )
+    torch.manual_seed(0)
+    return Eagle3Head(config, target_hidden_size=size, outputs=vocab, **options)  # type: ignore[arg-type]
+
+
+def trained_eagle3(model: PreTrainedModel, texts: Sequence[Sequence[int]], steps: int = 60) -> Eagle3Head:
+    """An EAGLE-3 head trained for its first two draft tokens on texts of equal length."""
+    head = new_eagle3(model)
+    features = torch.stack([states_of(model, text)[1] for text in texts])[:, :-2]  # [B, T, 3 H]
+    tokens = torch.tensor([list(text) for text in texts])  # [B, T + 2]
+    embedding = model.get_input_embeddings()
+    embeddings = embedding(tokens[:, 1:-1]).detach()
+    count = features.shape[1]
+    mask = torch.full((count, count), -torch.inf).triu(1)[None, None]
+    positions = torch.arange(count)[None]
+    optimizer = torch.optim.Adam(head.parameters(), lr=5e-3)
+    for _ in range(steps):
+        hidden = head(head.fc(features), embeddings, positions, attention_mask=mask)
+        loss = cross_entropy(head.logits(hidden).flatten(0, 1), tokens[:, 2:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return head.eval().requires_grad_(False)
+
+
+def save(folder: Path, tensors: dict[str, Tensor], name: str = "model.safetensors") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name)
+    return folder
