@@ -66,13 +66,13 @@ def test_a_killed_run_makes_the_drafter_of_one_that_was_not(tmp_path: Path) -> N
     target = tmp_path / "target"
     _write_target(target)
     whole, parts = (_command(target, tmp_path / name) for name in ("whole", "parts"))
-    subprocess.run(whole, check=True, capture_output=True)
+    _run(whole)
     work = tmp_path / "parts-work"
     _kill_when(parts, lambda: (work / "texts" / "00000.jsonl").exists())
     _kill_when(parts, lambda: any(work.glob("runs/*/start")))
     _kill_when(parts, lambda: any(work.glob("runs/*/checkpoints/step-[1-9]*")))
     assert not (tmp_path / "parts").exists()
-    subprocess.run(parts, check=True, capture_output=True)
+    _run(parts)
     files = ("config.json", "draft_vocabulary.safetensors", "model.safetensors", "tokenizer.json")
     for name in files:
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
@@ -110,11 +110,16 @@ def _write_target(folder: Path) -> None:
 
 def _command(target: Path, output: Path) -> list[str]:
     options = (
-        "--tokens 5000 --answer-tokens 24 --streams 8 --vocabulary 64 --layers 2 --epochs 4 --tokens-per-step 256 "
+        "--tokens 1200 --answer-tokens 24 --streams 8 --vocabulary 64 --layers 2 --epochs 3 --tokens-per-step 1024 "
         "--save-every 0 --threads 1 --device cpu --dtype float32"
     )
     program = [sys.executable, "-m", "deployments", "train", "drafter", str(target), "--output", str(output)]
     return [*program, *options.split()]
+
+
+def _run(command: list[str]) -> None:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def _kill_when(command: list[str], is_time: Callable[[], bool]) -> None:
