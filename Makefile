@@ -67,8 +67,8 @@ chaos-serve: install ## the same on Ray Serve, over HTTP, with few faults
 soak: install ## minutes with all slots in use: nothing may leak or grow (docs/failures.md)
 	$(BIN)/python -m benchmarks.chaos.soak $(ARGS)
 
-models: install ## train the bundled pair of models
-	$(BIN)/python -m training
+models: install ## train the tiny models again, into a new folder: make models ARGS="--models new"
+	$(BIN)/python -m training $(ARGS)
 
 # Tests never reach for the model hub.
 test: export HF_HUB_OFFLINE ?= 1

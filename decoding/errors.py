@@ -68,4 +68,8 @@ class OutOfPagesError(ConsortError):
 
 
 class UnavailableError(ConsortError):
-    """No replica could serve the request in time."""
+    """No replica could serve the request in time. `retry_after_s`: seconds to wait before a retry."""
+
+    def __init__(self, message: str = "", *, retry_after_s: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -46,6 +46,7 @@ COORDINATOR = "Coordinator"
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
 _ANSWER_TIMEOUT_S = 2.0  # a hanging replica delays the others' answers, which must not make them look hung
 _DRAIN_S = 25.0
+_STOP_S = 5.0  # for a coordinator without requests to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,12 @@ class CoordinatorIngress:
     """The coordinator and the HTTP interface in one process: events are sent where commits arrive."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]]
+        self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]], on_demand: set[str]
     ) -> None:
-        """handles: the handle of every model's deployment, by model."""
+        """
+        handles: the handle of every model's deployment, by model.
+        on_demand: models that may have no replica until requests wait for one.
+        """
         from actors.coordinator.loop import Coordinator
         from actors.loops.thread import LoopThread
         from actors.wire.zmq_link import ConnectingZmqLink
@@ -147,6 +151,7 @@ class CoordinatorIngress:
         from deployments.discovery import Discovery
         from deployments.endpoints.endpoint import load_endpoints
         from deployments.endpoints.service import Service
+        from deployments.http.drain import Drain
         from deployments.monitoring.metrics import Metrics
         from deployments.monitoring.tracing_setup import make_tracer
 
@@ -155,20 +160,22 @@ class CoordinatorIngress:
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
         coordinator = Coordinator(link, max_requests=limits.max_requests)
-        self._http, self._roles = config.http, config.roles()
+        self._http, self._roles, self._drain = config.http, config.roles(), Drain()
         self._service = Service(
             endpoints,
             coordinator,
             limits=limits,
             metrics=Metrics(link.name),
             cached_tokens=config.http.cached_tokens,
+            templates=config.templates,
             tracer=make_tracer(config.http.tracing),
+            on_demand=on_demand,
         )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
         held_back = self._service.admission.count_unserved
         ask = {
-            model: partial(_addresses, handle, link.name, partial(held_back, model))
+            model: _Ask(handle, link.name, partial(held_back, model), wakes=model in on_demand)
             for model, handle in handles.items()
         }
         discovery = Discovery(ask, coordinator.set_replicas)
@@ -195,6 +202,7 @@ class CoordinatorIngress:
             add_request_id=False,  # Serve does
             cors_origins=self._http.cors_origins,
             ask_others=self._ask_others,
+            drain=self._drain,
         )
         add_scaling_route(api, self._roles, self._scale)
         return api
@@ -207,6 +215,10 @@ class CoordinatorIngress:
         own = self._service.metrics.coordinator
         answers, _ = await _answers(serve.get_deployment_handle(COORDINATOR, APP_NAME).broadcast("metrics"))
         return [families for name, families in answers if name != own]
+
+    async def drain(self) -> int:
+        """Take no more requests, and let those in progress end. Returns how many have not ended in time."""
+        return await self._drain.run(self._http.drain_s)
 
     async def _scale(self, model: str, count: int) -> None:
         await set_replicas(APP_NAME, deployment_name(model, self._roles[model]), count)
@@ -267,10 +279,19 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
     autoscale: let Serve scale models with `scaling`. That needs the policy, which only a Serve file can name.
     """
     models = {name: _model_deployment(name, role, config, autoscale) for name, role in config.roles().items()}
+    options = _options() | {
+        "graceful_shutdown_timeout_s": config.http.drain_s + _STOP_S
+    }  # Serve waits for its requests
     deploy = serve.deployment(
-        name=COORDINATOR, ray_actor_options={"num_cpus": 0, "runtime_env": _runtime_env(threads=1)}, **_options()
+        name=COORDINATOR, ray_actor_options={"num_cpus": 0, "runtime_env": _runtime_env(threads=1)}, **options
     )
-    return deploy(serve.ingress()(CoordinatorIngress)).bind(config, models)
+    roles = config.roles()
+    on_demand = {
+        name
+        for name, model in config.models.items()
+        if autoscale and model.scaling is not None and model.scaling.min == 0 and roles.get(name) != "drafter"
+    }
+    return deploy(serve.ingress()(CoordinatorIngress)).bind(config, models, on_demand)
 
 
 def deployment_name(model: str, role: "Role") -> str:
@@ -358,18 +379,45 @@ def _runtime_env(threads: int | None) -> dict[str, Any]:
     return {"env_vars": compute_environment(threads)}
 
 
-async def _addresses(
-    handle: DeploymentHandle[ModelReplica], coordinator: str, held_back: Callable[[], int]
-) -> "ReplicaAddresses":
-    """Ask the live replicas for their addresses; raises what `deployments.discovery.Discovery` expects."""
-    from actors.wire.addresses import ReplicaAddress
-    from deployments.discovery import ReplicaAddresses
+class _Ask:
+    """Asks a model's live replicas for their addresses. If there is none and requests wait, it lets Serve start one."""
 
-    try:
-        answers, complete = await _answers(handle.broadcast("address", coordinator, held_back()))
-    except DeploymentUnavailableError as error:
-        raise UnavailableError(str(error)) from error
-    return ReplicaAddresses([answer for answer in answers if isinstance(answer, ReplicaAddress)], complete=complete)
+    def __init__(
+        self,
+        handle: DeploymentHandle[ModelReplica],
+        coordinator: str,
+        held_back: Callable[[], int],
+        *,
+        wakes: bool,
+    ) -> None:
+        """wakes: whether the model scales from 0."""
+        self._handle, self._coordinator, self._held_back, self._wakes = handle, coordinator, held_back, wakes
+        self._call: Any = None  # a response of Serve's that waits for the first replica
+
+    async def __call__(self) -> "ReplicaAddresses":
+        """Return the addresses; raises what `deployments.discovery.Discovery` expects."""
+        from actors.wire.addresses import ReplicaAddress
+        from deployments.discovery import ReplicaAddresses
+
+        held_back = self._held_back()
+        try:
+            answers, complete = await _answers(self._handle.broadcast("address", self._coordinator, held_back))
+        except DeploymentUnavailableError as error:
+            self._wake(held_back)
+            raise UnavailableError(str(error)) from error
+        self._call = None
+        addresses = [answer for answer in answers if isinstance(answer, ReplicaAddress)]
+        return ReplicaAddresses(addresses, complete=complete)
+
+    def _wake(self, held_back: int) -> None:
+        """Make a call, which Serve's autoscaler sees waiting, or take it back."""
+        if not self._wakes:
+            return
+        if held_back and self._call is None:
+            self._call = self._handle.address.remote(self._coordinator, held_back)
+        elif not held_back and self._call is not None:
+            self._call.cancel()
+            self._call = None
 
 
 async def _answers(response: "DeploymentBroadcastResponse") -> tuple[list[Any], bool]:

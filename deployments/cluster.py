@@ -29,6 +29,8 @@ State = Literal["waiting", "loading", "converting", "ready"]
 Watch = Callable[[list["StartProgress"]], None]
 
 _POLL_S = 0.2
+_MARGIN_S = 5.0  # for coordinators to answer after a drain
+_FLUSH_S = 0.3  # for the proxy to pass on the last bytes
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
 
@@ -72,6 +74,22 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
         if address is not None:
             _delete()
         ray.shutdown()
+
+
+def drain(config: ServerConfig) -> int:
+    """Let all coordinators stop taking requests, and wait up to `http.drain_s` for those in progress.
+
+    Returns:
+        How many requests have not ended.
+    """
+    from ray import serve
+
+    from deployments.app import APP_NAME, COORDINATOR
+
+    handle = serve.get_deployment_handle(COORDINATOR, APP_NAME)
+    answers = handle.broadcast("drain").results(timeout_s=config.http.drain_s + _MARGIN_S, return_exceptions=True)
+    time.sleep(_FLUSH_S)
+    return sum(answer for answer in answers if isinstance(answer, int))
 
 
 def failure(message: str) -> str | None:

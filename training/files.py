@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all. Must not know what is in them."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,12 +13,22 @@ _NOTHING_BYTES = 1 << 20  # less than this is a full disk
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name, then give it its own: a reader never sees a part of it."""
+    """Write a file under another name, then give it its own: a reader never sees a part of it.
+
+    Raises:
+        ConfigError: the disk is full.
+    """
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        if error.errno == errno.ENOSPC:
+            raise _full(path.parent) from error
+        raise
     unfinished.replace(path)
 
 
@@ -37,7 +48,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         is_full = isinstance(error, Exception) and shutil.disk_usage(folder.parent).free < _NOTHING_BYTES
         remove(unfinished)
         if is_full:
-            raise ConfigError(f"{folder.parent}: the disk is full; make room and run the same command again") from error
+            raise _full(folder.parent) from error
         raise
     remove(folder)
     unfinished.rename(folder)
@@ -50,3 +61,7 @@ def remove(folder: Path) -> None:
         shutil.rmtree(removed, ignore_errors=True)
         folder.rename(removed)
         shutil.rmtree(removed)
+
+
+def _full(folder: Path) -> ConfigError:
+    return ConfigError(f"{folder}: the disk is full; make room and run the same command again")

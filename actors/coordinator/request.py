@@ -75,6 +75,7 @@ class Request:
     beams: BeamOptions | None = None  # run a beam search
     timeline: Timeline | None = None  # filled in by the coordinator
     cache_salt: str = ""  # cached text is shared only with requests of the same salt
+    may_cache: bool = True  # whether its whole answer may be cached
     request_id: int = field(default_factory=new_request_id)
 
     @property

@@ -31,6 +31,7 @@ from actors.target.loop import Target
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from deployments.answers.completion_writers import CompletionWriter
+from deployments.answers.identity import AnswerIdentity
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ROOT, ModelConfig
@@ -135,7 +136,7 @@ class LocalServer:
         for _ in range(_STEPS):
             steps.append(_timed(self._target_turn)[1])
             self._coordinator_turn()
-        writer = CompletionWriter(body, requests, self.served.token_decoder, seed=0)
+        writer = CompletionWriter(body, requests, self.served.token_decoder, identity=AnswerIdentity.new(seed=0))
         _, token_ms = _timed(lambda: [writer.add(*pair) for pair in deltas] and writer.whole())
         for request in requests:
             self.coordinator.cancel(request.request_id)

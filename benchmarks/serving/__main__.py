@@ -52,6 +52,8 @@ class LoadedServer:
 @option("--target-threads", default=3)
 @option("--drafter-threads", default=1)
 @option("--colocated", is_flag=True, help="Run the drafter in the target's process, with the threads of both.")
+@option("--ngram", is_flag=True, help="Draft from the text itself, too.")
+@option("--prompts", type=FOLDER, default=PROMPTS, help='Lines of {"prompt": text}.')
 @option("--draft-length", default=6, help="Maximum number of draft tokens per step.")
 @option("--streams", type=int, multiple=True, default=(1, 2, 4, 8, 16, 32), help="Requests at once; may be repeated.")
 @option("--temperature", "temperatures", type=float, multiple=True, default=(0.0,), help="May be repeated.")
@@ -95,6 +97,8 @@ class Options:
     target_threads: int
     drafter_threads: int
     colocated: bool
+    ngram: bool
+    prompts: Path
     draft_length: int
     streams: Sequence[int]
     temperatures: Sequence[float]
@@ -121,12 +125,13 @@ class Options:
             slots=self.slots,
             draft_length=self.draft_length,
             colocated=self.colocated,
+            ngram=self.ngram,
         )
 
     def load(self, temperature: float, streams: int, seed: int) -> Load:
         """Return a load. seed: of the choice of prompts."""
         requests = streams * self.requests_per_stream
-        return Load(PROMPTS, self.target, requests, streams, self.new_tokens, temperature, seed=seed)
+        return Load(self.prompts, self.target, requests, streams, self.new_tokens, temperature, seed=seed)
 
 
 def _measure(options: Options, config: ServerConfig, folder: Path) -> tuple[list[LoadComparison], list[Overhead]]:

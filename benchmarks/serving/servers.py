@@ -30,8 +30,12 @@ def make_config(
     slots: int,
     draft_length: int,
     colocated: bool,
+    ngram: bool = False,
 ) -> ServerConfig:
-    """Build the server's configuration. colocated: the target's process runs the drafter, with the threads of both."""
+    """Build the server's configuration.
+
+    colocated: the target's process runs the drafter, with the threads of both. ngram: the text itself drafts, too.
+    """
     common = {"device": "cpu", "slots": slots}
     threads = target_threads + drafter_threads * colocated
     drafter_options = {"colocated_with": "target"} if colocated else {"threads": drafter_threads, "slots": slots}
@@ -39,7 +43,9 @@ def make_config(
         "target": {"path": str(target), "dtype": dtype, "threads": threads, **common},
         "drafter": {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **drafter_options},
     }
-    endpoint = {"target": "target", "drafter": "drafter", "draft_length": draft_length}
+    endpoint: dict[str, object] = {"target": "target", "drafter": "drafter", "draft_length": draft_length}
+    if ngram:
+        endpoint["ngram"] = {}
     document = {"models": models, "endpoints": {MODEL: endpoint}, "http": {"port": free_port()}}
     return parse_config(document, folder=Path.cwd())
 

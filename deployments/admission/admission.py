@@ -95,8 +95,13 @@ class Admission:
         return waiting, running
 
     def count_unserved(self, model: str) -> int:
-        """Number of requests that lack a slot of the model: waiting, or refused and not yet due to retry."""
-        endpoints = [ticket.request.endpoint for ticket in self._tickets.values() if ticket.state == "waiting"]
+        """Number of requests that lack a slot of the model: waiting, or refused and not yet due to retry.
+
+        While the model has no replica, all requests lack one.
+        """
+        has_slots = self._count_slots(model) > 0
+        tickets = [ticket for ticket in self._tickets.values() if ticket.state == "waiting" or not has_slots]
+        endpoints = [ticket.request.endpoint for ticket in tickets]
         waiting = sum(model in (endpoint.target, *endpoint.members) for endpoint in endpoints)
         return waiting + self._loads[model].count_returning(_now_s())
 

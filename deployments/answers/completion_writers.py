@@ -1,7 +1,5 @@
 """Writes answers to completions and chat, whole or in chunks. Knows no HTTP."""
 
-import secrets
-import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +10,7 @@ from deployments.answers.echoed_prompt import EchoedPrompt
 from deployments.answers.ensemble_details import describe_progress
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import event as sse
+from deployments.answers.identity import AnswerIdentity
 from deployments.answers.parsing.choice import make_parser
 from deployments.answers.parts import Choice, Part
 from deployments.answers.schema import (
@@ -20,6 +19,7 @@ from deployments.answers.schema import (
     ChatChoice,
     ChatChunkChoice,
     CompletionChoice,
+    CompressionUsage,
     PromptTokensDetails,
     Usage,
     speculation_of,
@@ -46,12 +46,17 @@ class AnswerWriter(Writer):
     chunk_object: str
 
     def __init__(
-        self, body: GenerationRequest, requests: Sequence[Request], decoder: TokenDecoder, *, seed: int
+        self,
+        body: GenerationRequest,
+        requests: Sequence[Request],
+        decoder: TokenDecoder,
+        *,
+        identity: AnswerIdentity,
     ) -> None:
         """requests: the choices of the first prompt, then those of the next, and so on."""
-        self._body, self._decoder, self._seed = body, decoder, seed
-        self._id = self.id_prefix + secrets.token_hex(12)
-        self._created = int(time.time())
+        self._body, self._decoder, self._seed = body, decoder, identity.seed
+        self._id = self.id_prefix + identity.answer_id
+        self._created = identity.created
         self._ensembles = EnsembleTally(requests, wanted=body.return_members is not False)
         self._prompt_tokens = sum(len(request.prompt) for request in requests[:: body.choices])
         self._prompt_logprobs_by_index: dict[int, Json] = {}
@@ -90,6 +95,7 @@ class AnswerWriter(Writer):
         if self._body.include_usage:
             last = self._answer(self.chunk_object, [])
             last.usage, last.speculation, last.seed = self._usage(), speculation_of(self._total()), self._seed
+            self._add_compressed_prompt(last)
             chunk = sse(last.json_text())
         return chunk + sse("[DONE]")
 
@@ -101,6 +107,7 @@ class AnswerWriter(Writer):
         answer = self._answer(self.object, [self._choice(index, part) for index, part in enumerate(parts)])
         self._add_prompt_logprobs(answer, 0, parts[0])
         answer.usage, answer.speculation, answer.seed = self._usage(), speculation_of(self._total()), self._seed
+        self._add_compressed_prompt(answer)
         return answer.document()
 
     @abstractmethod
@@ -172,12 +179,23 @@ class AnswerWriter(Writer):
 
     def _usage(self) -> Usage:
         committed = self._total().committed
-        return Usage(
+        usage = Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=committed,
             total_tokens=self._prompt_tokens + committed,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens()),
         )
+        original = self._body.original_prompt_tokens
+        if original is not None:
+            ratio = round(self._prompt_tokens / original, 4)
+            usage.prompt_compression = CompressionUsage(
+                original_tokens=original, compressed_tokens=self._prompt_tokens, ratio=ratio
+            )
+        return usage
+
+    def _add_compressed_prompt(self, answer: Answer) -> None:
+        if self._body.compressed_prompt is not None:
+            answer.compressed_prompt = self._body.compressed_prompt
 
     def _cached_tokens(self) -> int:
         """Tokens of the prompts that were not computed for any of their answers."""
@@ -224,8 +242,10 @@ class ChatWriter(AnswerWriter):
     id_prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     _body: ChatRequest
 
-    def __init__(self, body: ChatRequest, requests: Sequence[Request], decoder: TokenDecoder, *, seed: int) -> None:
-        super().__init__(body, requests, decoder, seed=seed)
+    def __init__(
+        self, body: ChatRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
+    ) -> None:
+        super().__init__(body, requests, decoder, identity=identity)
         self._prompt = requests[0].prompt
         self._turns = [self._turn() for _ in requests]
 

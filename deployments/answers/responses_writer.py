@@ -1,7 +1,5 @@
 """Writes answers to /v1/responses, as OpenAI's response objects and their events. Knows no HTTP."""
 
-import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 from actors.coordinator.request import Delta, Request
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import typed_event
+from deployments.answers.identity import AnswerIdentity
 from deployments.answers.output_items import CallItem, Event, MessageItem, ReasoningItem, Status
 from deployments.answers.parsing.choice import make_parser
 from deployments.answers.parts import Choice, Part
@@ -28,12 +27,12 @@ class ResponsesWriter(Writer):
     """Writes the deltas of one request as messages and function calls."""
 
     def __init__(
-        self, body: ResponsesRequest, requests: Sequence[Request], decoder: TokenDecoder, *, seed: int
+        self, body: ResponsesRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
     ) -> None:
         (request,) = requests
-        self._body, self._decoder, self._seed = body, decoder, seed
+        self._body, self._decoder, self._seed = body, decoder, identity.seed
         self._prompt_tokens = len(request.prompt)
-        self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
+        self._id, self._created = f"resp_{identity.answer_id}", identity.created
         by_token = body.logprob_count is not None or bool(body.return_token_details)
         self._choice = Choice(request, decoder, by_token=by_token, prompt_only=False)
         self._parser = make_parser(body, request.prompt, decoder, structured=body.structure is not None)

@@ -18,6 +18,14 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int  # not computed, because a cache had them
 
 
+class CompressionUsage(BaseModel):
+    """What compression did to the prompts."""
+
+    original_tokens: int
+    compressed_tokens: int
+    ratio: float  # compressed_tokens / original_tokens
+
+
 class Usage(BaseModel):
     """Token counts. A prompt with several answers counts once."""
 
@@ -25,6 +33,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    prompt_compression: CompressionUsage | None = None  # not sent without compression
 
 
 class ProposerCounts(BaseModel):
@@ -162,6 +171,7 @@ class Answer(BaseModel):
     usage: Usage | None = None
     speculation: Speculation | None = None
     seed: int | None = None
+    compressed_prompt: str | list[str] | list[dict[str, Any]] | None = None
     progress: ProgressDetail | None = None  # in streams of strategies, before an answer
 
     def document(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from deployments.configuration.keys import environment_key
 from deployments.configuration.model import ROOT, ModelConfig, locate
 from deployments.configuration.names import Name, check_names
 from deployments.configuration.roles import check_roles, roles_in
+from deployments.configuration.templates import TemplateSource
 from deployments.validation.strict import StrictModel, problem_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class ServerConfig(StrictModel):
 
     models: dict[Name, ModelConfig] = Field(min_length=1, description="Models by name.")
     endpoints: dict[Name, EndpointConfig] = Field(min_length=1, description="What clients can request, by name.")
+    templates: dict[Name, TemplateSource] = Field(
+        default_factory=dict, description="Prompt templates, in Jinja, by name."
+    )
     http: HttpConfig = Field(default_factory=HttpConfig, description="The HTTP interface.")
 
     def roles(self) -> dict[str, "Role"]:

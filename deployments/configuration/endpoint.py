@@ -63,6 +63,11 @@ class EndpointConfig(EnsembleConfig):
     draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
         4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."
     )
+    compressor: str | None = Field(
+        None,
+        description="The small model whose probabilities `prompt_compression` uses, which may be the drafter; null: "
+        "prompts can't be compressed.",
+    )
     ngram: NgramConfig | None = Field(None, description="Also draft by lookup in the text; null: don't.")
     heads: HeadsConfig | None = Field(
         None, description="Also draft by heads on the target's hidden states, in its replicas; null: don't."

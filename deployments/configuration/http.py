@@ -49,6 +49,9 @@ class HttpConfig(StrictModel):
         500_000,
         description="Most log-probabilities in all answers to a request and its prompts together.",
     )
+    drain_s: Annotated[float, Field(ge=0)] = Field(
+        120, description="Seconds that requests in progress get to end when the server or a coordinator stops."
+    )
     access_log: bool = Field(False, description="Log a JSON line per request, without its content.")
     cors_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")]] | None = Field(
         None,

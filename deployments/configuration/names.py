@@ -11,6 +11,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", max_lengt
 
 # The first segments of all routes, FastAPI's own included.
 RESERVED = {
+    "compress",
     "detokenize",
     "docs",
     "health",

@@ -31,6 +31,7 @@ _REPLICA_KEYS = {
 def roles_in(endpoints: Collection[EndpointConfig]) -> dict[str, "Role"]:
     """Return the role of every model that the endpoints name: a drafter that also answers is both."""
     roles: dict[str, Role] = {model: "target" for endpoint in endpoints for model in endpoint.models}
+    roles |= {endpoint.compressor: "target" for endpoint in endpoints if endpoint.compressor is not None}
     drafters = dict.fromkeys(endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None)
     return roles | {drafter: "both" if drafter in roles else "drafter" for drafter in drafters}
 
@@ -39,7 +40,8 @@ def check_roles(models: Models, endpoints: Endpoints) -> None:
     """Raise ConfigError if an endpoint and its models don't fit together."""
     for name, endpoint in endpoints.items():
         drafter = [] if endpoint.drafter is None else [("drafter", endpoint.drafter)]
-        for key, model in (*endpoint.named_models(), *drafter):
+        compressor = [] if endpoint.compressor is None else [("compressor", endpoint.compressor)]
+        for key, model in (*endpoint.named_models(), *drafter, *compressor):
             if model not in models:
                 suggestion = nearest(model, models)
                 raise ConfigError(f"endpoints.{name}.{key}: there is no model {model!r}; {suggestion}")
@@ -57,8 +59,6 @@ def check_roles(models: Models, endpoints: Endpoints) -> None:
                 f"models.{name}.tensor_parallel: a tensor-parallel model can't be target and drafter at once; "
                 "configure it twice, under two names"
             )
-        if role != "drafter" and model_config.scaling is not None and model_config.scaling.min == 0:
-            raise ConfigError(f"models.{name}.scaling.min: is 0, but a target needs 1 or more")
     _check_heads(models, endpoints)
     unused = set(models) - set(roles)
     if unused:
@@ -92,8 +92,10 @@ def _check_colocated(name: str, drafter: ModelConfig, models: Models, endpoints:
         raise ConfigError(f"{key}: no endpoint has the target {target!r} and the drafter {name!r}")
     for endpoint_name, endpoint in endpoints.items():
         where = f"endpoints.{endpoint_name}"
-        if name in endpoint.models:
-            raise ConfigError(f"{key}: {where} names {name!r} as a model that answers, which needs its own replicas")
+        if name in (*endpoint.models, endpoint.compressor):
+            raise ConfigError(
+                f"{key}: {where} names {name!r} as a model that answers or compresses, which needs its own replicas"
+            )
         if endpoint.drafter is not None and (endpoint.drafter == name) != (endpoint.target == target):
             pair = f"{endpoint.drafter!r} with the target {endpoint.target!r}"
             reason = f"{name!r} is colocated with {target!r}, so they work for each other only"

@@ -23,6 +23,7 @@ from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.alignment import Compatibility
 from decoding.tokenizers.vocabulary import Vocabulary
+from deployments.compression.compressor import Compressor
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.entry_point import load_callable
@@ -64,6 +65,7 @@ class ServedEndpoint:
     through_text: Mapping[str, Compatibility] = field(default_factory=dict)  # by model with other tokens
     budget: LogprobBudget = field(default_factory=LogprobBudget)
     decode_turn: Callable[[list[int]], str] | None = None  # of the assistant, with the special tokens that delimit it
+    compressor: Compressor | None = None  # None: prompts can't be compressed
 
     @property
     def requests_per_answer(self) -> int:
@@ -93,25 +95,7 @@ class ServedEndpoint:
             InvalidRequestError: a prompt is empty, too long or has an unknown token id; a parameter is out of
                 range or leaves no token; the chat template refuses the conversation.
         """
-        match body:
-            case CompletionRequest():
-                prompts = [self.encoder.prompt(prompt) for prompt in body.prompt]
-            case ChatRequest():
-                prompts = [
-                    self.encoder.conversation(
-                        body.messages,
-                        {**body.switches, **(body.chat_template_kwargs or {})},
-                        add_generation_prompt=body.add_generation_prompt,
-                        continue_final_message=body.continue_final_message,
-                        tools=body.offered_tools,
-                    )
-                ]
-            case ResponsesRequest():
-                prompts = [self.encoder.conversation(body.messages, body.switches, tools=body.offered_tools)]
-            case MessagesRequest():
-                prompts = [self._anthropic_prompt(body)]
-            case _:
-                raise TypeError(f"a {type(body).__name__} has no prompt")
+        prompts = self.prompts(body)
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
         most = self.budget.answer_tokens(body, prompts)
         sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # checking many token ids takes long
@@ -122,6 +106,28 @@ class ServedEndpoint:
         if body.searches:
             return [request for request in requests for _ in range(body.choices)]
         return [_choice(request, index) for request in requests for index in range(body.choices)]
+
+    def prompts(self, body: GenerationRequest) -> list[list[int]]:
+        """Token ids of the body's prompts; raises InvalidRequestError as `prepare` does."""
+        match body:
+            case CompletionRequest():
+                return [self.encoder.prompt(prompt) for prompt in body.prompt]
+            case ChatRequest():
+                return [
+                    self.encoder.conversation(
+                        body.messages,
+                        {**body.switches, **(body.chat_template_kwargs or {})},
+                        add_generation_prompt=body.add_generation_prompt,
+                        continue_final_message=body.continue_final_message,
+                        tools=body.offered_tools,
+                    )
+                ]
+            case ResponsesRequest():
+                return [self.encoder.conversation(body.messages, body.switches, tools=body.offered_tools)]
+            case MessagesRequest():
+                return [self._anthropic_prompt(body)]
+            case _:
+                raise TypeError(f"a {type(body).__name__} has no prompt")
 
     def ignored_fields(self, body: GenerationRequest) -> list[str]:
         """Fields without effect because the chat template has no such switch.
@@ -190,6 +196,7 @@ class ServedEndpoint:
             seeded=body.seed is not None,
             ensemble=self._ensemble(body),
             timeout_s=self.config.timeout_s if body.timeout_s is None else body.timeout_s,
+            may_cache=body.original_prompt_tokens is None,
             beams=self._beams(body, params) if body.searches else None,
         )
 
@@ -302,7 +309,13 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         through_text,
         LogprobBudget(config.http.max_logprobs, config.http.max_logprobs_per_request),
         _turn_decoder(tokenizer),
+        None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config),
     )
+
+
+def _load_compressor(name: str, config: ServerConfig) -> Compressor:
+    model = config.models[name]
+    return Compressor(name, _tokenizer(name, model), _context_length(model))
 
 
 def _recommended(model: ModelConfig) -> SamplingFields:

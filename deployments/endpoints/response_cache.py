@@ -37,7 +37,12 @@ class ResponseCache:
         """Whether the answer is deterministic and the cache enabled."""
         params = request.params
         timed = params.max_time_s is not None or request.endpoint.criteria
-        return self._max_tokens > 0 and not timed and (params.greedy or (request.seeded and not params.rejects))
+        return (
+            self.is_enabled
+            and request.may_cache
+            and not timed
+            and (params.greedy or (request.seeded and not params.rejects))
+        )
 
     def get(self, request: Request) -> Sequence[Delta] | None:
         """Deltas of an earlier answer to the same request; None: not cached."""

@@ -1,11 +1,14 @@
 """Prepares requests off the event loop, submits them and yields their deltas. Knows no HTTP."""
 
 import asyncio
+import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from actors.coordinator.loop import Coordinator
@@ -16,10 +19,13 @@ from decoding.errors import ConsortError, InvalidRequestError, UnavailableError,
 from deployments.admission.admission import Admission, Limits
 from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.prompt_compression import compress_alone, compress_body, scoring_requests
+from deployments.endpoints.prompt_templates import PromptTemplates
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.monitoring.metrics import Metrics
 from deployments.requests.anthropic.messages_request import CountTokensRequest, TokenCount
-from deployments.requests.schema import GenerationRequest
+from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest, PromptCompression
+from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.validation.strict import nearest
 
@@ -41,25 +47,35 @@ class Service:
         limits: Limits | None = None,
         metrics: Metrics | None = None,
         cached_tokens: int = 0,
+        templates: Mapping[str, str] = MappingProxyType({}),
         tracer: "RequestTracer | None" = None,
+        on_demand: Collection[str] = (),
     ) -> None:
         """
         cached_tokens: size of the response cache, in tokens of prompts and answers.
+        templates: prompt templates in Jinja, by name.
         tracer: None disables tracing.
+        on_demand: models whose replicas start when requests wait for them.
         """
         self.endpoints = endpoints
         self.metrics = metrics or Metrics()
         self.tracer = tracer
+        self.templates = PromptTemplates(templates)
         self._coordinator = coordinator
         self._limits = limits or Limits()
         self.cache = ResponseCache(cached_tokens)
-        self._loaded: set[str] = set()  # models that were up at least once
+        self._on_demand = set(on_demand)
+        self._loaded = set(on_demand)  # models that were up at least once, or need not be
         self.admission = Admission(coordinator, self._limits, self._on_begin, self._count_slots)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
     def ready_models(self) -> set[str]:
         """Configured models that have a live replica."""
         return self._coordinator.models()
+
+    def servable_models(self) -> set[str]:
+        """Configured models that have a live replica, or get one when requests wait for it."""
+        return self.ready_models() | self._on_demand
 
     def replica_starts(self) -> Counter[str]:
         """Number of replicas that have come up since this coordinator started, by model."""
@@ -121,12 +137,41 @@ class Service:
             field, what = ("prompt", "prompts") if body.choices == 1 else ("n", "answers")
             reason = f"{field}: {count} {what} are too many; at most {self._limits.max_requests} are taken at once."
             raise InvalidRequestError(reason, field=field)
-        prepare = partial(endpoint.prepare, body, seed=seed, cache_salt=key.cache_salt(body.cache_salt))
-        requests = await self._in_thread(prepare)
+        salt = key.cache_salt(body.cache_salt)
+        prepare = partial(endpoint.prepare, body, seed=seed, cache_salt=salt)
+        match body:
+            case (
+                CompletionRequest(prompt_compression=PromptCompression())
+                | ChatRequest(prompt_compression=PromptCompression())
+            ):
+                await self._in_thread(partial(self.templates.fill, body))
+                await compress_body(body, endpoint, partial(self._score, endpoint, key), self._in_thread)
+                requests = await self._in_thread(partial(prepare, cache_salt=secrets.token_hex(8)))
+            case _:
+                requests = await self._in_thread(partial(self._fill_and_prepare, body, prepare))
         structure = requests[0].params.structure
         if structure is not None:
             await endpoint.structures.check(structure, field=body.structure_field)
         return requests
+
+    def _fill_and_prepare(self, body: GenerationRequest, prepare: Callable[[], list[Request]]) -> list[Request]:
+        self.templates.fill(body)
+        return prepare()
+
+    async def compress(self, body: CompressRequest, *, key: ApiKey = ANYBODY) -> CompressedPrompt:
+        """Answer /compress. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
+        endpoint = self.endpoint(body.model)
+        return await compress_alone(body, endpoint, partial(self._score, endpoint, key), self._in_thread)
+
+    async def _score(self, endpoint: ServedEndpoint, key: ApiKey, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probabilities of each text's tokens but the first, by the endpoint's compressor."""
+        requests = scoring_requests(endpoint, texts)
+        logprobs: list[list[float]] = [[] for _ in texts]
+        async with aclosing(self.run(requests, key=key)) as batches:
+            async for batch in batches:
+                for index, delta in batch:
+                    logprobs[index] += [token.logprob for token in delta.prompt_logprobs or ()]
+        return logprobs
 
     async def tokenize(self, body: TokenizeRequest, *, key: ApiKey = ANYBODY) -> Tokenization:
         """Answer /tokenize. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""

@@ -11,8 +11,14 @@ from deployments.http.bodies import SMALL_BYTES
 from deployments.validation.errors import error_response
 
 GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
-WORKING_PATHS = GENERATING_PATHS | {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
+_WORKING_PATHS = (*GENERATING_PATHS, "/tokenize", "/detokenize", "/v1/messages/count_tokens")
 _BODIES_AT_ONCE = 8  # of the largest size; a parsed body takes several times its bytes
+
+
+def is_work(scope: Scope) -> bool:
+    """Whether a request makes text or tokens. A base URL's name may precede the path."""
+    path: str = scope.get("path", "")
+    return scope["type"] == "http" and scope["method"] == "POST" and path.endswith(_WORKING_PATHS)
 
 
 class EarlyRefusal:
@@ -36,7 +42,7 @@ class EarlyRefusal:
         self._max_body_bytes, self._held_bytes = max_body_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in WORKING_PATHS:
+        if not is_work(scope):
             await self._app(scope, receive, send)
             return
         size = self._body_bytes(Headers(scope=scope))

@@ -72,7 +72,7 @@ class LiveMetrics:
 
     def _readiness(self) -> Metric:
         family = GaugeMetricFamily("consort:endpoint_ready", "1 while its models can answer.", labels=("endpoint",))
-        up = self._service.ready_models()
+        up = self._service.servable_models()
         for name, served in self._service.endpoints.items():
             family.add_metric((name,), float(served.is_ready(up)))
         return family

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.early_refusal import WORKING_PATHS
+from deployments.http.early_refusal import is_work
 from deployments.monitoring.outcome import ABORTED, ANSWERED, Outcome
 
 Record = Callable[[str, str, Outcome], None]  # endpoint, name of the API key, outcome
@@ -69,7 +69,7 @@ class OutcomeMiddleware:
         key = state.get("key")
         endpoint = state.get("endpoint") or self._endpoint
         path = scope["path"]
-        if scope["method"] == "POST" and path.endswith(tuple(WORKING_PATHS)):  # with a base URL's name before it
+        if is_work(scope):
             self._record(endpoint, "" if key is None else key.name, outcome)
         if not _logger.isEnabledFor(logging.INFO):
             return

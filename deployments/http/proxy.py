@@ -1,7 +1,12 @@
-"""Middleware of Serve's proxy process, which reports to clients that their coordinator has died.
+"""Middleware of Serve's proxy process, which asks another coordinator to go on when one has died.
 
 Serve imports `middlewares` by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. Must not import slow modules.
 """
+
+import asyncio
+import re
+import time
+from http import HTTPStatus
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -15,6 +20,13 @@ CALLBACK = "deployments.http.proxy:middlewares"
 
 _LOST = UnavailableError("the coordinator that answered has died; ask again")
 _REQUEST_ID = "X-Request-Id"
+_GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+_TEXT_ONLY = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+_MOST_BODY_BYTES = 2**20  # larger bodies are not kept, so their answers can't be asked for again
+_PATIENCE_S = 60.0  # for another coordinator to take the request
+_PAUSE_S = 0.2
+_TRY_AGAIN = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE}
+_EVENT_ID = re.compile(rb"id: ([\x21-\x7e]{1,4096})\n")
 
 
 def middlewares() -> list[Middleware]:
@@ -23,32 +35,155 @@ def middlewares() -> list[Middleware]:
 
 
 class CoordinatorLossMiddleware:
-    """ASGI middleware that ends a broken stream with an error event, and answers 503 if no response began."""
+    """ASGI middleware that repeats a request whose coordinator has died, from the last event that it has passed on.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    A stream whose events have no ids ends with an error event. What can't be repeated and had no response gets a 503.
+    """
+
+    def __init__(self, app: ASGIApp, *, patience_s: float = _PATIENCE_S, pause_s: float = _PAUSE_S) -> None:
+        self._app, self._patience_s, self._pause_s = app, patience_s, pause_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        has_begun = has_ended = is_stream = False
+        body, response = _Body(receive), _Response(send)
+        await self._app(scope, body.receive, response.send)
+        if response.is_whole:
+            return
+        if _is_repeatable(scope) and body.is_kept and response.can_go_on:
+            await self._repeat(scope, body, response)
+        if not response.is_whole:
+            await self._give_up(scope, receive, send, response)
 
-        async def send_on(message: Message) -> None:
-            nonlocal has_begun, has_ended, is_stream
-            if message["type"] == "http.response.start":
-                has_begun = True
-                is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
-            has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
-            await send(message)
+    async def _repeat(self, scope: Scope, body: "_Body", response: "_Response") -> None:
+        """Ask again until the answer is whole, or nobody has taken the request for too long."""
+        taken_s = time.monotonic()
+        while not (response.is_whole or body.has_disconnected) and time.monotonic() - taken_s < self._patience_s:
+            await asyncio.sleep(self._pause_s)
+            passed_on = response.bytes
+            again = {**scope, "headers": _with_last_event(scope, response.last_id)}
+            again.pop("state", None)
+            await self._app(again, body.repeated(), response.continued())
+            if response.bytes > passed_on:
+                taken_s = time.monotonic()  # this one has died, too
 
-        await self._app(scope, receive, send_on)
-        if not has_begun:
-            response = error_response(_LOST)
-            response.headers[_REQUEST_ID] = Headers(scope=scope).get(_REQUEST_ID, "")  # Serve has set it
-            await response(scope, receive, send)
-        elif is_stream and not has_ended:
+    async def _give_up(self, scope: Scope, receive: Receive, send: Send, response: "_Response") -> None:
+        if not response.has_begun:
+            refusal = error_response(_LOST)
+            refusal.headers[_REQUEST_ID] = Headers(scope=scope).get(_REQUEST_ID, "")  # Serve has set it
+            await refusal(scope, receive, send)
+        elif response.is_stream:
             await send({"type": "http.response.body", "body": _last_event(scope["path"]).encode()})
+
+
+class _Body:
+    """A request's body, kept so that it can be sent again."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._messages, self._bytes = receive, list[Message](), 0
+        self._is_complete = self.has_disconnected = False
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the whole body is here."""
+        return self._is_complete and self._bytes <= _MOST_BODY_BYTES and not self.has_disconnected
+
+    async def receive(self) -> Message:
+        """Receive from the client."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.has_disconnected = True
+        elif not self._is_complete:
+            self._bytes += len(message.get("body", b""))
+            self._is_complete = not message.get("more_body", False)
+            if self._bytes <= _MOST_BODY_BYTES:
+                self._messages.append(message)
+            else:
+                self._messages.clear()
+        return message
+
+    def repeated(self) -> Receive:
+        """Return a function that receives the same body, and then what comes from the client."""
+        messages = iter(self._messages)
+
+        async def receive() -> Message:
+            message = next(messages, None)
+            return await self.receive() if message is None else message
+
+        return receive
+
+
+class _Response:
+    """What the client has of its response."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._tail = b""  # of a stream: an event that has not come whole
+        self.has_begun = self.is_stream = self.is_whole = False
+        self.last_id: bytes | None = None  # of a stream's events
+        self.bytes = 0
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another response can complete it."""
+        return not self.has_begun or (self.is_stream and (self.last_id is not None or not self.bytes))
+
+    async def send(self, message: Message) -> None:
+        """Pass on a message of the first response."""
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            self.is_stream = _is_stream(message)
+            await self._send(message)
+        else:
+            await self._pass_on(message)
+
+    def continued(self) -> Send:
+        """Return a function that passes on what another response adds. A refusal is dropped."""
+        is_refusal = False
+        had_begun, self._tail = self.has_begun, b""
+
+        async def send(message: Message) -> None:
+            nonlocal is_refusal
+            if message["type"] == "http.response.start":
+                differs = had_begun and (message["status"] != HTTPStatus.OK or not _is_stream(message))
+                is_refusal = message["status"] in _TRY_AGAIN or differs
+                if not is_refusal and not had_begun:
+                    await self.send(message)
+            elif not is_refusal:
+                await self._pass_on(message)
+
+        return send
+
+    async def _pass_on(self, message: Message) -> None:
+        """Pass on a part of the body: of a stream only whole events, so that another response can follow."""
+        more = message.get("more_body", False)
+        body = message.get("body", b"")
+        if self.is_stream and more:
+            whole, separator, self._tail = (self._tail + body).rpartition(b"\n\n")
+            body = whole + separator
+            ids = _EVENT_ID.findall(body)
+            self.last_id = ids[-1] if ids else self.last_id
+        else:
+            body, self._tail = self._tail + body, b""
+        self.is_whole = not more
+        self.bytes += len(body)
+        if body or not more:
+            await self._send({**message, "body": body})
+
+
+def _is_stream(message: Message) -> bool:
+    return Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+
+
+def _is_repeatable(scope: Scope) -> bool:
+    """Whether the request changes nothing on the server."""
+    return scope["method"] in ("GET", "HEAD") or scope["path"].endswith((*_GENERATING, *_TEXT_ONLY))
+
+
+def _with_last_event(scope: Scope, last_id: bytes | None) -> list[tuple[bytes, bytes]]:
+    headers = [(name, value) for name, value in scope["headers"] if last_id is None or name.lower() != b"last-event-id"]
+    return headers if last_id is None else [*headers, (b"last-event-id", last_id)]
 
 
 def _last_event(path: str) -> str:

@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
@@ -18,16 +17,20 @@ from actors.coordinator import request as actors_request
 from decoding.errors import ConsortError
 from deployments.answers.anthropic.messages_writer import MessagesWriter
 from deployments.answers.completion_writers import ChatWriter, CompletionWriter
+from deployments.answers.identity import AnswerIdentity
 from deployments.answers.responses_writer import ResponsesWriter
+from deployments.answers.resumable import LAST_EVENT_ID, ResumableWriter
 from deployments.answers.schema import Answer
 from deployments.answers.writer import Writer
 from deployments.configuration.key_ring import KeyRing
 from deployments.endpoints.answer_events import EventBatch, answer_events
 from deployments.endpoints.logprob_budget import count_reported_tokens
+from deployments.endpoints.resumption import last_event, may_resume
 from deployments.endpoints.service import Service
 from deployments.http.anthropic_errors import AnthropicErrors
 from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
+from deployments.http.drain import Drain, DrainMiddleware
 from deployments.http.early_refusal import EarlyRefusal
 from deployments.http.gate import Gate
 from deployments.http.origins import cors_options
@@ -37,6 +40,7 @@ from deployments.http.rendering import Renderer
 from deployments.http.status_routes import AskOthers, add_status_routes, ask_nobody
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest, TokenCount
 from deployments.requests.json_body import MAX_BODY_BYTES
+from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest
 from deployments.requests.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
@@ -64,7 +68,12 @@ _Body = TypeVar("_Body", bound=GenerationRequest, contravariant=True)
 
 class _MakeWriter(Protocol[_Body]):
     def __call__(
-        self, body: _Body, requests: list[actors_request.Request], decoder: TokenDecoder, *, seed: int
+        self,
+        body: _Body,
+        requests: list[actors_request.Request],
+        decoder: TokenDecoder,
+        *,
+        identity: AnswerIdentity,
     ) -> Writer: ...
 
 
@@ -76,6 +85,7 @@ def make_api(
     add_request_id: bool = True,
     cors_origins: Sequence[str] | None = None,
     ask_others: AskOthers = ask_nobody,
+    drain: Drain | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -84,6 +94,7 @@ def make_api(
         add_request_id: whether to set `X-Request-Id` in responses; false if a proxy does it.
         cors_origins: pages that may use the server; None: those from this machine.
         ask_others: returns the metrics of other coordinators, which /metrics shows too.
+        drain: by which the server is told to stop; None: it stops at once.
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
     api.router.route_class = SmallBodyRoute
@@ -98,13 +109,15 @@ def make_api(
         from deployments.http.tracing_middleware import TracingMiddleware
 
         api.add_middleware(TracingMiddleware, tracer=service.tracer)
+    drain = drain or Drain()
+    api.add_middleware(DrainMiddleware, drain=drain)
     api.add_middleware(BaseUrls, names=base_url_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
     api.add_middleware(OutcomeMiddleware, record=service.metrics.record_outcome, endpoints=service.endpoints)
     api.add_middleware(AnthropicErrors)
     api.add_middleware(CORSMiddleware, **cors_options(cors_origins))
     install_error_handlers(api)
-    add_status_routes(api, service, ask_others)
+    add_status_routes(api, service, ask_others, drain)
     add_page(api)
 
     @large.post("/v1/completions", responses=_ANSWERS)
@@ -143,6 +156,11 @@ def make_api(
         """A text's or a conversation's token ids."""
         return _json(await service.tokenize(body, key=request.state.key))
 
+    @large.post("/compress", responses=_ERRORS, response_model=CompressedPrompt)
+    async def compress(body: CompressRequest, request: Request) -> Response:
+        """A text or a conversation, shortened."""
+        return _json(await service.compress(body, key=request.state.key))
+
     @large.post("/detokenize", responses=_ERRORS, response_model=Detokenization)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids."""
@@ -161,11 +179,18 @@ async def _answer(
 ) -> Response:
     """Respond with a whole answer or a stream. Errors before a stream's first delta keep their HTTP status."""
     body.model = resolve_model(body.model, request)
-    served, seed = service.endpoint(body.model), body.seed_or_new()
+    served = service.endpoint(body.model)
     request.state.endpoint = served.name
     request.state.ignored = served.ignored_fields(body)
-    requests = await service.prepare(body, seed=seed, key=request.state.key)
-    make = partial(make_writer, body, requests, served.token_decoder, seed=seed)
+    resumable = may_resume(body, served)
+    after = last_event(request.headers.get(LAST_EVENT_ID), body, resumable=resumable)
+    identity = AnswerIdentity.new(body.seed_or_new()) if after is None else after.identity
+    requests = await service.prepare(body, seed=identity.seed, key=request.state.key)
+
+    def make() -> Writer:
+        writer = make_writer(body, requests, served.token_decoder, identity=identity)
+        return ResumableWriter(writer, identity, len(requests), after) if resumable else writer
+
     if request.state.large or count_reported_tokens(body, requests) > _MOST_REPORTED_TOKENS:
         writer = await asyncio.get_running_loop().run_in_executor(rendering, make)
         renderer = Renderer(writer, rendering)

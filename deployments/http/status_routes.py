@@ -13,7 +13,9 @@ from pydantic import BaseModel
 
 from decoding.drafts.trie import ProposerName
 from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.prompt_templates import TemplateList
 from deployments.endpoints.service import Service
+from deployments.http.drain import Drain
 from deployments.http.live_metrics import LiveMetrics
 from deployments.http.server_status import ServerStatus, server_status
 from deployments.monitoring.exposition import exposition
@@ -69,7 +71,7 @@ async def ask_nobody() -> list[list[Metric]]:
     return []
 
 
-def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers) -> None:
+def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers, drain: Drain) -> None:
     """Add /health, /ready, /version, /metrics, /v1/status and /v1/models."""
     created, began_s, live = int(time.time()), time.monotonic(), LiveMetrics(service)
 
@@ -82,8 +84,8 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers) -> 
     @api.head("/ready", include_in_schema=False)
     @api.get("/ready", responses={503: {"model": Health}})
     async def ready() -> JSONResponse:
-        """200 while the targets of all endpoints are up, else 503."""
-        return _health(service, all)
+        """200 while the targets of all endpoints are up and the server takes requests, else 503."""
+        return _health(service, all, is_stopping=drain.has_begun)
 
     @api.get("/version")
     async def show_version() -> Version:
@@ -107,6 +109,11 @@ def add_status_routes(api: FastAPI, service: Service, ask_others: AskOthers) -> 
         up, own = service.ready_models(), getattr(request.state, "endpoint", None)
         listed = [served for name, served in service.endpoints.items() if own in (None, name)]
         return ModelList(data=[_card(served, created, up) for served in listed])
+
+    @api.get("/v1/templates")
+    async def templates() -> TemplateList:
+        """Prompt templates that `template` may name."""
+        return service.templates.cards()
 
     @api.get("/v1/models/{name:path}", responses={404: {"model": ErrorBody}})
     async def model(name: str) -> ModelCard:
@@ -135,13 +142,14 @@ def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
     )
 
 
-def _health(service: Service, enough: Callable[[Iterable[bool]], bool]) -> JSONResponse:
+def _health(service: Service, enough: Callable[[Iterable[bool]], bool], *, is_stopping: bool = False) -> JSONResponse:
     up = service.ready_models()
     models = {model for served in service.endpoints.values() for model in served.config.models}
     endpoints = [served.endpoint for served in service.endpoints.values()]
     models |= {endpoint.drafter for endpoint in endpoints if endpoint.drafter is not None and not endpoint.colocated}
-    ready = enough(served.is_ready(up) for served in service.endpoints.values())
-    report = Health(status="ready" if ready else "loading", models={name: name in up for name in sorted(models)})
+    ready = enough(served.is_ready(service.servable_models()) for served in service.endpoints.values())
+    status, ready = ("stopping", False) if is_stopping else ("ready" if ready else "loading", ready)
+    report = Health(status=status, models={name: name in up for name in sorted(models)})
     return JSONResponse(report.model_dump(), HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 

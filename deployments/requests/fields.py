@@ -82,6 +82,8 @@ def _as_list(value: object) -> object:
 
 def _read_prompts(value: Any) -> list[Prompt]:
     """Return one prompt or several, texts or token ids, as a list of prompts."""
+    if value is None:
+        return []
     prompts = value if _is_list(value) and value and not _is_token(value[0]) else [value]
     for prompt in prompts:
         if isinstance(prompt, str):

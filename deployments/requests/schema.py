@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from decoding.beams.options import MAX_BEAMS
 from decoding.drafts.trie import ProposerName
@@ -14,6 +14,7 @@ from deployments.requests.compatibility_fields import ChatCompatibilityFields, C
 from deployments.requests.ensemble_fields import EnsembleFields
 from deployments.requests.fields import MIN_TIMEOUT_S, Items, Limit, Prompts, only
 from deployments.requests.message import Message
+from deployments.requests.prompt_fields import CompressionFields, TemplateFields
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs
 from deployments.requests.thinking import thinking_variables
@@ -29,6 +30,10 @@ _DRAW_SEED = -1  # as in llama.cpp and vLLM
 _NO_DEFAULTS = SamplingFields()
 
 Choices = Annotated[int, Field(ge=1, le=_MAX_CHOICES)]
+
+
+def _null_as_empty(value: object) -> object:
+    return [] if value is None else value
 
 
 class StreamOptions(StrictModel):
@@ -172,6 +177,16 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
+    def original_prompt_tokens(self) -> int | None:
+        """Tokens of the prompts before they were compressed; None: they were not."""
+        return None
+
+    @property
+    def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
+        """The compressed prompt, if the answer should have it."""
+        return None
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -223,14 +238,14 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         return secrets.randbits(_SEED_BITS) if self.seed in (None, _DRAW_SEED) else self.seed
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, TemplateFields, CompressionFields):
     """POST /v1/completions."""
 
     prompt_field = "prompt"
     logprobs_field = "logprobs"
     default_max_tokens = 16
 
-    prompt: Prompts = Field(description="A text or a list of token ids, or a list of either: one choice for each.")
+    prompt: Prompts = Field([], description="A text or a list of token ids, or a list of either: one choice for each.")
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Report the answer's tokens and this many most probable ones per position."
     )
@@ -241,9 +256,28 @@ class CompletionRequest(GenerationRequest):
         None, description="Only an empty text."
     )
 
+    def _conditions(self) -> list[tuple[bool, str, str]]:
+        return [
+            *super()._conditions(),
+            *self.template_conditions(),
+            (bool(self.prompt) or self.template is not None, "prompt", "is required, or else a template"),
+            (not self.prompt or self.template is None, "prompt", "has no place beside template; set one of them"),
+        ]
+
     @property
     def prompt_count(self) -> int:
-        return len(self.prompt)
+        return len(self.prompt) or 1
+
+    @property
+    def original_prompt_tokens(self) -> int | None:
+        return self.original_tokens
+
+    @property
+    def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
+        if not (self.prompt_compression and self.prompt_compression.return_prompt):
+            return None
+        texts = [prompt for prompt in self.prompt if isinstance(prompt, str)]
+        return texts[0] if len(texts) == 1 else texts
 
     @property
     def echoes(self) -> bool:
@@ -264,13 +298,15 @@ class CompletionRequest(GenerationRequest):
         return max(counts, default=None)
 
 
-class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
+class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFields, ChatCompatibilityFields):
     """POST /v1/chat/completions."""
 
     prompt_field = "messages"
     default_max_tokens = None
 
-    messages: Annotated[Items[Message], Field(min_length=1, description="The conversation so far, oldest turn first.")]
+    messages: Annotated[Items[Message], BeforeValidator(_null_as_empty)] = Field(
+        [], description="The conversation so far, oldest turn first."
+    )
     max_completion_tokens: Limit | None = Field(
         None, description="OpenAI's newer name for `max_tokens`; no error where the context has less room."
     )
@@ -292,6 +328,8 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         return [
             *super()._conditions(),
+            *self.template_conditions(),
+            (bool(self.messages) or self.template is not None, "messages", "is required, or else a template"),
             (len(limits) < 2, "max_tokens", "differs from max_completion_tokens; set one of them"),
             (
                 not self.continue_final_message or self.add_generation_prompt is False,
@@ -301,6 +339,15 @@ class ChatRequest(GenerationRequest, ToolFields, ChatCompatibilityFields):
             (not self.top_logprobs or bool(self.logprobs), "top_logprobs", "needs logprobs: true"),
             *self.tool_conditions(),
         ]
+
+    @property
+    def original_prompt_tokens(self) -> int | None:
+        return self.original_tokens
+
+    @property
+    def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
+        wanted = self.prompt_compression and self.prompt_compression.return_prompt
+        return [message.turn for message in self.messages] if wanted else None
 
     @property
     def switches(self) -> Mapping[str, Any]:

@@ -21,7 +21,9 @@ _ORDERED = (("min", "max"), ("scale_down_below", "target_utilization"), ("min_dr
 class ScalingConfig(StrictModel):
     """Bounds and thresholds for scaling by load (docs/scaling.md)."""
 
-    min: Annotated[int, Field(ge=0)] = Field(1, description="Fewest replicas; 0 is for drafters only.")
+    min: Annotated[int, Field(ge=0)] = Field(
+        1, description="Fewest replicas. A target with 0 starts once requests wait for it."
+    )
     max: Annotated[int, Field(ge=1)] = Field(description="Most replicas.")
     up_delay_s: Annotated[float, Field(ge=0)] = Field(
         10, description="Seconds for which more replicas must be wanted before one is added."

@@ -58,23 +58,41 @@ class DrafterMemory:
         return lag if measured_s >= since_s else None
 
 
-def count_targets(rules: ScalingRules, current: int, loads: Sequence[ReplicaLoad], *, running: int) -> int:
+def count_targets(
+    rules: ScalingRules,
+    current: int,
+    loads: Sequence[ReplicaLoad],
+    latest: Sequence[ReplicaLoad] = (),
+    *,
+    running: int,
+    is_called: bool = False,
+) -> int:
     """Return the number of replicas that reach the target utilization; fewer than now only with slots to spare.
 
     Args:
         current: replicas wanted so far.
+        loads: means over the last seconds.
+        latest: the last reports. They count if they are higher, so that a new queue asks at once for what it needs.
         running: replicas that are up. Starting ones have no rows yet.
+        is_called: whether a coordinator waits for a first replica.
     """
     if not loads:
-        return current
-    unreported = max(running, len(loads)) / len(loads)  # assume that silent replicas have the same load
-    demand = unreported * sum(load.rows + load.waiting for load in loads)
-    demand += sum(load.queued for load in loads) / len(loads)
+        return max(current, int(is_called))
+    demand = max(_demand(loads, running), _demand(latest, running))
     slots = sum(load.slots for load in loads) / len(loads)
     wanted = math.ceil(demand / (rules.target_utilization * slots))
     if wanted < current:
         wanted = min(current, math.ceil(demand / (rules.scale_down_below * slots)))
-    return max(1, wanted)
+    return wanted  # Serve keeps it within the bounds
+
+
+def _demand(loads: Sequence[ReplicaLoad], running: int) -> float:
+    """Return the requests that run or wait anywhere. Replicas without a report are taken to have the same load."""
+    if not loads:
+        return 0.0
+    unreported = max(running, len(loads)) / len(loads)
+    own = unreported * sum(load.rows + load.waiting for load in loads)
+    return own + sum(load.queued for load in loads) / len(loads)
 
 
 def count_drafters(
@@ -136,6 +154,11 @@ class _Config(Protocol):
     def policy(self) -> _Policy: ...
 
 
+class _Sample(Protocol):
+    @property
+    def value(self) -> float: ...
+
+
 class Deployment(Protocol):
     """A deployment: the parts of Serve's `AutoscalingContext` that are used here."""
 
@@ -149,6 +172,10 @@ class Deployment(Protocol):
     def config(self) -> _Config | None: ...
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
+    @property
+    def raw_metrics(self) -> Mapping[str, Mapping[Any, Sequence["_Sample"]]] | None: ...
+    @property
+    def total_queued_requests(self) -> float: ...
 
 
 _Id = TypeVar("_Id", bound=Hashable)
@@ -165,7 +192,14 @@ def scale(deployments: Mapping[_Id, Deployment]) -> tuple[dict[_Id, int], dict[_
             continue
         if rules.role == "target":
             own, running = loads[deployment.deployment_name], deployment.current_num_replicas
-            counts[key] = count_targets(rules, deployment.target_num_replicas, own, running=running)
+            counts[key] = count_targets(
+                rules,
+                deployment.target_num_replicas,
+                own,
+                _latest_loads(deployment),
+                running=running,
+                is_called=deployment.total_queued_requests > 0,
+            )
             continue
         if not set(rules.targets) & set(loads):  # targets scaled by hand: Serve passes no loads of theirs
             counts[key] = max(1, deployment.target_num_replicas)
@@ -191,8 +225,22 @@ def _rules(deployment: Deployment) -> ScalingRules | None:
 
 
 def _loads(deployment: Deployment) -> list[ReplicaLoad]:
-    """Return the loads of the replicas that have reported every value."""
-    metrics = deployment.aggregated_metrics or {}
+    """Return the mean loads of the replicas that have reported every value."""
+    return _by_replica(deployment.aggregated_metrics or {})
+
+
+def _latest_loads(deployment: Deployment) -> list[ReplicaLoad]:
+    """Return the last reports of the replicas that have reported every value."""
+    metrics = deployment.raw_metrics or {}
+    return _by_replica(
+        {
+            name: {replica: samples[-1].value for replica, samples in series.items() if samples}
+            for name, series in metrics.items()
+        }
+    )
+
+
+def _by_replica(metrics: Mapping[str, Mapping[Any, float]]) -> list[ReplicaLoad]:
     names = list(ReplicaLoad.__dataclass_fields__)
     replicas = set.intersection(*(set(metrics.get(name, {})) for name in names))
     return [ReplicaLoad(**{name: metrics[name][replica] for name in names}) for replica in replicas]

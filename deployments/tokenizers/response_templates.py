@@ -6,23 +6,29 @@ there were any, response_templates.yaml has some.
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from decoding.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 _FILE = Path(__file__).with_suffix(".yaml")
 
 
-def response_template(tokenizer: PreTrainedTokenizerBase) -> ResponseTemplate | None:
+def response_template(tokenizer: PreTrainedTokenizerBase) -> "ResponseTemplate | None":
     """Template that the tokenizer declares, or the one for its chat template; None: neither.
 
     Raises:
         ConfigError: the declared one is invalid.
     """
+    try:
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+    except ImportError:  # an older release: tool_format.py reads the answers
+        return None
     declared = getattr(tokenizer, "response_template", None)
     if declared is not None:
         try:
@@ -34,7 +40,7 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> ResponseTemplate | 
     return None if known is None else load_response_template(known)
 
 
-def kept_tokens(template: ResponseTemplate, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def kept_tokens(template: "ResponseTemplate", tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids of the special tokens that the template looks for, which must stay in the text."""
     fields = template.fields.values()
     patterns = [anchor.pattern for field in fields for anchor in (field.open_re, field.close_re) if anchor is not None]

@@ -21,7 +21,7 @@ from rich.table import Table
 from actors.model.thread_environment import compute_environment
 from decoding.errors import ConsortError, UnavailableError
 from deployments.client import DEFAULT_URL, Client
-from deployments.cluster import serving
+from deployments.cluster import drain, serving
 from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import DEFAULT_CONFIG, TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
@@ -32,7 +32,7 @@ from deployments.ui.commands.finetune import finetune
 from deployments.ui.commands.progress import ProgressDisplay
 from deployments.ui.commands.prune import prune
 from deployments.ui.commands.train import train
-from deployments.ui.console.commands import chat, complete, status
+from deployments.ui.console.commands import chat, complete, compress, report, status
 
 _console = Console(highlight=False)
 _config_argument = click.argument(
@@ -67,7 +67,7 @@ def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
 
 
-for _command in (chat, compare, complete, finetune, prune, status, train):
+for _command in (chat, compare, complete, compress, finetune, prune, report, status, train):
     main.add_command(_command)
 
 
@@ -101,6 +101,7 @@ def serve(
         _show_how_to_go_on(config)
         _console.print("[dim]Ctrl-C stops the server.[/]")
         _wait_for_interrupt()
+        _drain(config)
 
 
 @main.command(short_help="Show the default model at work, and stop.")
@@ -264,8 +265,8 @@ def _show_token_reports(config: ServerConfig, key: str | None) -> None:
 
 
 def _show_reports_of(endpoint: str, reports: Mapping[str, str]) -> None:
-    for model, report in reports.items():
-        _console.print(f"{endpoint}: {model} reads and writes in tokens of its own: {report}", markup=False)
+    for model, words in reports.items():
+        _console.print(f"{endpoint}: {model} reads and writes in tokens of its own: {words}", markup=False)
 
 
 def _show_how_to_go_on(config: ServerConfig) -> None:
@@ -313,6 +314,15 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def _drain(config: ServerConfig) -> None:
+    """Give requests in progress time to end. Another Ctrl-C or SIGTERM stops the server at once."""
+    _console.print(f"[dim]Stopping: requests in progress get {config.http.drain_s:g} s. Ctrl-C again stops at once.[/]")
+    with suppress(KeyboardInterrupt, TimeoutError):
+        left = drain(config)
+        if left:
+            _console.print(f"[yellow]{left} request(s) have not ended in time.[/]")
 
 
 def _wait_for_interrupt() -> None:

@@ -21,7 +21,6 @@ from decoding.errors import (
 )
 from deployments.validation.strict import first_problem, printable
 
-_LOADING_RETRY_S = 5
 _LONGEST_MESSAGE = 2000  # characters; messages may quote what the client sent
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -122,10 +121,8 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 def _headers(error: Exception) -> dict[str, str] | None:
     match error:
-        case OverloadedError():
+        case OverloadedError() | UnavailableError():
             return {"Retry-After": str(error.retry_after_s)}
-        case UnavailableError():
-            return {"Retry-After": str(_LOADING_RETRY_S)}
         case _:
             return None
 

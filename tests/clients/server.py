@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from actors.coordinator.request import Delta, Request, Statistics
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
@@ -84,7 +84,7 @@ def _resolve(root: dict[str, Any], reference: str) -> dict[str, Any]:
 
 def main(port: int) -> None:
     """Serve until interrupted."""
-    config = load_config()
+    config = load_config(TINY_CONFIG)
     for model in config.models.values():
         model.max_length = _CONTEXT
     endpoints = load_endpoints(config)

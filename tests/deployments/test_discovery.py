@@ -122,12 +122,12 @@ def test_replicas_hear_what_waits_at_the_coordinator() -> None:
     async def fetch() -> list[Any]:
         return []
 
-    asyncio.run(app._addresses(broadcasting(fetch, asked), "coordinator-0", lambda: 166))
+    asyncio.run(app._Ask(broadcasting(fetch, asked), "coordinator-0", lambda: 166, wakes=False)())
     assert asked == [("address", "coordinator-0", 166)]
 
 
 def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_ADDRESS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(app, "_ANSWER_TIMEOUT_S", 0.1)
 
     async def sound() -> ReplicaAddress:
         return A
@@ -143,7 +143,7 @@ def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> Non
         async def fetch() -> list[Any]:
             return [SimpleNamespace(get_async=replica) for replica in replicas]
 
-        return await app._addresses(broadcasting(fetch), "coordinator-0", lambda: 0)
+        return await app._Ask(broadcasting(fetch), "coordinator-0", lambda: 0, wakes=False)()
 
     assert asyncio.run(ask(frozen, sound)) == ReplicaAddresses([A], complete=False)
     assert asyncio.run(ask(stuck, sound)) == ReplicaAddresses([A])
@@ -154,4 +154,26 @@ def test_a_deployment_without_replicas_is_unavailable() -> None:
         raise DeploymentUnavailableError(DeploymentID("Target-large", "consort"))
 
     with pytest.raises(UnavailableError, match="Target-large"):
-        asyncio.run(app._addresses(broadcasting(fetch), "coordinator-0", lambda: 0))
+        asyncio.run(app._Ask(broadcasting(fetch), "coordinator-0", lambda: 0, wakes=False)())
+
+
+def test_requests_for_a_model_without_replicas_call_for_one() -> None:
+    """Serve's autoscaler sees a call that waits; it is made once, and taken back when nobody waits any more."""
+    calls: list[str] = []
+    held_back = [0]
+
+    async def fetch() -> list[Any]:
+        raise DeploymentUnavailableError(DeploymentID("Target-large", "consort"))
+
+    def call(*_: object) -> Any:
+        calls.append("made")
+        return SimpleNamespace(cancel=lambda: calls.append("taken back"))
+
+    handle = broadcasting(fetch)
+    handle.address = SimpleNamespace(remote=call)
+    ask = app._Ask(handle, "coordinator-0", lambda: held_back[0], wakes=True)
+    for waiting, expected in ((0, []), (5, ["made"]), (9, ["made"]), (0, ["made", "taken back"])):
+        held_back[0] = waiting
+        with pytest.raises(UnavailableError):
+            asyncio.run(ask())
+        assert calls == expected

@@ -15,6 +15,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
+LONG = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 CACHES = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # where the default model is converted, once
 COMMAND = [sys.executable, "-m", "deployments"]
 
@@ -77,7 +78,15 @@ def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> N
             asked = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 5}
             chunks = list(client.stream("/v1/completions", asked))
             assert chunks[-1]["choices"][0]["finish_reason"] in ("length", "stop")
-            process.send_signal(signal.SIGINT)
+            whole = "".join(chunk["choices"][0]["text"] for chunk in client.stream("/v1/completions", LONG))
+            stream = client.stream("/v1/completions", LONG)
+            text = next(stream)["choices"][0]["text"]
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline().startswith("Stopping: ")
+            wait_until(lambda: client.get("/ready").status == 503, "the server is not ready any more")
+            refused = client.post("/v1/completions", asked)
+            assert (refused.status, refused.document["error"]["code"]) == (503, "unavailable")
+            assert text + "".join(chunk["choices"][0]["text"] for chunk in stream) == whole
             assert process.stdout.read().splitlines() == ["Stopped."]
         finally:
             process.terminate()  # does nothing to one that has ended

@@ -112,12 +112,11 @@ def coordinator_pid() -> int:
     pytest.fail("there is no coordinator")
 
 
-def test_killing_the_coordinator_ends_its_streams_with_an_error(
+def test_killing_the_coordinator_in_mid_stream_only_delays(
     server: Server, client: Any, long_request: tuple[dict[str, Any], str]
 ) -> None:
     request, undisturbed = long_request
-    with pytest.raises(openai.APIError, match="the coordinator that answered has died; ask again"):
-        stream_while_killing(client, request, coordinator_pid())
+    assert stream_while_killing(client, request, coordinator_pid()) == undisturbed
 
     def is_back() -> bool:
         reply = server.client.get("/health")

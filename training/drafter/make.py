@@ -72,7 +72,7 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
         raise ConfigError(f"--output {options.output} is there already: give another, or remove it")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    tokenizer = load_tokenizer(options.start.target)
+    tokenizer = _load_tokenizer(options.start.target)
     training, held_out = _texts(options, tokenizer, report)
     run = options.work / "runs" / _run_name(options, len(training))
     start = run / "start"
@@ -102,6 +102,17 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
             steps=measure_steps(options.start.target, unfinished, device=options.start.device, threads=options.threads),
         ).write(unfinished)
     report(f"{options.output}: {drafter.num_parameters():,} parameters; see report.md there")
+
+
+def _load_tokenizer(target: str) -> PreTrainedTokenizerBase:
+    """Load the target's tokenizer, or say in a line what is missing."""
+    if target.startswith(("/", ".", "~")) and not Path(target).exists():
+        raise ConfigError(f"TARGET {target} is not there: give a model's folder, a .gguf file or a Hub id")
+    try:
+        return load_tokenizer(target)
+    except ConfigError as error:
+        first_line = str(error).splitlines()[0]
+        raise ConfigError(f"TARGET {target} has no tokenizer that can be loaded: {first_line}") from error
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Call
     """
     if options.output.exists():
         raise ConfigError(f"{options.output} exists already; name a new folder")
+    if find_spec("peft") is None:
+        raise ConfigError("finetuning needs peft: pip install 'consort[lora]'")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     tokenizer = load_tokenizer(options.model)
@@ -86,8 +89,8 @@ def finetune(options: FinetuneOptions, examples: Sequence[Example], report: Call
         if options.keep_adapter:
             adapted.save_pretrained(folder)
         else:
-            merged = merge_lora(adapted).to(_stored_dtype(options.model))
-            merged.save_pretrained(folder, max_shard_size="2GB")
+            merged: Any = merge_lora(adapted)
+            merged.to(_stored_dtype(options.model)).save_pretrained(folder, max_shard_size="2GB")
             tokenizer.save_pretrained(folder)
     shutil.rmtree(options.work, ignore_errors=True)
 

@@ -1,6 +1,5 @@
 """Writes answers to /v1/messages, as Anthropic's messages and their events. Knows no HTTP."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ from actors.coordinator.request import Delta, Request
 from deployments.answers.anthropic.content_blocks import AnswerCall, AnswerText, AnswerThinking, ContentBlock, Event
 from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import typed_event
+from deployments.answers.identity import AnswerIdentity
 from deployments.answers.parsing.choice import make_parser
 from deployments.answers.parts import Choice
 from deployments.answers.schema import speculation_of
@@ -22,11 +22,13 @@ from deployments.validation.errors import anthropic_body, body_of, status_of
 class MessagesWriter(Writer):
     """Writes the deltas of one request as texts, thinking and calls of tools."""
 
-    def __init__(self, body: MessagesRequest, requests: Sequence[Request], decoder: TokenDecoder, *, seed: int) -> None:
+    def __init__(
+        self, body: MessagesRequest, requests: Sequence[Request], decoder: TokenDecoder, *, identity: AnswerIdentity
+    ) -> None:
         (request,) = requests
-        self._body, self._seed = body, seed
+        self._body, self._seed = body, identity.seed
         self._prompt_tokens = len(request.prompt)
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self._id = f"msg_{identity.answer_id}"
         self._choice = Choice(request, decoder, by_token=False, prompt_only=False)
         self._parser = make_parser(body, request.prompt, decoder, structured=body.structure is not None)
         self._blocks: list[ContentBlock] = []
@@ -109,10 +111,10 @@ class MessagesWriter(Writer):
             "stop_reason": stop_reason,
             "stop_sequence": self._stop_sequence if stop_reason == "stop_sequence" else None,
             "usage": {
-                "input_tokens": self._prompt_tokens,
+                "input_tokens": self._prompt_tokens - self._choice.statistics.cached,
                 "output_tokens": self._choice.statistics.committed,
                 "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
+                "cache_read_input_tokens": self._choice.statistics.cached,
             },
         }
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from deployments.answers.parsing.parser import AnswerParser
 from deployments.answers.parsing.reasoning_parser import ReasoningParser
-from deployments.answers.parsing.template_parser import TemplateParser
 from deployments.answers.parsing.tool_call_parser import ToolCallParser
 from deployments.requests.tool_fields import ToolUse
 from deployments.tokenizers.token_decoder import TokenDecoder
@@ -17,6 +16,9 @@ def make_parser(body: ToolUse, prompt: Sequence[int], decoder: TokenDecoder, *, 
     """Parser of one answer to the request. structured: the answer follows a grammar from its first token on."""
     tools = body.offered_tools
     if decoder.response_template is not None and not structured:
+        # Only here, since older releases of transformers lack what it imports.
+        from deployments.answers.parsing.template_parser import TemplateParser
+
         text = decoder.decode_with_special(list(prompt))
         schemas = [tool.model_dump(exclude_none=True) for tool in tools]
         return TemplateParser(decoder.response_template, text, schemas, reads_calls=bool(tools))

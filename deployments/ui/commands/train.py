@@ -65,6 +65,9 @@ def train() -> None:
 @click.option("--learning-rate", type=click.FloatRange(0, min_open=True), default=5e-4, show_default=True)
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="How often texts are seen.")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="The most for distillation.")
+@click.option(
+    "--save-every", type=click.FloatRange(0), default=120.0, show_default=True, help="Seconds between two checkpoints."
+)
 @click.option("--tokens-per-step", type=click.IntRange(1), default=4096, show_default=True, help="Of a batch.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; by default torch's choice.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
@@ -89,6 +92,7 @@ def drafter(
     learning_rate: float,
     epochs: int,
     minutes: float | None,
+    save_every: float,
     tokens_per_step: int,
     threads: int | None,
     device: str,
@@ -118,6 +122,7 @@ def drafter(
             learning_rate=learning_rate,
             epochs=epochs,
             minutes=minutes,
+            save_every_s=save_every,
             device=device,
             bfloat16=dtype == "bfloat16",
         ),

@@ -19,6 +19,7 @@ from deployments.ui.console.parameters import as_written
 from deployments.ui.console.printer import TextPrinter
 from deployments.ui.console.slash import COMMANDS, KEYS, Call, read, switch
 from deployments.ui.console.summary import summary
+from deployments.validation.strict import nearest
 
 
 class Editor(Protocol):
@@ -49,6 +50,7 @@ class Chat:
             "draft-length": lambda argument: self._set_parameter("draft_length", argument),
             "temperature": lambda argument: self._set_parameter("temperature", argument),
             "system": self._system,
+            "template": self._template,
             "clear": self._clear,
             "retry": self._retry,
             "compare": self._compare,
@@ -104,6 +106,8 @@ class Chat:
             yield from self.conversation.parameters.names()
         elif name == "model" and len(rest) == 1:
             yield from (card["id"] for card in self._cards())
+        elif name == "template" and len(rest) == 1:
+            yield from (card["id"] for card in self._templates())
         elif COMMANDS.get(name) and COMMANDS[name].usage == "on|off" and len(rest) == 1:
             yield from ("on", "off")
 
@@ -172,6 +176,7 @@ class Chat:
         table.add_row("server", self._client.url)
         table.add_row("model", conversation.model)
         table.add_row("system", Text(conversation.system or "–"))
+        table.add_row("template", "–" if conversation.template is None else conversation.template["id"])
         table.add_row("turns", str(len(conversation.turns)))
         table.add_row("colours", "on" if self._printer.colours else "off")
         table.add_row("last seed", "–" if self._last_seed is None else str(self._last_seed))
@@ -195,6 +200,27 @@ class Chat:
         if argument:
             self.conversation.system = None if argument == "off" else argument
         self._note(f"system: {self.conversation.system or '–'}")
+
+    def _template(self, argument: str) -> None:
+        if argument == "off":
+            self.conversation.template = None
+        elif argument:
+            self.conversation.template = self._template_card(argument)
+        else:
+            for card in self._templates():
+                self._console.print(Text.assemble((card["id"], "bold"), f"  {', '.join(card['variables'])}"))
+            return
+        self._note(f"template: {argument}")
+
+    def _template_card(self, name: str) -> dict[str, Any]:
+        cards = {card["id"]: card for card in self._templates()}
+        if name not in cards:
+            raise InvalidRequestError(f"/template: there is no template {name!r}; {nearest(name, cards)}")
+        return cards[name]
+
+    def _templates(self) -> list[dict[str, Any]]:
+        cards: list[dict[str, Any]] = self._client.document("/v1/templates")["data"]
+        return cards
 
     def _clear(self, _: str) -> None:
         self.conversation.turns.clear()

@@ -1,10 +1,11 @@
-"""The commands that talk to a running server: `consort chat`, `consort complete` and `consort status`."""
+"""The commands that talk to a running server: `consort chat`, `complete`, `compress`, `report`, `status`."""
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO, cast
 
 import click
 from rich.console import Console
@@ -102,6 +103,71 @@ def complete(
         generation = completing.complete(client, body, _console, _errors, colours=colours)
     if generation.stopped:
         raise SystemExit(_INTERRUPTED)
+
+
+@click.command()
+@click.argument("file", type=click.File(encoding="utf-8"))
+@_server_options
+@_model_option
+@click.option("--rate", type=click.FloatRange(0, 1, min_open=True), help="Share to keep; 0.5 by default.")
+@click.option("--target-tokens", type=click.IntRange(1), help="About how many tokens to keep, instead of a share.")
+@click.option(
+    "--method",
+    type=click.Choice(["perplexity", "sentence"]),
+    default="perplexity",
+    show_default=True,
+    help="Drop paragraphs and tokens, or whole sentences.",
+)
+@click.option("--question", help="What is relevant to it stays.")
+@click.option("--keep-last", type=click.IntRange(0), help="Tokens at the end that stay.")
+@click.option("--force-token", "force_tokens", metavar="TEXT", multiple=True, help="Tokens that stay; may be repeated.")
+@click.option("--code", "compress_code", is_flag=True, default=None, help="Shorten fenced code, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def compress(file: TextIO, url: str, api_key: str | None, model: str | None, as_json: bool, **options: object) -> None:
+    """Shorten the text in FILE (- is standard input) by a small model's probabilities."""
+    client = Client(url, api_key)
+    if options["rate"] is None and options["target_tokens"] is None:
+        options["rate"] = 0.5
+    options["force_tokens"] = list(map(str, cast(Sequence[object], options["force_tokens"]))) or None
+    name = choose_model(client.document("/v1/models")["data"], model)["id"]
+    document = client.checked("/compress", client.post("/compress", {**options, "model": name, "prompt": file.read()}))
+    if as_json:
+        _console.file.write(json.dumps(document, ensure_ascii=False) + "\n")
+        return
+    _console.file.write(document["prompt"])
+    counts = (document["original_tokens"], document["compressed_tokens"])
+    _errors.print(Text(f"{counts[0]} tokens, {counts[1]} left ({document['ratio']:.0%})", style="dim"))
+
+
+@click.command()
+@_server_options
+@click.option("--endpoint", help="Measured with drafts and without; by default the first with a drafter.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Lines of text; by default five built-in prompts.")
+@click.option("--max-tokens", type=click.IntRange(2), default=50, show_default=True, help="Tokens of each answer.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False), default="report", show_default=True, help="A folder."
+)
+def report(
+    url: str,
+    api_key: str | None,
+    endpoint: str | None,
+    prompts: Path | None,
+    max_tokens: int,
+    temperature: float,
+    output: Path,
+) -> None:
+    """Compare ways of decoding on a running server: texts, speed, draft lengths. Writes Markdown, pictures and JSON."""
+    from deployments.ui.commands.report import Reporter
+    from deployments.ui.commands.report_page import write_page
+    from evaluation.prompts import PROMPTS
+
+    texts = PROMPTS if prompts is None else [line for line in prompts.read_text("utf-8").splitlines() if line.strip()]
+    if not texts:
+        raise click.UsageError(f"{prompts} has no prompts")
+    measured = Reporter(Client(url, api_key), max_tokens=max_tokens, temperature=temperature).run(endpoint, texts)
+    for path in write_page(measured, output):
+        _console.print(str(path), markup=False)
 
 
 @click.command()

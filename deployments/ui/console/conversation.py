@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from decoding.errors import UnavailableError, UnknownModelError
+from decoding.errors import InvalidRequestError, UnavailableError, UnknownModelError
 from deployments.requests.schema import ChatRequest
 from deployments.ui.console.parameters import Parameters
 from deployments.validation.strict import nearest
@@ -18,6 +18,7 @@ class Conversation:
         self.model = model
         self.parameters = Parameters(ChatRequest)
         self.system: str | None = None
+        self.template: Mapping[str, Any] | None = None  # its card, if messages are sent through one
         self.turns: list[Turn] = []
 
     @property
@@ -45,8 +46,25 @@ class Conversation:
         """Return the body of a request with the message after the turns. turns: None for all."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         earlier = self.turns if turns is None else turns
-        messages = [*system, *earlier, {"role": "user", "content": message}]
-        return {**self.parameters.values, "model": self.model, "messages": messages}
+        body = {**self.parameters.values, "model": self.model}
+        if self.template is None:
+            return {**body, "messages": [*system, *earlier, {"role": "user", "content": message}]}
+        return {**body, "messages": [*system, *earlier], **fill_template(self.template, body, message)}
+
+
+def fill_template(card: Mapping[str, Any], body: Mapping[str, Any], text: str) -> dict[str, object]:
+    """Return the fields that send a text through a template, as its first variable that the body leaves open.
+
+    Raises:
+        InvalidRequestError: all its variables are set.
+    """
+    variables = body.get("variables") or {}
+    free = [name for name in card["variables"] if name not in variables and name != "examples"]
+    if not free:
+        raise InvalidRequestError(
+            "variables: all are set, so the template has no room for the message", field="variables"
+        )
+    return {"template": card["id"], "variables": {**variables, free[0]: text}}
 
 
 def choose_model(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ _SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 _MANY_TOKENS = 2**31 - 1
 _EXAMPLES: dict[str, object] = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
 _WORDS = {"on": True, "off": False}
-_RESERVED = ("model", "messages", "prompt", "stream", "stream_options", "n", "return_token_details")
+_RESERVED = ("model", "messages", "prompt", "stream", "stream_options", "n", "return_token_details", "template")
 
 
 class Parameters:
@@ -74,6 +74,8 @@ class Parameters:
     def _check(self, name: str, value: object) -> None:
         field = self._request.prompt_field
         body = {"model": "x", field: _EXAMPLES[field], "stream": True, **self.values, name: value}
+        if body.keys() & {"variables", "examples"}:
+            body = {**body, "template": "x", field: []}
         self._request.model_validate(body)
         if name in _SAMPLING and isinstance(value, int | float) and not isinstance(value, bool):
             checked: dict[str, Any] = {"max_tokens": _MANY_TOKENS, name: value}

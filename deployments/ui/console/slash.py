@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, Command] = {
     "draft-length": Command("N", "the most draft tokens that one target step verifies"),
     "temperature": Command("X", "0 is greedy"),
     "system": Command("TEXT", "the system prompt; off removes it; alone: shows it"),
+    "template": Command("NAME", "send messages through a prompt template; off: as they are; alone: which there are"),
     "clear": Command("", "forget the conversation; the settings stay"),
     "retry": Command("", "answer the last message again"),
     "compare": Command("MESSAGE", "speculative against the target alone; by default the last message"),

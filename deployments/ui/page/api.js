@@ -38,6 +38,12 @@ export class Api {
     return (await response.json()).data;
   }
 
+  /** The prompt templates, as GET /v1/templates has them. */
+  async templates() {
+    const response = await this._fetch("v1/templates", {});
+    return (await response.json()).data;
+  }
+
   /**
    * Yields the documents of a streamed answer. Closing the iterator, or the signal, hangs up and stops the server.
    * opened: called with the response's headers.

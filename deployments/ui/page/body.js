@@ -31,6 +31,16 @@ export function alternatives(kind, count) {
   return kind === "chat" ? { logprobs: true, top_logprobs: count } : { logprobs: count };
 }
 
+/**
+ * The fields that send a text through a template: as its first variable that is not set.
+ * @param {{id: string, variables: string[]}} template  @param {Record<string, unknown>} [variables] those that are set
+ */
+export function templated({ id, variables: names }, variables = {}, text) {
+  const free = names.find((name) => name !== "examples" && !(name in variables));
+  if (free === undefined) throw new FieldError("variables", "All variables of the template are set; leave one for the text.");
+  return { template: id, variables: { ...variables, [free]: text } };
+}
+
 /** The value of a field, or undefined if it is not set. */
 export function read({ name, kind, value: standard }, text) {
   if (kind === "switch") return text === (standard ?? "false") ? undefined : text === "true";

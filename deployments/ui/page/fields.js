@@ -80,6 +80,14 @@ export const GROUPS = [
     ],
   },
   {
+    title: "Template",
+    fields: [
+      { name: "template", label: "Prompt template", kind: "choice", choices: [["", "none"]], help: "One of the server's templates. What you write is its first variable that is not set below." },
+      { name: "variables", label: "Other variables", kind: "json", help: 'The template\'s other variables, for example {"language": "French"}.' },
+      { name: "examples", label: "Examples", kind: "list", help: 'A JSON array of few-shot examples: [{"variables": {"text": "…"}, "answer": "…"}].' },
+    ],
+  },
+  {
     title: "Structure and more",
     fields: [
       { name: "_structure", label: "The answer must be", kind: "choice", choices: [["", "anything"], ["json_object", "a JSON object"], ["json", "JSON by a schema"], ["regex", "a match of a regular expression"], ["choice", "one of some texts"], ["grammar", "by a grammar (Lark)"]], help: "The model can only write what fits, unless it is cut off at the most tokens." },

@@ -72,6 +72,14 @@ export class Form {
     return row;
   }
 
+  /** Replaces the choices of a field, and keeps its value. */
+  offer(name, choices) {
+    const control = this._controls.get(name);
+    const kept = control.value || JSON.parse(this._storage.getItem(STORE) ?? "{}")[name] || "";
+    control.replaceChildren(...choices.map(([value, label]) => new Option(label, value)));
+    control.value = choices.some(([value]) => value === kept) ? kept : "";
+  }
+
   _keep() {
     this._storage.setItem(STORE, JSON.stringify(this.texts));
   }

@@ -1,7 +1,7 @@
 /** The playground: connects the page's controls with requests and answers. */
 
-import { Api, PATHS } from "./api.js";
-import { alternatives, curl, FieldError, parameters, read } from "./body.js";
+import { Api, ApiError, PATHS } from "./api.js";
+import { alternatives, curl, FieldError, parameters, read, templated } from "./body.js";
 import { Choices } from "./choices.js";
 import { answeredBy, askedOf, Conversation } from "./conversation.js";
 import { byId, make } from "./dom.js";
@@ -37,7 +37,9 @@ class Playground {
     }
     this._listen();
     this._showKind();
+    this._templates = [];
     this._endpoints.load();
+    this._loadTemplates();
   }
 
   get _kind() {
@@ -61,6 +63,7 @@ class Playground {
     this._key.addEventListener("change", () => {
       sessionStorage.setItem(KEY, this._key.value);
       this._endpoints.load();
+      this._loadTemplates();
     });
     byId("key-form").addEventListener("submit", (event) => event.preventDefault());
     byId("curl-details").addEventListener("toggle", () => this._showCurl());
@@ -102,13 +105,28 @@ class Playground {
     this._figures.colour(value === "member");
   }
 
+  /** Offers the server's templates. The picker of endpoints tells what is wrong if there is no answer. */
+  async _loadTemplates() {
+    try {
+      this._templates = await this._api.templates();
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+    }
+    this._form.offer("template", [["", "none"], ...this._templates.map(({ id }) => [id, id])]);
+  }
+
   /** The request's body, from a completion's text or a chat's messages. */
   _body(kind, text, asked) {
     const texts = this._form.texts;
     const shown = byId("alternatives").checked ? alternatives(kind, read({ name: "_top", kind: "integer" }, texts._top) ?? 0) : {};
-    const prompt = kind === "chat" ? { messages: this._conversation.messages(texts._system, asked) } : { prompt: text };
+    const set = parameters(kind, texts);
+    const template = this._templates.find(({ id }) => id === set.template);
+    const filled = template ? templated(template, set.variables, text) : {};
+    const sent = template ? asked.filter(({ role }) => role !== "user") : asked;
+    const plain = template ? {} : { prompt: text };
+    const prompt = kind === "chat" ? { messages: this._conversation.messages(texts._system, sent) } : plain;
     const streamed = { stream: true, stream_options: { include_usage: true }, return_token_details: true };
-    const body = { model: this._endpoints.chosen?.id ?? "", ...prompt, ...shown, ...parameters(kind, texts), ...streamed };
+    const body = { model: this._endpoints.chosen?.id ?? "", ...prompt, ...shown, ...set, ...filled, ...streamed };
     if (body.n > 1 && byId("compare").checked) throw new FieldError("n", "Compare shows one answer each: leave this blank.");
     return body;
   }

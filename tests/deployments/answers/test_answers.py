@@ -33,7 +33,7 @@ def chat(fake: TestClient, **fields: object) -> Any:
 
 def stream(fake: TestClient, path: str, body: dict[str, Any]) -> list[Any]:
     reply = fake.post(path, json={**body, "stream": True})
-    *chunks, done = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    *chunks, done = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
     assert done == "[DONE]"
     return [json.loads(chunk) for chunk in chunks]
 

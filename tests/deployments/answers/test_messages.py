@@ -30,13 +30,13 @@ OWN_TOOLS = [
 
 def events(text: str) -> list[dict[str, Any]]:
     """Events of a stream, whose names are their types."""
-    found = []
+    parsed = []
     for block in filter(None, text.split("\n\n")):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        found.append(event)
-    return found
+        parsed.append(event)
+    return parsed
 
 
 def send(client: TestClient, **fields: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import time
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
+from deployments.answers.identity import AnswerIdentity
 from deployments.answers.parts import Part
 from deployments.answers.responses_writer import ResponsesWriter
 from deployments.endpoints.endpoint import ServedEndpoint
@@ -53,7 +54,7 @@ def test_what_is_held_back_comes_as_a_whole(endpoints: dict[str, ServedEndpoint]
         }
     )
     request = Request(served.endpoint, [10], SamplingParams(max_tokens=9000))
-    writer = ResponsesWriter(body, [request], served.token_decoder, seed=0)
+    writer = ResponsesWriter(body, [request], served.token_decoder, identity=AnswerIdentity.new(seed=0))
     assert writer.begin()
     pieces = ['[{"parameters": {"a": "', *["word "] * 300, '"}, "name": "f"}]']
     written = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
@@ -26,7 +26,7 @@ ANSWER = f"<think>\nLet me\nsee.\n</think>\n\nI look.\n{CALL}"
 @pytest.fixture
 def thinker(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TestClient, Scripted]]:
     """A model that thinks, then calls."""
-    endpoints = load_endpoints(load_config())
+    endpoints = load_endpoints(load_config(TINY_CONFIG))
     served = endpoints["consort"]
     served.encoder.tokenizer.chat_template = THINKING
     served.token_decoder.tool_format, served.token_decoder.has_think_tags = "hermes", True

@@ -12,7 +12,7 @@ from deployments.answers.parsing.parser import AnswerParser
 from deployments.answers.parsing.reasoning_parser import ReasoningParser
 from deployments.answers.parsing.template_parser import TemplateParser
 from deployments.answers.parsing.tool_call_parser import ToolCallParser
-from deployments.configuration.config import load_config
+from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.tokenizers.response_templates import kept_tokens, response_template
 from deployments.tokenizers.tool_format import Arguments, CallStart, Reasoning
@@ -102,7 +102,7 @@ GPT_OSS = (
 
 
 def template_parser(chat_template: str, prompt: str, *, reads_calls: bool = True) -> TemplateParser:
-    tokenizer: Any = load_endpoints(load_config())["consort"].encoder.tokenizer
+    tokenizer: Any = load_endpoints(load_config(TINY_CONFIG))["consort"].encoder.tokenizer
     tokenizer.chat_template = chat_template
     template = response_template(tokenizer)
     assert template is not None
@@ -154,7 +154,7 @@ def test_whatever_comes_is_read_alike_whole_and_in_pieces(text: str, size: int) 
 
 
 def test_special_tokens_of_the_template_stay_in_the_text() -> None:
-    endpoint = load_endpoints(load_config())["consort"]
+    endpoint = load_endpoints(load_config(TINY_CONFIG))["consort"]
     tokenizer: Any = endpoint.encoder.tokenizer
     template = load_response_template({**DECLARED, "fields": {"content": {"open_pattern": r"<\|user\|>"}}})
     assert kept_tokens(template, tokenizer) == {tokenizer.convert_tokens_to_ids("<|user|>")}

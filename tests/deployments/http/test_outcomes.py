@@ -44,8 +44,8 @@ def counts(server: TestClient, name: str) -> dict[str, float]:
     """By the labels that are not the usual ones."""
     prefix = f"consort:requests{name}_total{{"
     text = server.get("/metrics", headers={"Authorization": "Bearer a"}).text
-    found = [line.removeprefix(prefix).split("} ") for line in text.splitlines() if line.startswith(prefix)]
-    return {labels.replace('coordinator="coordinator",', ""): float(value) for labels, value in found}
+    lines = [line.removeprefix(prefix).split("} ") for line in text.splitlines() if line.startswith(prefix)]
+    return {labels.replace('coordinator="coordinator",', ""): float(value) for labels, value in lines}
 
 
 def test_requests_are_counted_once_by_endpoint_key_and_reason(server: TestClient) -> None:

@@ -1,14 +1,20 @@
 """What clients get from Serve's proxy when a coordinator dies."""
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from ray.serve._private.utils import call_function_from_import_path
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.service import Service
 from deployments.http import proxy
 from deployments.http.proxy import CoordinatorLossMiddleware
+from deployments.http.routes import make_api
+from tests.deployments.fake_coordinator import FakeCoordinator
 
 
 def answer(*messages: Message, path: str = "/v1/completions") -> tuple[int, dict[str, str], str]:
@@ -18,7 +24,9 @@ def answer(*messages: Message, path: str = "/v1/completions") -> tuple[int, dict
         for message in messages:
             await send(message)
 
-    reply = TestClient(CoordinatorLossMiddleware(application)).post(path, headers={"X-Request-Id": "mine"})
+    reply = TestClient(CoordinatorLossMiddleware(application, patience_s=0)).post(
+        path, headers={"X-Request-Id": "mine"}
+    )
     return reply.status_code, dict(reply.headers), reply.text
 
 
@@ -61,3 +69,83 @@ def test_whole_answers_pass(messages: list[Message]) -> None:
 def test_serve_finds_it() -> None:
     (middleware,) = call_function_from_import_path(proxy.CALLBACK)
     assert middleware.cls is CoordinatorLossMiddleware
+
+
+class Died(Exception):
+    """The coordinator is gone."""
+
+
+class Mortal:
+    """Serve's proxy before coordinators that die, each after that many bytes of its response; −1: before it begins."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self.lives = app, list[int]()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = self.lives.pop(0) if self.lives else 10**9
+
+        async def send_on(message: Message) -> None:
+            nonlocal left
+            if left < 0:
+                raise Died
+            body = message.get("body", b"")
+            if len(body) > left:
+                await send({**message, "body": body[:left], "more_body": True})
+                raise Died
+            left -= len(body)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except* Died:
+            pass
+
+
+@pytest.fixture
+def mortal(endpoints: dict[str, ServedEndpoint]) -> Iterator[tuple[TestClient, Mortal, TestClient]]:
+    """A client behind the proxy, the coordinators there, and a client that asks one that never dies."""
+    coordinator: Any = FakeCoordinator()
+    api = make_api(Service(endpoints, coordinator))
+    mortal = Mortal(api)
+    with TestClient(CoordinatorLossMiddleware(mortal, pause_s=0)) as client, TestClient(api) as undisturbed:
+        yield client, mortal, undisturbed
+
+
+BODY = {"model": "consort", "prompt": "import os", "max_tokens": 40, "stream": True, "seed": 5}
+
+
+def texts(reply: str) -> tuple[str, int]:
+    """The text that a client puts together, and how often it is told that this is all."""
+    data = [line[6:] for line in reply.splitlines() if line.startswith("data: ")]
+    chunks = [json.loads(line) for line in data if line != "[DONE]"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]), data.count("[DONE]")
+
+
+@pytest.mark.parametrize("lives", [[-1], [0], [1], [500], [1000, 900], [2000, -1, 0, 700], [3000]])
+def test_another_coordinator_goes_on_unnoticed(mortal: tuple[TestClient, Mortal, TestClient], lives: list[int]) -> None:
+    client, coordinators, undisturbed = mortal
+    coordinators.lives = lives
+    reply = client.post("/v1/completions", json=BODY)
+    assert reply.status_code == 200
+    assert "event: error" not in reply.text
+    assert texts(reply.text) == texts(undisturbed.post("/v1/completions", json=BODY).text)
+    assert coordinators.lives == []
+
+
+def test_an_answer_that_had_not_begun_is_asked_for_again(mortal: tuple[TestClient, Mortal, TestClient]) -> None:
+    client, coordinators, undisturbed = mortal
+    coordinators.lives = [-1]
+    body = {**BODY, "stream": False}
+    reply, expected = client.post("/v1/completions", json=body), undisturbed.post("/v1/completions", json=body)
+    assert (reply.status_code, reply.json()["choices"]) == (200, expected.json()["choices"])
+
+
+def test_a_stream_that_drew_its_own_seed_goes_on_with_it(mortal: tuple[TestClient, Mortal, TestClient]) -> None:
+    client, coordinators, undisturbed = mortal
+    coordinators.lives = [1500]
+    drawn = {name: value for name, value in BODY.items() if name != "seed"}
+    reply = client.post("/v1/completions", json=drawn).text
+    seeds = {int(line[4:].split("/")[0].split(".")[2], 16) for line in reply.splitlines() if line.startswith("id: ")}
+    (seed,) = seeds
+    assert texts(reply) == texts(undisturbed.post("/v1/completions", json={**BODY, "seed": seed}).text)

@@ -24,7 +24,7 @@ CHAT_BODY = {"model": "consort", "messages": [{"role": "user", "content": "hi"}]
 
 
 def events(text: str) -> list[Any]:
-    lines = [line.removeprefix("event: error\n").removeprefix("data: ") for line in text.split("\n\n") if line]
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 

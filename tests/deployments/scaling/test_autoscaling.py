@@ -34,7 +34,7 @@ def targets(current: int, replicas: list[ReplicaLoad]) -> int:
 
 @pytest.mark.parametrize(
     ("replicas", "rows", "waiting", "wanted"),
-    [(1, 0, 0, 1), (1, 12, 0, 1), (1, 13, 0, 2), (1, 16, 32, 4), (2, 16, 0, 3), (4, 0, 0, 1)],
+    [(1, 0, 0, 0), (1, 12, 0, 1), (1, 13, 0, 2), (1, 16, 32, 4), (2, 16, 0, 3), (4, 0, 0, 0)],
 )
 def test_targets_follow_demand(replicas: int, rows: int, waiting: int, wanted: int) -> None:
     assert targets(replicas, loads(replicas, rows=rows, waiting=waiting)) == wanted
@@ -71,7 +71,8 @@ class Fleet:
                 ReplicaLoad(**{name: _mean(window, name) for name in ("rows", "waiting", "slots", "queued")})
                 for window in windows
             ]
-            self._follow(min(count_targets(TARGET, self.wanted, means, running=len(means)), most))
+            latest = [window[-1] for window in windows]
+            self._follow(max(1, min(count_targets(TARGET, self.wanted, means, latest, running=len(means)), most)))
 
     def _observe(self) -> None:
         up = [seen for since_s, seen in self.history if since_s <= self.now_s]
@@ -104,7 +105,20 @@ def test_a_long_queue_is_answered_at_once_and_nothing_flaps() -> None:
     assert fleet.path == [1, 9, 2]
     fleet.clients = 200
     fleet.run(600, most=8)
-    assert fleet.path == [1, 9, 2, 6, 8]  # the mean over 20 s knew half of it after 10
+    assert fleet.path == [1, 9, 2, 8]
+
+
+def test_a_target_without_replicas_starts_when_it_is_called() -> None:
+    assert scale({"t": deployment("Target-t", TARGET, [], {})})[0] == {"t": 0}
+    assert scale({"t": deployment("Target-t", TARGET, [], {}, queued=1.0)})[0] == {"t": 1}
+    assert scale({"t": deployment("Target-t", TARGET, loads(1), {})})[0] == {"t": 0}  # Serve knows the bounds
+
+
+def test_a_new_queue_counts_by_its_latest_report() -> None:
+    means = loads(1, slots=32, rows=10, queued=16)
+    latest = loads(1, slots=32, rows=32, waiting=2, queued=166)
+    assert count_targets(TARGET, 1, means, latest, running=1) == 9
+    assert count_targets(TARGET, 9, loads(9, slots=32, rows=20), loads(9, slots=32), running=9) == 9
 
 
 def test_what_is_not_heard_of_is_like_the_others() -> None:
@@ -195,7 +209,9 @@ def test_replicas_that_are_coming_up_are_waited_for() -> None:
     assert count_drafters(DRAFTER, 2, targets, loads(1), memory, 1.0)[0] == 2
 
 
-def deployment(name: str, rules: ScalingRules | None, replicas: list[ReplicaLoad], state: dict[str, Any]) -> Any:
+def deployment(
+    name: str, rules: ScalingRules | None, replicas: list[ReplicaLoad], state: dict[str, Any], queued: float = 0.0
+) -> Any:
     metrics: dict[str, dict[str, float]] = {"running_requests": {"r0": 3.0}}
     for time_s, load in enumerate(replicas):
         for key, value in load.stats().items():
@@ -209,6 +225,13 @@ def deployment(name: str, rules: ScalingRules | None, replicas: list[ReplicaLoad
         current_time=5000.0,
         config=SimpleNamespace(policy=SimpleNamespace(policy_kwargs=options)),
         aggregated_metrics=metrics,
+        raw_metrics={
+            name: {
+                replica: [SimpleNamespace(value=0.0), SimpleNamespace(value=value)] for replica, value in values.items()
+            }
+            for name, values in metrics.items()
+        },
+        total_queued_requests=queued,
     )
 
 
@@ -236,7 +259,7 @@ def test_the_queues_of_two_coordinators_reach_the_policy_and_count_once() -> Non
     async def run() -> list[ReplicaLoad]:
         meters = [LoadMeter(), LoadMeter()]
         for name in ("one", "two"):
-            admission = Admission(Backend(), Limits(running={"target": 34}))
+            admission = Admission(Backend(), Limits(running={"target": 34}), count_slots=lambda target: 32)
             for number in range(100):
                 admission.submit(request(number), lambda delta: None)
             for meter in meters:

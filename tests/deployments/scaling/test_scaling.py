@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeApplicationSchema
 
 from decoding.errors import ConfigError, UnavailableError
-from deployments.app import BuildArgs, build
+from deployments.app import BuildArgs, build, build_application
 from deployments.configuration.config import parse_config
 from deployments.configuration.key_ring import KeyRing
 from deployments.configuration.keys import key_of
@@ -68,10 +69,26 @@ def test_bounds_that_cannot_work(scaling: dict[str, float], message: str) -> Non
         parse_config(CONFIG | {"models": models}, folder=Path.cwd())
 
 
-def test_a_target_does_not_scale_to_zero() -> None:
+SCALING = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+
+
+def test_a_target_may_scale_to_zero_where_a_policy_wakes_it() -> None:
     models = MODELS | {"large": {"path": "org/large", "scaling": {"min": 0, "max": 2}}}
-    with pytest.raises(ConfigError, match=r"models\.large\.scaling\.min: is 0, but a target needs 1 or more"):
-        parse_config(CONFIG | {"models": models}, folder=Path.cwd())
+    config = parse_config(CONFIG | {"models": models}, folder=Path.cwd())
+    scaled: Any = build_application(config, autoscale=True)._bound_deployment
+    fixed: Any = build_application(config)._bound_deployment
+    assert (scaled.init_args[2], fixed.init_args[2]) == ({"large"}, set())
+
+
+def test_the_documented_file_is_one_that_ray_takes() -> None:
+    (block,) = [block for block in SCALING.split("```yaml\n") if block.startswith("applications:")]
+    (application,) = yaml.safe_load(block.split("```")[0])["applications"]
+    assert ServeApplicationSchema.model_validate(application).external_scaler_enabled
+    fixed = {"name": "Target-large", "num_replicas": 2, "autoscaling_config": None}
+    ServeApplicationSchema.model_validate(application | {"deployments": [fixed]})
+    scaled = {"name": "Target-large", "autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}
+    with pytest.raises(ValueError, match="external_scaler_enabled"):
+        ServeApplicationSchema.model_validate(application | {"deployments": [scaled]})
 
 
 def test_scaling_by_hand_restarts_nothing() -> None:

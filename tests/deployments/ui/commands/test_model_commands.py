@@ -14,6 +14,7 @@ from deployments.configuration.config import parse_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.ui import cli
 
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 TARGET = str(Path("models/target").resolve())
 
 
@@ -66,8 +67,9 @@ def test_fewer_tokens_can_only_draft(tmp_path: Path, data: Path) -> None:
     served = load_endpoints(parse_config(drafting, folder=tmp_path))["e"]
     assert not served.through_text
     assert served.token_decoder.size == 2048
-    for endpoint in ({"target": "few"}, {"target": "target", "members": ["few"]}):
-        refused = parse_config({"models": models, "endpoints": {"e": endpoint}}, folder=tmp_path)
+    for endpoint in ({"target": "few"}, {"kind": "ensemble", "members": ["target", "few"]}):
+        endpoints = {"e": endpoint, "other": {"target": "target"}}
+        refused = parse_config({"models": models, "endpoints": endpoints}, folder=tmp_path)
         with pytest.raises(ValueError, match=r"endpoints\.e: 'few' has a trimmed vocabulary, so it can only draft"):
             load_endpoints(refused)
 

@@ -11,6 +11,7 @@ from typing import Any
 Token = tuple[str, str]  # text, source
 
 TOKENS: Sequence[Token] = (("Once", "plain"), (" upon", "accepted"), (" a", "accepted"), (" time", "recovered"))
+TEMPLATES = [{"id": "translate", "template": "{{ text }} in {{ language }}", "variables": ["language", "text"]}]
 CARDS: list[dict[str, Any]] = [
     {"id": "consort", "target": "large", "drafter": "small", "draft_length": 4, "context_length": 99, "ready": True},
     {"id": "solo", "target": "large", "drafter": None, "draft_length": 0, "context_length": 99, "ready": False},
@@ -92,6 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         documents: dict[str, tuple[int, Any]] = {
             "/v1/models": (200, {"data": CARDS}),
+            "/v1/templates": (200, {"data": TEMPLATES}),
             "/health": (self.server.health, {"status": "…", "models": {"large": True, "small": False}}),
         }
         if self.server.status is not None:

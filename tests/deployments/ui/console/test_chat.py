@@ -172,3 +172,17 @@ def test_the_last_message_can_be_taken_back() -> None:
     assert (conversation.drop_last_message(), conversation.last_message) == ("c", "a")
     with pytest.raises(InvalidRequestError):
         conversation.parameters.set("nonsense", "1")
+
+
+def test_messages_go_through_a_template(server: FakeServer, terminal: Console) -> None:
+    lines = ("/template", '/set variables={"language": "French"}', "/template translate", "hi", "/template off", "ho")
+    talk(server, terminal, *lines)
+    sent = server.bodies[-2]
+    assert (sent["template"], sent["variables"]) == ("translate", {"language": "French", "text": "hi"})
+    assert sent["messages"] == []
+    assert "language, text" in shown(terminal)
+
+
+def test_an_unknown_template_is_an_error(server: FakeServer, terminal: Console) -> None:
+    talk(server, terminal, "/template translat")
+    assert "did you mean 'translate'?" in " ".join(shown(terminal).split())

@@ -60,6 +60,11 @@ def make_fake(fake: Fake) -> FastAPI:
         blend = {**card, "members": ["qwen", "llama"], "strategy": None}
         return JSONResponse({"data": [{"id": "first", **card}, {"id": "second", **card}, {"id": "blend", **blend}]})
 
+    @api.get("/v1/templates")
+    async def templates() -> Response:
+        card = {"id": "translate", "template": "{{ text }} in {{ language }}", "variables": ["language", "text"]}
+        return JSONResponse({"data": [card]})
+
     @api.post("/v1/{kind:path}")
     async def answer(kind: str, request: Request) -> Response:
         body = await request.json()

@@ -1,0 +1,122 @@
+"""Shortens texts by a small model's probabilities. Knows neither messages nor how probabilities are computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import fmean
+
+from transformers import PreTrainedTokenizerBase
+
+from decoding.errors import InvalidRequestError
+from deployments.compression.pieces import Piece, split
+from deployments.compression.selection import keep_perplexity, keep_sentences
+
+_KEEP = {"perplexity": keep_perplexity, "sentence": keep_sentences}
+_MOST_TOKENS = 131_072  # of all texts of a request
+_MOST_CHARACTERS = 8 * _MOST_TOKENS
+_WINDOW = 2048  # tokens that are scored in one pass
+_OVERLAP = 256  # of these, tokens before those that are scored
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionOptions:
+    """How to shorten texts. Either a rate or a budget."""
+
+    method: str  # perplexity or sentence
+    rate: float | None = None  # share of the tokens to keep
+    budget: int | None = None  # tokens to keep
+    question: str = ""  # text that is relevant to it stays; empty: none
+    keep_last: int = 0  # tokens at the end that stay
+    force_tokens: frozenset[str] = frozenset()
+
+
+class Compression:
+    """One compression. Score `passes` by the model, then ask for the `result`."""
+
+    def __init__(
+        self, texts: Sequence[str], options: CompressionOptions, tokenizer: PreTrainedTokenizerBase, window: int
+    ) -> None:
+        """window: tokens that the model can read at once.
+
+        Raises:
+            InvalidRequestError: the texts, or the question, are too long.
+        """
+        if sum(map(len, texts)) > _MOST_CHARACTERS:
+            raise _too_long("prompt_compression", f"at most {_MOST_CHARACTERS} characters can be compressed at once")
+        self._options, self._tokenizer, self._window = options, tokenizer, min(_WINDOW, window)
+        self._texts = split(texts, tokenizer, options.force_tokens)
+        self._pieces = _force_last(list(chain.from_iterable(self._texts)), options.keep_last)
+        self._tokens = [token for piece in self._pieces for token in piece.tokens]
+        count = len(self._tokens)
+        self._budget = round((options.rate or 0) * count) if options.budget is None else options.budget
+        self.passes: list[list[int]] = []  # token ids of texts whose log-probabilities decide
+        self._scored: list[int] = []  # of each pass, how many of its last tokens count
+        if self._budget >= count:
+            return
+        if count > _MOST_TOKENS:
+            raise _too_long("prompt_compression", f"at most {_MOST_TOKENS} tokens can be compressed, not {count}")
+        for question in dict.fromkeys(("", options.question)):
+            self._add_passes(question)
+
+    def result(self, logprobs: Sequence[Sequence[float]]) -> list[str]:
+        """Return the texts, shortened; what stays is in its order, character by character.
+
+        logprobs: for each of the passes, those of all tokens but the first, in nats.
+        """
+        if not self.passes:
+            return ["".join(piece.text for piece in text) for text in self._texts]
+        scores = self._scores(logprobs)
+        kept = iter(_KEEP[self._options.method](self._pieces, scores, max(0, self._budget)))
+        return ["".join([piece.text for piece in text if next(kept)]) for text in self._texts]
+
+    def _add_passes(self, question: str) -> None:
+        """Read all tokens after the question, window by window."""
+        text = f"{question}\n\n" if question else "\n"
+        prefix = self._tokenizer(text, add_special_tokens=True, verbose=False).input_ids
+        step = self._window - len(prefix) - _OVERLAP
+        if step < 1:
+            raise _too_long("question", f"the model that compresses can read {self._window - _OVERLAP} tokens of it")
+        for start in range(0, len(self._tokens), step):
+            self.passes.append([*prefix, *self._tokens[max(0, start - _OVERLAP) : start + step]])
+            self._scored.append(min(step, len(self._tokens) - start))
+
+    def _scores(self, logprobs: Sequence[Sequence[float]]) -> list[float]:
+        """Return each piece's score: its surprise, or how much the question lowers it, in nats per token."""
+        scored = chain.from_iterable(line[-count:] for line, count in zip(logprobs, self._scored, strict=True))
+        in_order = list(scored)
+        plain, given = in_order[: len(self._tokens)], in_order[len(self._tokens) :]
+        if given:
+            by_token = iter([after - before for before, after in zip(plain, given, strict=True)])
+        else:
+            by_token = iter([-logprob for logprob in plain])
+        return [fmean([next(by_token) for _ in piece.tokens]) for piece in self._pieces]
+
+
+@dataclass(frozen=True, slots=True)
+class Compressor:
+    """A model that compresses."""
+
+    model: str  # its name in the configuration
+    tokenizer: PreTrainedTokenizerBase
+    context_length: int  # tokens
+
+    def begin(self, texts: Sequence[str], options: CompressionOptions) -> Compression:
+        """Begin a compression; raises InvalidRequestError if the texts, or the question, are too long."""
+        return Compression(texts, options, self.tokenizer, self.context_length - 1)
+
+    def count(self, text: str) -> int:
+        """Count a text's tokens."""
+        return len(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+
+def _force_last(pieces: list[Piece], count: int) -> list[Piece]:
+    """Force the pieces of the last tokens."""
+    left, index = count, len(pieces)
+    while left > 0 and index > 0:
+        index -= 1
+        left -= len(pieces[index].tokens)
+    return [*pieces[:index], *(replace(piece, forced=True) for piece in pieces[index:])]
+
+
+def _too_long(field: str, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {reason}.", field=field)

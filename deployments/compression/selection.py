@@ -1,0 +1,93 @@
+"""Chooses what to keep of a scored text, within a budget of tokens. Pure functions; deterministic.
+
+LLMLingua (Jiang et al., arXiv 2310.05736): a budget controller (section 3.1) drops whole paragraphs, then each segment
+loses the tokens that the small model predicts best (section 3.2). Scores given a question are contrastive, as in
+LongLLMLingua (arXiv 2310.06839, section 4.1). Unlike there, one pass scores the whole text, and the share that is
+kept is met exactly.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from statistics import fmean
+
+from deployments.compression.pieces import Piece
+
+SEGMENT = 200  # tokens; LLMLingua's
+_COARSE = 2.0  # the budget controller leaves so many times the budget; LLMLingua's k
+
+
+def keep_perplexity(pieces: Sequence[Piece], scores: Sequence[float], budget: int) -> list[bool]:
+    """Choose pieces: first paragraphs, then within segments.
+
+    Args:
+        scores: of each piece; higher ones stay.
+        budget: tokens to keep.
+    """
+    kept = keep_groups(pieces, scores, round(_COARSE * budget), [piece.paragraph for piece in pieces])
+    indices = [index for index, keep in enumerate(kept) if keep]
+    fine = keep_tokens([pieces[i] for i in indices], [scores[i] for i in indices], budget)
+    chosen = {index for index, keep in zip(indices, fine, strict=True) if keep}
+    return [index in chosen for index in range(len(pieces))]
+
+
+def keep_sentences(pieces: Sequence[Piece], scores: Sequence[float], budget: int) -> list[bool]:
+    """Choose whole sentences by their mean score; those with a forced piece stay."""
+    return keep_groups(pieces, scores, budget, [piece.sentence for piece in pieces])
+
+
+def keep_groups(pieces: Sequence[Piece], scores: Sequence[float], budget: int, groups: Sequence[int]) -> list[bool]:
+    """Choose groups by their mean score, those with a forced piece first, as long as they fit into the budget.
+
+    The best group stays even if it alone is larger.
+
+    groups: the number of each piece's group; equal numbers are adjacent.
+    """
+    sizes: dict[int, int] = {}
+    means: dict[int, float] = {}
+    forced: set[int] = {group for group, piece in zip(groups, pieces, strict=True) if piece.forced}
+    for group, members in groupby(range(len(pieces)), key=groups.__getitem__):
+        indices = list(members)
+        sizes[group] = sum(len(pieces[i].tokens) for i in indices)
+        means[group] = fmean(scores[i] for i in indices)
+    chosen = set(forced)
+    room = budget - sum(sizes[group] for group in forced)
+    for group in sorted(means.keys() - forced, key=lambda group: (-means[group], group)):
+        if sizes[group] <= room or not chosen:
+            chosen.add(group)
+            room -= sizes[group]
+    return [group in chosen for group in groups]
+
+
+def keep_tokens(pieces: Sequence[Piece], scores: Sequence[float], budget: int) -> list[bool]:
+    """Choose pieces, in each segment the same share of its tokens: forced ones, then the best; the first of equal ones.
+
+    budget: tokens to keep; exceeded only by forced pieces.
+    """
+    segments = _segments(pieces)
+    total = sum(len(piece.tokens) for piece in pieces)
+    kept = [False] * len(pieces)
+    used = seen = 0
+    for segment in segments:
+        seen += sum(len(pieces[i].tokens) for i in segment)
+        room = budget * seen // max(total, 1) - used  # what earlier segments left is not lost
+        for index in sorted(segment, key=lambda i: (not pieces[i].forced, -scores[i], i)):
+            size = len(pieces[index].tokens)
+            if pieces[index].forced or size <= room:
+                kept[index] = True
+                room -= size
+                used += size
+    return kept
+
+
+def _segments(pieces: Sequence[Piece]) -> Iterable[list[int]]:
+    """Yield the indices of the pieces of each segment: consecutive pieces of at least SEGMENT tokens."""
+    segment: list[int] = []
+    size = 0
+    for index, piece in enumerate(pieces):
+        segment.append(index)
+        size += len(piece.tokens)
+        if size >= SEGMENT:
+            yield segment
+            segment, size = [], 0
+    if segment:
+        yield segment

@@ -1,0 +1,214 @@
+"""Compresses the prompts of requests: finds what of them may be shortened, and what must stay. Samples nothing.
+
+System and tool messages stay, and so does the question that the last user message ends with.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from actors.coordinator.request import Endpoint, Request
+from decoding.errors import InvalidRequestError
+from decoding.sampling.params import SamplingParams
+from deployments.compression.compressor import Compression, CompressionOptions, Compressor
+from deployments.compression.pieces import Stretch, last_paragraph, stretches
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.requests.message import Message, TextPart
+from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest, PromptCompression
+from deployments.requests.schema import ChatRequest, CompletionRequest
+
+# From token ids to the log-probability of each but the first, for several texts.
+Score = Callable[[Sequence[Sequence[int]]], Awaitable[list[list[float]]]]
+_Result = TypeVar("_Result")
+
+
+class InThread(Protocol):
+    """Works in a thread."""
+
+    async def __call__(self, work: Callable[[], _Result]) -> _Result: ...
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text of a prompt, in stretches."""
+
+    stretches: list[Stretch]
+
+    @property
+    def free(self) -> list[str]:
+        return [stretch.text for stretch in self.stretches if not stretch.protected]
+
+    def shortened(self, texts: Sequence[str]) -> str:
+        """Return the text with others in place of those that may be shortened."""
+        others = iter(texts)
+        return "".join(stretch.text if stretch.protected else next(others) for stretch in self.stretches)
+
+
+async def compress_body(
+    body: CompletionRequest | ChatRequest, endpoint: ServedEndpoint, score: Score, in_thread: InThread
+) -> None:
+    """Replace the body's prompts by compressed ones, and note how long they were.
+
+    Raises:
+        InvalidRequestError: the endpoint has no compressor, or the prompt can't be compressed as wanted.
+    """
+    options = body.prompt_compression
+    assert options is not None
+    match body:
+        case ChatRequest():
+            before = [message.text for message in body.messages]
+            body.messages = await _compress_messages(body.messages, options, endpoint, score, in_thread)
+            after = [message.text for message in body.messages]
+        case CompletionRequest():
+            before = _texts_of(body)
+            after = [
+                await _compress_text(text, _question_of(text, options), options, endpoint, score, in_thread)
+                for text in before
+            ]
+            body.prompt = [text or " " for text in after]
+
+    def count() -> int:
+        removed = _count(endpoint, before) - _count(endpoint, after)
+        return sum(map(len, endpoint.prompts(body))) + removed
+
+    body.original_tokens = await in_thread(count)
+
+
+async def compress_alone(
+    body: CompressRequest, endpoint: ServedEndpoint, score: Score, in_thread: InThread
+) -> CompressedPrompt:
+    """Answer /compress; raises InvalidRequestError as `compress_body` does."""
+    turns: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    if body.messages is not None:
+        messages = await _compress_messages(body.messages, body, endpoint, score, in_thread)
+        before, after = [[message.text for message in given] for given in (body.messages, messages)]
+        turns = [message.turn for message in messages]
+    else:
+        text = body.prompt or ""
+        prompt = await _compress_text(text, body.question or "", body, endpoint, score, in_thread)
+        before, after = [text], [prompt]
+    lengths = await in_thread(lambda: (_count(endpoint, before), _count(endpoint, after)))
+    ratio = round(lengths[1] / lengths[0], 4) if lengths[0] else 1.0
+    return CompressedPrompt(
+        prompt=prompt, messages=turns, original_tokens=lengths[0], compressed_tokens=lengths[1], ratio=ratio
+    )
+
+
+def scoring_requests(endpoint: ServedEndpoint, texts: Sequence[Sequence[int]]) -> list[Request]:
+    """Return requests to the endpoint's compressor whose first delta has the texts' log-probabilities."""
+    model = _compressor(endpoint).model
+    compressor = Endpoint(f"{endpoint.name}/compressor", model, None, 0, endpoint.endpoint.decode)
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    return [Request(compressor, text, params, speculate=False, may_cache=False) for text in texts]
+
+
+def _compressor(endpoint: ServedEndpoint) -> Compressor:
+    if endpoint.compressor is None:
+        drafter = endpoint.config.drafter
+        hint = f", for example to its drafter {drafter!r}" if drafter else " to a small model"
+        reason = f"the endpoint {endpoint.name!r} has no compressor; set endpoints.{endpoint.name}.compressor{hint}"
+        raise InvalidRequestError(f"prompt_compression: {reason}.", field="prompt_compression")
+    return endpoint.compressor
+
+
+def _texts_of(body: CompletionRequest) -> list[str]:
+    texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+    if len(texts) < len(body.prompt):
+        raise InvalidRequestError("prompt_compression: needs a prompt of text, not of token ids.", field="prompt")
+    return texts
+
+
+def _question_of(text: str, options: PromptCompression) -> str:
+    """Return the question in a prompt: its last paragraph, unless it is the only one."""
+    if options.question is not None:
+        return options.question
+    paragraph = last_paragraph(text)
+    return "" if paragraph == text.strip() else paragraph
+
+
+async def _compress_text(
+    text: str,
+    question: str,
+    options: PromptCompression,
+    endpoint: ServedEndpoint,
+    score: Score,
+    in_thread: InThread,
+) -> str:
+    parts = _Text(stretches(text, question, code=bool(options.compress_code)))
+    (shortened,) = await _shorten([parts], question, 0, options, endpoint, score, in_thread)
+    return shortened
+
+
+async def _compress_messages(
+    messages: Sequence[Message],
+    options: PromptCompression,
+    endpoint: ServedEndpoint,
+    score: Score,
+    in_thread: InThread,
+) -> list[Message]:
+    asking = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
+    asked = messages[asking].text if asking >= 0 else ""
+    question = last_paragraph(asked) if options.question is None else options.question
+    kept = question if question and question in asked else last_paragraph(asked)
+    free = [index for index, message in enumerate(messages) if _may_shorten(message)]
+    code = bool(options.compress_code)
+    texts = [_Text(stretches(messages[i].text, kept if i == asking else None, code=code)) for i in free]
+    others = "".join(message.text for index, message in enumerate(messages) if index not in free)
+    protected = _compressor(endpoint).count(others)
+    shortened = await _shorten(texts, question, protected, options, endpoint, score, in_thread)
+    result = list(messages)
+    for index, text in zip(free, shortened, strict=True):
+        result[index] = messages[index].model_copy(update={"content": [TextPart(type="text", text=text)]})
+    return result
+
+
+def _may_shorten(message: Message) -> bool:
+    return message.role in ("user", "assistant") and bool(message.content) and not message.tool_calls
+
+
+async def _shorten(
+    texts: Sequence[_Text],
+    question: str,
+    protected: int,
+    options: PromptCompression,
+    endpoint: ServedEndpoint,
+    score: Score,
+    in_thread: InThread,
+) -> list[str]:
+    """Return the texts with what may be shortened shortened. protected: tokens of other texts, which stay."""
+    begin = partial(_begin, texts, question, protected, options, _compressor(endpoint))
+    compression = await in_thread(begin)
+    logprobs = await score(compression.passes) if compression.passes else []
+    shortened = iter(await in_thread(partial(compression.result, logprobs)))
+    return [text.shortened([next(shortened) for _ in text.free]) for text in texts]
+
+
+def _begin(
+    texts: Sequence[_Text], question: str, protected: int, options: PromptCompression, compressor: Compressor
+) -> Compression:
+    budget = options.target_tokens
+    if budget is not None:
+        kept = [stretch.text for text in texts for stretch in text.stretches if stretch.protected]
+        protected += compressor.count("".join(kept))
+        if budget <= protected:
+            reason = f"should be above {protected}, the tokens that may not be shortened, not {budget}"
+            raise InvalidRequestError(f"target_tokens: {reason}.", field="prompt_compression.target_tokens")
+        budget -= protected
+    return compressor.begin(
+        [free for text in texts for free in text.free],
+        CompressionOptions(
+            method=options.method,
+            rate=options.rate,
+            budget=budget,
+            question=question,
+            keep_last=options.keep_last or 0,
+            force_tokens=frozenset(options.force_tokens or ()),
+        ),
+    )
+
+
+def _count(endpoint: ServedEndpoint, texts: Sequence[str]) -> int:
+    tokenizer = endpoint.encoder.tokenizer
+    return sum(len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in texts if text)

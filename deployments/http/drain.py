@@ -1,0 +1,63 @@
+"""Before the server stops: no new requests, and time for those in progress. Knows no fields."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from decoding.errors import UnavailableError
+from deployments.http.early_refusal import is_work
+from deployments.validation.errors import error_response
+
+_STOPPING = UnavailableError("this server is stopping; ask again", retry_after_s=1)
+
+
+class Drain:
+    """Whether a server still takes requests, and how many are in progress. For use in one event loop."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._in_progress, self._idle = 0, asyncio.Event()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Count a request as in progress."""
+        self._in_progress += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._in_progress -= 1
+            if not self._in_progress:
+                self._idle.set()
+
+    async def run(self, drain_s: float) -> int:
+        """Refuse new requests from now on, and wait until the others have ended.
+
+        Returns:
+            How many are still in progress after `drain_s` seconds.
+        """
+        self.has_begun = True
+        if self._in_progress:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), drain_s)
+        return self._in_progress
+
+
+class DrainMiddleware:
+    """ASGI middleware that counts requests for text or tokens, and answers 503 once the server stops."""
+
+    def __init__(self, app: ASGIApp, *, drain: Drain) -> None:
+        self._app, self._drain = app, drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not is_work(scope):
+            await self._app(scope, receive, send)
+            return
+        if self._drain.has_begun:
+            scope["state"]["error"] = _STOPPING
+            await error_response(_STOPPING)(scope, receive, send)
+            return
+        with self._drain.hold():
+            await self._app(scope, receive, send)

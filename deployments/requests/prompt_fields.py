@@ -1,0 +1,123 @@
+"""Fields that make a prompt: a named template with variables and examples, and compression. Knows no models."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+
+from deployments.requests.fields import Items, Words
+from deployments.requests.message import Message
+from deployments.validation.strict import StrictModel, Text, wrong_field
+
+_MOST_EXAMPLES = 256
+_METHODS = ("perplexity", "sentence")
+_NO_ATTENTION = (
+    "should be perplexity or sentence; attention, which keeps chunks in the target's cache, is not supported"
+)
+
+
+def _known_method(method: str) -> str:
+    if method not in _METHODS:
+        reason = _NO_ATTENTION if method == "attention" else "should be perplexity or sentence"
+        raise PydanticCustomError("method", "{reason}", {"reason": reason})
+    return method
+
+
+class Example(StrictModel):
+    """A few-shot example: the template's variables, and the answer to them."""
+
+    variables: dict[str, Any]
+    answer: Text
+
+
+class TemplateFields(StrictModel):
+    """A named prompt template and what fills it."""
+
+    template: Text | None = Field(None, description="A prompt template's name, as GET /v1/templates lists them.")
+    variables: dict[str, Any] | None = Field(None, description="Values of the template's variables.")
+    examples: Annotated[Items[Example], Field(max_length=_MOST_EXAMPLES)] | None = Field(
+        None, description="Few-shot examples for the template: `variables` and the `answer` to them."
+    )
+
+    def template_conditions(self) -> list[tuple[bool, str, str]]:
+        """Conditions on the fields: whether each holds, the field that is wrong if not, and the problem."""
+        needs = "needs a template"
+        return [
+            (self.variables is None or self.template is not None, "variables", needs),
+            (self.examples is None or self.template is not None, "examples", needs),
+        ]
+
+
+class PromptCompression(StrictModel):
+    """How to shorten a prompt."""
+
+    always_strict: ClassVar[bool] = True
+
+    method: Annotated[Text, AfterValidator(_known_method), Field(json_schema_extra={"enum": list(_METHODS)})] = Field(
+        "perplexity", description="`perplexity`: drop paragraphs, then single tokens; `sentence`: drop whole sentences."
+    )
+    rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Share to keep of what may be shortened; this or `target_tokens`."
+    )
+    target_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="About how many tokens to keep in all, what may not be shortened included."
+    )
+    question: Text | None = Field(
+        None, description="What is relevant to it stays. By default the last paragraph; empty: no question."
+    )
+    keep_last: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Tokens before the question, or the end, that stay."
+    )
+    force_tokens: Annotated[list[Words], Field(max_length=256)] | None = Field(
+        None, description="Tokens with these texts stay, and so do sentences with one."
+    )
+    compress_code: bool | None = Field(None, description="true: fenced code may be shortened, too.")
+    return_prompt: bool | None = Field(None, description="true: answer with the `compressed_prompt`.")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "PromptCompression":
+        if (self.rate is None) == (self.target_tokens is None):
+            raise wrong_field("rate", "should be set, or else target_tokens, but not both")
+        return self
+
+
+class CompressionFields(StrictModel):
+    """Compression of a request's prompt."""
+
+    prompt_compression: PromptCompression | None = Field(
+        None, description="Shorten the prompt by a small model's probabilities; off by default."
+    )
+    _original_tokens: int | None = PrivateAttr(None)
+
+    @property
+    def original_tokens(self) -> int | None:
+        """Tokens of the prompts before they were compressed; None: they were not."""
+        return self._original_tokens
+
+    @original_tokens.setter
+    def original_tokens(self, tokens: int) -> None:
+        self._original_tokens = tokens
+
+
+class CompressRequest(PromptCompression):
+    """Body of POST /compress."""
+
+    model: str = Field(description="An endpoint's name.")
+    prompt: Text | None = Field(None, description="A text; this or `messages`.")
+    messages: Items[Message] | None = Field(None, description="A conversation; this or `prompt`.")
+
+    @model_validator(mode="after")
+    def _one_input(self) -> "CompressRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong_field("prompt", "should be set, or else messages, but not both")
+        return self
+
+
+class CompressedPrompt(BaseModel):
+    """Response of /compress. Lengths are in the endpoint's tokens, of texts alone."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    original_tokens: int
+    compressed_tokens: int
+    ratio: float  # compressed_tokens / original_tokens

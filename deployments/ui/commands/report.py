@@ -1,0 +1,192 @@
+"""Measures for `consort report`: texts and speeds of each way of decoding that a server has. Draws nothing."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from decoding.errors import UnavailableError
+from deployments.client import Client
+from evaluation.metrics import TextMetrics, average, measure
+
+DRAFT_LENGTHS = tuple(range(1, 11))
+_BLENDS = ("contrastive", "ensemble")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of decoding: an endpoint, and what its requests say."""
+
+    name: str
+    endpoint: str
+    fields: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer and its time."""
+
+    text: str
+    tokens: Sequence[int]
+    sources: Sequence[str]  # of each token, as in `token_details`
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WayReport:
+    """Means over all prompts."""
+
+    way: Way
+    metrics: TextMetrics
+    seconds: float  # of all answers together
+    tokens_per_s: float
+    texts: Sequence[str]
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        way = {"name": self.way.name, "endpoint": self.way.endpoint, **self.way.fields}
+        figures = {"seconds": round(self.seconds, 4), "tokens_per_s": round(self.tokens_per_s, 2)}
+        return {**way, **asdict(self.metrics), **figures, "texts": list(self.texts)}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a report shows."""
+
+    server: str
+    endpoint: str  # that was measured with and without drafts, and whose target judges all texts
+    prompts: Sequence[str]
+    max_tokens: int
+    temperature: float
+    ways: Sequence[WayReport]
+    seconds: Mapping[int, float]  # by draft length; 0: plain; of all answers together
+    acceptance: Sequence[float]  # by position: the share of drafts that were accepted up to there
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "server": self.server,
+            "endpoint": self.endpoint,
+            "prompts": list(self.prompts),
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "ways": [way.document() for way in self.ways],
+            "seconds_by_draft_length": {str(length): round(seconds, 4) for length, seconds in self.seconds.items()},
+            "acceptance_by_position": [round(share, 4) for share in self.acceptance],
+        }
+
+
+class Reporter:
+    """Asks a server, one request after the other, so that times don't disturb each other."""
+
+    def __init__(self, client: Client, *, max_tokens: int, temperature: float, seed: int = 0) -> None:
+        self._client, self._max_tokens, self._temperature, self._seed = client, max_tokens, temperature, seed
+
+    def run(self, endpoint: str | None, prompts: Sequence[str], lengths: Sequence[int] = DRAFT_LENGTHS) -> Report:
+        """Measure every way of decoding, and every draft length.
+
+        endpoint: with a drafter, if there is one; None: the first that is.
+
+        Raises:
+            UnavailableError: the server does not answer, or has no such endpoint.
+        """
+        cards = self._client.document("/v1/models")["data"]
+        card = _main_card(cards, endpoint)
+        drafts = card["drafter"] is not None or card["ngram"]
+        ways = [Way("plain", card["id"], {"speculate": False})]
+        if drafts:
+            ways.append(Way("speculative", card["id"], {}))
+        for kind in _BLENDS:
+            ways += [Way(kind, other["id"], {}) for other in cards if other["kind"] == kind][:1]
+        self._answers(ways[0], prompts[:1])  # so that nothing is measured for the first time
+        answers = [self._answers(way, prompts) for way in ways]
+        seconds, accepted = {0: _seconds(answers[0])}, Counter[int]()
+        for length in lengths if drafts else ():
+            at_length = self._answers(Way("speculative", card["id"], {"draft_length": length}), prompts)
+            seconds[length] = _seconds(at_length)
+            if length == max(lengths):
+                accepted = sum((count_accepted(answer.sources) for answer in at_length), Counter())
+        reports = [self._report(card["id"], way, prompts, given) for way, given in zip(ways, answers, strict=True)]
+        acceptance = acceptance_by_position(accepted)
+        return Report(
+            self._client.url,
+            card["id"],
+            prompts,
+            self._max_tokens,
+            self._temperature,
+            reports,
+            seconds,
+            acceptance,
+        )
+
+    def _answers(self, way: Way, prompts: Sequence[str]) -> list[Answer]:
+        return [self._answer(way, prompt) for prompt in prompts]
+
+    def _answer(self, way: Way, prompt: str) -> Answer:
+        body = {
+            "model": way.endpoint,
+            "prompt": prompt,
+            "max_tokens": self._max_tokens,
+            "temperature": self._temperature,
+            "seed": self._seed,
+            "return_token_details": True,
+            **way.fields,
+        }
+        began_s = time.perf_counter()
+        document = self._client.checked("/v1/completions", self._client.post("/v1/completions", body))
+        seconds = time.perf_counter() - began_s
+        choice = document["choices"][0]
+        details = choice["token_details"]
+        tokens = [detail["id"] for detail in details]
+        return Answer(choice["text"], tokens, [detail["source"] for detail in details], seconds)
+
+    def _report(self, judge: str, way: Way, prompts: Sequence[str], answers: Sequence[Answer]) -> WayReport:
+        pairs = zip(prompts, answers, strict=True)
+        texts = [measure(answer.tokens, self._log_probs(judge, prompt, answer)) for prompt, answer in pairs]
+        tokens, seconds = sum(len(answer.tokens) for answer in answers), _seconds(answers)
+        return WayReport(way, average(texts), seconds, tokens / seconds, [answer.text for answer in answers])
+
+    def _log_probs(self, judge: str, prompt: str, answer: Answer) -> list[float]:
+        """Return the log-probability of each token of an answer, by the judge's target alone, in nats."""
+        before = self._client.checked("/tokenize", self._client.post("/tokenize", {"model": judge, "prompt": prompt}))[
+            "tokens"
+        ]
+        body = {"model": judge, "prompt": [*before, *answer.tokens], "max_tokens": 0, "echo": True, "logprobs": 0}
+        document = self._client.checked("/v1/completions", self._client.post("/v1/completions", body))
+        log_probs: list[float] = document["choices"][0]["logprobs"]["token_logprobs"]
+        return log_probs[len(before) :]
+
+
+def count_accepted(sources: Sequence[str]) -> Counter[int]:
+    """Count the drafts of one answer by how many of their tokens were accepted."""
+    counts, accepted = Counter[int](), 0
+    for source in sources:
+        if source == "accepted":
+            accepted += 1
+        elif source != "plain":
+            counts[accepted] += 1
+            accepted = 0
+    return counts
+
+
+def acceptance_by_position(counts: Mapping[int, int]) -> list[float]:
+    """Return the share of drafts that were accepted up to their first, second, … token. counts: as above."""
+    total = sum(counts.values())
+    return [
+        sum(count for accepted, count in counts.items() if accepted >= position) / total
+        for position in range(1, max(counts, default=0) + 1)
+    ]
+
+
+def _seconds(answers: Sequence[Answer]) -> float:
+    return sum(answer.seconds for answer in answers)
+
+
+def _main_card(cards: Sequence[Mapping[str, Any]], endpoint: str | None) -> Mapping[str, Any]:
+    alone = [card for card in cards if card["kind"] in ("plain", "speculative")]
+    chosen = [card for card in alone if endpoint in (None, card["id"])]
+    if not chosen:
+        names = ", ".join(card["id"] for card in alone) or "none"
+        raise UnavailableError(f"the server has no endpoint {endpoint or 'with one target'!r}; it has {names}")
+    return max(chosen, key=lambda card: card["drafter"] is not None)
