@@ -79,8 +79,15 @@ class Metrics:
         self._accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were accepted, by position.", "position"
         )
-        self._drafted_by = counter("spec_decode_num_draft_tokens_per_proposer", "Verified tokens.", "proposer")
-        self._accepted_by = counter("spec_decode_num_accepted_tokens_per_proposer", "Accepted tokens.", "proposer")
+        self._drafted_by, self._accepted_by = (
+            Counter(
+                f"consort:spec_decode_num_{kind}_tokens_per_proposer",
+                f"Draft tokens that were {verb}, by who offered them first.",
+                (*ENDPOINT_LABELS, "proposer"),
+                registry=registry,
+            )
+            for kind, verb in (("draft", "verified"), ("accepted", "accepted"))
+        )
         self._missed = Counter(
             "consort:spec_decode_num_rejections",
             "Target steps that rejected a draft token.",

@@ -153,7 +153,8 @@ def test_why_an_answer_ended(fake: TestClient) -> None:
 
 def test_speculation_is_told(fake: TestClient) -> None:
     speculation = complete(fake)["speculation"]
-    assert set(speculation) == {"steps", "drafted", "accepted", "acceptance_rate", "acceptance_length", "hit_rate"}
+    rates = {"acceptance_rate", "acceptance_length", "hit_rate"}
+    assert set(speculation) == {"steps", "drafted", "accepted", "proposers"} | rates
     assert speculation["hit_rate"] == 1
 
 

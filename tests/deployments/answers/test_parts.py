@@ -20,7 +20,7 @@ def parts(count: int) -> list[Part]:
 def test_all_that_parts_tell_is_joined_in_order() -> None:
     first, second = Part("a", [1], ["a"], [0], prompt_logprobs=[]), Part("b", [2, 3], ["b", ""], [1, 2], finish="stop")
     assert Part.joined([first, second]) == Part(
-        "ab", [1, 2, 3], ["a", "b", ""], [0, 1, 2], [], [], [], prompt_logprobs=[], finish="stop"
+        "ab", [1, 2, 3], ["a", "b", ""], [0, 1, 2], [], [], [], [], prompt_logprobs=[], finish="stop"
     )
     assert Part.joined([]).text == ""
 
