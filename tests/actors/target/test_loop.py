@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -101,12 +102,17 @@ def test_prompts_of_any_length(length: int) -> None:
     assert tokens == logits[length - 1 : -1].argmax(-1).tolist()
 
 
+def by_drafter(drafted: int, accepted: int) -> dict[str, Any]:
+    """The fields of a Commit that name who drafted."""
+    return {"drafted_by": {"drafter": drafted}, "accepted_from": ["drafter"] * accepted}
+
+
 def test_a_right_draft_is_committed_in_one_step_with_its_bonus_token() -> None:
     stage = Stage()
     text = stage.text()
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     messages = stage.send(offer(1, 4, text[4:10]), turns=1)
-    assert messages == [Commit(1, 5, text[5:10], 4, 4, None)]
+    assert messages == [Commit(1, 5, text[5:10], 4, 4, None, **by_drafter(4, 4))]
     assert committed(stage.send(AttachDrafter(1, None))) == text[10:]
 
 
@@ -115,7 +121,9 @@ def test_a_wrong_draft_token_costs_nothing_but_itself() -> None:
     text = stage.text()
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     draft = [*text[4:7], (text[7] + 1) % VOCAB, 3]
-    assert stage.send(offer(1, 4, draft), turns=1) == [Commit(1, 5, text[5:8], 4, 2, None, rejected=True)]
+    assert stage.send(offer(1, 4, draft), turns=1) == [
+        Commit(1, 5, text[5:8], 4, 2, None, rejected=True, **by_drafter(4, 2))
+    ]
     assert committed(stage.send(AttachDrafter(1, None))) == text[8:]
 
 
@@ -126,7 +134,7 @@ def test_an_alternative_is_verified_beside_the_chain() -> None:
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), turns=1)
     tokens = [text[4], text[5], (text[6] + 1) % VOCAB, 7, 7, text[6], text[7]]
     tree = offer(1, 4, tokens, [-1, 0, 1, 2, 3, 1, 5], [1.0, 0.9, 0.5, 0.2, 0.2, 0.4, 0.9])
-    assert stage.send(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None)]
+    assert stage.send(tree, turns=1) == [Commit(1, 5, text[5:9], 4, 3, None, **by_drafter(4, 3))]
     assert committed(stage.send(AttachDrafter(1, None))) == text[9:]
 
 
@@ -136,8 +144,8 @@ def test_a_draft_of_what_follows_a_disagreement_is_a_hit() -> None:
     stage.send(Admit(1, PROMPT, 4, GREEDY, 1, drafter=True), turns=1)
     tree = offer(1, 4, [text[4], (text[5] + 1) % VOCAB, *text[5:7]], [-1, 0, 0, 2], [1.0, 0.6, 0.4, 1.0])
     assert stage.send(tree, turns=2) == [
-        Commit(1, 5, text[5:6], 1, 0, None, rejected=True, hit=True),
-        Commit(1, 6, text[6:8], 1, 1, None),
+        Commit(1, 5, text[5:6], 1, 0, None, rejected=True, hit=True, **by_drafter(1, 0)),
+        Commit(1, 6, text[6:8], 1, 1, None, **by_drafter(1, 1)),
     ]
 
 
