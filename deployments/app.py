@@ -186,7 +186,7 @@ class CoordinatorIngress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.http.live_metrics import LiveMetrics
-        from deployments.http.outcomes import log_requests
+        from deployments.http.middleware.outcomes import log_requests
         from deployments.http.routes import make_api
         from deployments.http.scaling_routes import add_scaling_route
 

@@ -39,7 +39,7 @@ from deployments.requests.anthropic.messages_request import (
     MessagesRequest,
     TokenCount,
 )
-from deployments.requests.responses_request import ResponsesRequest
+from deployments.requests.responses.responses_request import ResponsesRequest
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest

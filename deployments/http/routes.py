@@ -27,21 +27,21 @@ from deployments.endpoints.answer_events import EventBatch, answer_events
 from deployments.endpoints.logprob_budget import count_reported_tokens
 from deployments.endpoints.resumption import last_event, may_resume
 from deployments.endpoints.service import Service
-from deployments.http.anthropic_errors import AnthropicErrors
 from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
 from deployments.http.drain import Drain, DrainMiddleware
-from deployments.http.early_refusal import EarlyRefusal
-from deployments.http.gate import Gate
+from deployments.http.middleware.anthropic_errors import AnthropicErrors
+from deployments.http.middleware.early_refusal import EarlyRefusal
+from deployments.http.middleware.gate import Gate
+from deployments.http.middleware.outcomes import OutcomeMiddleware
 from deployments.http.origins import cors_options
-from deployments.http.outcomes import OutcomeMiddleware
 from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
 from deployments.http.status_routes import AskOthers, add_status_routes, ask_nobody
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest, TokenCount
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest
-from deployments.requests.responses_request import ResponsesRequest
+from deployments.requests.responses.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.tokenizers.token_decoder import TokenDecoder
@@ -106,7 +106,7 @@ def make_api(
         EarlyRefusal, check=service.check_room, check_bounds=service.check_bounds, max_body_bytes=max_body_bytes
     )
     if service.tracer is not None:
-        from deployments.http.tracing_middleware import TracingMiddleware
+        from deployments.http.middleware.tracing import TracingMiddleware
 
         api.add_middleware(TracingMiddleware, tracer=service.tracer)
     drain = drain or Drain()

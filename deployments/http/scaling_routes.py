@@ -7,7 +7,7 @@ from fastapi import Depends, FastAPI
 from pydantic import BaseModel, Field
 
 from decoding.errors import InvalidRequestError
-from deployments.http.gate import admins_only
+from deployments.http.middleware.gate import admins_only
 from deployments.validation.errors import ErrorBody
 from deployments.validation.strict import StrictModel, nearest
 

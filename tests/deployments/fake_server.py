@@ -10,7 +10,7 @@ from deployments.admission.admission import Limits
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
-from deployments.http.outcomes import log_requests
+from deployments.http.middleware.outcomes import log_requests
 from deployments.http.routes import make_api
 from deployments.http.scaling_routes import add_scaling_route
 from tests.deployments.fake_coordinator import FakeCoordinator

@@ -15,7 +15,7 @@ from deployments.configuration.keys import ApiKeyConfig
 from deployments.configuration.model import ROOT, ModelConfig
 from deployments.configuration.tracing import TracingConfig
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest
-from deployments.requests.responses_request import ResponsesRequest
+from deployments.requests.responses.responses_request import ResponsesRequest
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.requests.token_requests import TokenizeRequest
 from deployments.ui import cli

@@ -9,7 +9,7 @@ from rich.console import Console
 from actors.model.thread_environment import compute_environment
 from deployments.configuration.config import DEFAULT_CONFIG
 from deployments.ui.commands.bench import read_prompts
-from deployments.ui.commands.compare_report import configured_ensemble, run_compare
+from deployments.ui.commands.comparison.report import configured_ensemble, run_compare
 from evaluation.prompts import MAX_TOKENS, PROMPTS
 
 

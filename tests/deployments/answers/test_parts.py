@@ -9,7 +9,7 @@ from deployments.answers.identity import AnswerIdentity
 from deployments.answers.parts import Part
 from deployments.answers.responses_writer import ResponsesWriter
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.requests.responses_request import ResponsesRequest
+from deployments.requests.responses.responses_request import ResponsesRequest
 
 
 def parts(count: int) -> list[Part]:

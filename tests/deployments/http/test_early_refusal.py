@@ -9,7 +9,7 @@ from deployments.admission.admission import Limits
 from deployments.configuration.key_ring import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.early_refusal import EarlyRefusal
+from deployments.http.middleware.early_refusal import EarlyRefusal
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 

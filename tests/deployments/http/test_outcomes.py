@@ -21,7 +21,7 @@ from deployments.admission.admission import Limits
 from deployments.configuration.key_ring import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
-from deployments.http.outcomes import OutcomeMiddleware
+from deployments.http.middleware.outcomes import OutcomeMiddleware
 from deployments.http.routes import make_api
 from deployments.monitoring.outcome import Outcome
 from tests.deployments.fake_coordinator import FakeCoordinator

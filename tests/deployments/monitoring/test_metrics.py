@@ -210,6 +210,8 @@ def test_names_of_vllm_are_those_of_vllm(fake: TestClient) -> None:
         "num_requests_waiting",
         "kv_cache_usage_perc",
         "prompt_tokens",
+        "prefix_cache_queries",
+        "prefix_cache_hits",
         "generation_tokens",
         "request_success",
         "request_prompt_tokens",

@@ -18,7 +18,7 @@ from deployments.configuration.config import parse_config
 from deployments.configuration.key_ring import KeyRing
 from deployments.configuration.keys import key_of
 from deployments.configuration.model import ROOT
-from deployments.http.gate import Gate
+from deployments.http.middleware.gate import Gate
 from deployments.http.scaling_routes import add_scaling_route
 from deployments.scaling import scaler
 from deployments.scaling.options import ScalingConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.ui.commands.compare_findings import Difference, judge_measure, judge_speed
+from deployments.ui.commands.comparison.findings import Difference, judge_measure, judge_speed
 
 
 @pytest.mark.parametrize(

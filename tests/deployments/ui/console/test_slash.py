@@ -13,7 +13,7 @@ from deployments.ui.console.slash import COMMANDS, Call, read, switch
         ("/clear", Call("clear", "")),
         ("/", Call("help", "")),
         ("/set stop  a b ", Call("set", "stop  a b")),
-        ("/temp 0.5", Call("temperature", "0.5")),
+        ("/tempe 0.5", Call("temperature", "0.5")),
         ("/system Be\nkind.", Call("system", "Be\nkind.")),
         ("//etc/passwd?", "/etc/passwd?"),
     ],

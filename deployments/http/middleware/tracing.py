@@ -6,7 +6,7 @@ from opentelemetry.trace import Span, StatusCode, use_span
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.early_refusal import GENERATING_PATHS
+from deployments.http.middleware.early_refusal import GENERATING_PATHS
 from deployments.monitoring.tracing import RequestTracer
 
 

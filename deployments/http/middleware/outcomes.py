@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.early_refusal import is_work
+from deployments.http.middleware.early_refusal import is_work
 from deployments.monitoring.outcome import ABORTED, ANSWERED, Outcome
 
 Record = Callable[[str, str, Outcome], None]  # endpoint, name of the API key, outcome

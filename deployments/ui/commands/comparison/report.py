@@ -15,12 +15,12 @@ from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, load_config
 from deployments.configuration.roles import roles_in
 from deployments.ui.commands.bench import reporting
-from deployments.ui.commands.compare_findings import Difference, Judgement, judge_measure, judge_speed
+from deployments.ui.commands.comparison.findings import Difference, Judgement, judge_measure, judge_speed
 
 if TYPE_CHECKING:
     from actors.coordinator.request import Request
     from deployments.endpoints.endpoint import ServedEndpoint
-    from deployments.ui.commands.compare_texts import Finding
+    from deployments.ui.commands.comparison.texts import Finding
 
 _SLOTS = 16
 _MAX_LENGTH = 512
@@ -129,7 +129,7 @@ def _measure(
     from actors.replica.in_process import Engine
     from actors.replica.replica import load_runner
     from actors.replica.roles import Role
-    from deployments.ui.commands.compare_texts import compare
+    from deployments.ui.commands.comparison.texts import compare
 
     roles = roles_in([served.config])
     replicas: dict[str, tuple[Role, Runner]] = {}

@@ -7,8 +7,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from decoding.sampling.params import Structure
 from deployments.requests.fields import Items, Limit, only, without_effect
-from deployments.requests.input_items import InputItem, conversation
 from deployments.requests.message import Message
+from deployments.requests.responses.input_items import InputItem, conversation
 from deployments.requests.schema import GenerationRequest
 from deployments.requests.structure_fields import ResponseFormat
 from deployments.requests.thinking import thinking_variables

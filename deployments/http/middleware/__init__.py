@@ -1,0 +1,1 @@
+"""ASGI middleware: what every request passes before its route. Knows no routes."""

@@ -1,0 +1,1 @@
+"""Request bodies of OpenAI's Responses API."""
