@@ -17,6 +17,7 @@ from deployments.answers.writer import Writer
 from deployments.strategies.progress import Outcome, Progress
 
 LAST_EVENT_ID = "Last-Event-ID"
+NO_EVENT = "0"  # from a client that wants ids and has no event yet
 _MAX_LENGTH = 4096
 _ID = re.compile(
     r"([0-9a-f]{24})\.([0-9a-f]{1,12})\.([0-9a-f]{1,16})/((?:\d{1,9}:\d{1,9}e?,)*\d{1,9}:\d{1,9}e?)\+(\d{1,6})"

@@ -1,7 +1,7 @@
 """Which streams can go on after an event that the client names. Knows no HTTP."""
 
 from decoding.errors import InvalidRequestError
-from deployments.answers.resumable import LAST_EVENT_ID, EventId
+from deployments.answers.resumable import LAST_EVENT_ID, NO_EVENT, EventId
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 
@@ -18,7 +18,7 @@ def last_event(header: str | None, body: GenerationRequest, *, resumable: bool) 
     Raises:
         InvalidRequestError: the header is no id of an event, or not of this request.
     """
-    if not header:
+    if header in (None, NO_EVENT):
         return None
     if not resumable:
         raise InvalidRequestError(f"{LAST_EVENT_ID}: this answer can't go on after an event", field=LAST_EVENT_ID)

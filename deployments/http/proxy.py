@@ -26,7 +26,8 @@ _MOST_BODY_BYTES = 2**20  # larger bodies are not kept, so their answers can't b
 _PATIENCE_S = 60.0  # for another coordinator to take the request
 _PAUSE_S = 0.2
 _TRY_AGAIN = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE}
-_EVENT_ID = re.compile(rb"id: ([\x21-\x7e]{1,4096})\n")
+_EVENT_ID = re.compile(rb"^id: ([\x21-\x7e]{1,4096})\n", re.MULTILINE)
+_LAST_EVENT_ID, _NO_EVENT = b"last-event-id", b"0"  # as in deployments/answers/resumable.py
 
 
 def middlewares() -> list[Middleware]:
@@ -37,6 +38,7 @@ def middlewares() -> list[Middleware]:
 class CoordinatorLossMiddleware:
     """ASGI middleware that repeats a request whose coordinator has died, from the last event that it has passed on.
 
+    It asks for events with ids, and takes them out again unless the client asked for them, too.
     A stream whose events have no ids ends with an error event. What can't be repeated and had no response gets a 503.
     """
 
@@ -47,7 +49,10 @@ class CoordinatorLossMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body, response = _Body(receive), _Response(send)
+        wants_ids = any(name == _LAST_EVENT_ID for name, _ in scope["headers"])
+        body, response = _Body(receive), _Response(send, tells_ids=wants_ids)
+        if scope["path"].endswith(_GENERATING) and not wants_ids:
+            scope = _with_last_event(scope, _NO_EVENT)
         await self._app(scope, body.receive, response.send)
         if response.is_whole:
             return
@@ -62,8 +67,8 @@ class CoordinatorLossMiddleware:
         while not (response.is_whole or body.has_disconnected) and time.monotonic() - taken_s < self._patience_s:
             await asyncio.sleep(self._pause_s)
             passed_on = response.bytes
-            again = {**scope, "headers": _with_last_event(scope, response.last_id)}
-            again.pop("state", None)
+            again = scope if response.last_id is None else _with_last_event(scope, response.last_id)
+            again = {key: value for key, value in again.items() if key != "state"}
             await self._app(again, body.repeated(), response.continued())
             if response.bytes > passed_on:
                 taken_s = time.monotonic()  # this one has died, too
@@ -117,8 +122,8 @@ class _Body:
 class _Response:
     """What the client has of its response."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, *, tells_ids: bool) -> None:
+        self._send, self._tells_ids = send, tells_ids
         self._tail = b""  # of a stream: an event that has not come whole
         self.has_begun = self.is_stream = self.is_whole = False
         self.last_id: bytes | None = None  # of a stream's events
@@ -166,6 +171,8 @@ class _Response:
             self.last_id = ids[-1] if ids else self.last_id
         else:
             body, self._tail = self._tail + body, b""
+        if self.is_stream and not self._tells_ids:
+            body = _EVENT_ID.sub(b"", body)
         self.is_whole = not more
         self.bytes += len(body)
         if body or not more:
@@ -181,9 +188,9 @@ def _is_repeatable(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") or scope["path"].endswith((*_GENERATING, *_TEXT_ONLY))
 
 
-def _with_last_event(scope: Scope, last_id: bytes | None) -> list[tuple[bytes, bytes]]:
-    headers = [(name, value) for name, value in scope["headers"] if last_id is None or name.lower() != b"last-event-id"]
-    return headers if last_id is None else [*headers, (b"last-event-id", last_id)]
+def _with_last_event(scope: Scope, last_id: bytes) -> Scope:
+    headers = [(name, value) for name, value in scope["headers"] if name != _LAST_EVENT_ID]
+    return {**scope, "headers": [*headers, (_LAST_EVENT_ID, last_id)]}
 
 
 def _last_event(path: str) -> str:

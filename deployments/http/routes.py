@@ -182,8 +182,9 @@ async def _answer(
     served = service.endpoint(body.model)
     request.state.endpoint = served.name
     request.state.ignored = served.ignored_fields(body)
-    resumable = may_resume(body, served)
-    after = last_event(request.headers.get(LAST_EVENT_ID), body, resumable=resumable)
+    last_id = request.headers.get(LAST_EVENT_ID)
+    resumable = last_id is not None and may_resume(body, served)
+    after = last_event(last_id, body, resumable=resumable)
     identity = AnswerIdentity.new(body.seed_or_new()) if after is None else after.identity
     requests = await service.prepare(body, seed=identity.seed, key=request.state.key)
 

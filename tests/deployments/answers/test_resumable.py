@@ -55,7 +55,7 @@ def _joined(deltas: list[Delta]) -> Delta:
 
 def events(client: TestClient, path: str, body: dict[str, Any], last_id: str | None = None) -> list[tuple[str, str]]:
     """Id and data of each event."""
-    reply = client.post(path, json=body, headers={} if last_id is None else {"Last-Event-ID": last_id})
+    reply = client.post(path, json=body, headers={"Last-Event-ID": last_id or "0"})
     assert reply.status_code == 200, reply.text
     blocks = [block.split("\n") for block in reply.text.split("\n\n")[:-1]]
     assert all(block[0].startswith("id: ") and block[1].startswith("data: ") for block in blocks), blocks
