@@ -8,10 +8,11 @@ import click
 from rich.console import Console
 
 from actors.model.thread_environment import compute_environment
+from deployments.ui.commands.model_path import located
 
 
 @click.command(short_help="Teach a model your own chats or texts.")
-@click.argument("model")
+@click.argument("model", callback=located)
 @click.argument("data", type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="A new folder.")
 @click.option("--work", type=click.Path(path_type=Path), metavar="DIR", help="For checkpoints.  [OUTPUT-work]")

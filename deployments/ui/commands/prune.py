@@ -12,6 +12,7 @@ from rich.table import Table
 
 from actors.model.thread_environment import compute_environment
 from decoding.errors import ConfigError
+from deployments.ui.commands.model_path import located
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,7 +27,7 @@ _TEXTS = (
 
 
 @click.command(short_help="Make a model smaller: fewer layers, fewer tokens.")
-@click.argument("target")
+@click.argument("target", callback=located)
 @click.option("--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="A new folder.")
 @click.option("--layers", type=click.IntRange(1), help="Keep so many layers, those that change their input most.")
 @click.option("--drop-layers", metavar="I,J,…", help="Drop these layers instead; the first is 0.")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from actors.model.thread_environment import compute_environment
 from deployments.ui.commands.bench import read_prompts
+from deployments.ui.commands.model_path import located
 
 if TYPE_CHECKING:
     from training.drafter.losses import LossName
@@ -37,7 +38,7 @@ def train() -> None:
 
 
 @train.command(short_help="Make a drafter for any target.")
-@click.argument("target")
+@click.argument("target", callback=located)
 @click.option("--output", type=click.Path(path_type=Path), required=True, metavar="DIR", help="A new folder.")
 @click.option(
     "--work", type=click.Path(path_type=Path), metavar="DIR", help="For texts and checkpoints.  [OUTPUT-work]"
@@ -50,7 +51,9 @@ def train() -> None:
     type=click.Path(path_type=Path),
     help='What to answer: lines of text, or of {"prompt": …} in a .jsonl file.  [TARGET asks itself]',
 )
-@click.option("--from", "start", metavar="MODEL", help="Train this small model instead of layers of the target.")
+@click.option(
+    "--from", "start", callback=located, metavar="MODEL", help="Train this small model instead of layers of the target."
+)
 @click.option(
     "--layers",
     type=Layers(),
