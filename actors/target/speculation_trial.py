@@ -3,7 +3,7 @@
 A drafter may share cores, memory bandwidth or a GPU with the target, clients may be slow, an estimate may be wrong.
 So a target compares its speed with and without speculation. The two are measured one right after the other, because the
 machine's own speed changes, too. A trial begins when the time that it may lose has been earned, and ends when that is
-lost. So many rows at once begin with plain decoding.
+lost. So many rows at once begin with plain decoding, and one or two rows with drafts.
 """
 
 import math
@@ -15,6 +15,7 @@ _TRIAL_STEPS = 6  # a settled window tells a speed after so many steps …
 _TRIAL_TOKENS = 48  # … and so many tokens, if it speculates: their number per step is random
 _MIN_STEPS, _MIN_TOKENS, _CLEARLY_SLOWER = 3, 24, 0.85  # below this speed ratio, fewer steps and tokens suffice
 _BUDGET = 0.01  # the share of the time that trials of the slower mode may lose
+_TRIED_AT_ONCE = 1  # powers of two: so few rows begin with drafts however slow a step is, since they leave it idle time
 _FIRST_S = 0.2  # what the first trial of a size may lose before it is earned: 0.7 % of the first half minute
 _MAX_CREDIT_S, _MAX_CREDIT = 2.0, 4.0  # the most that is kept: seconds, and first trials
 _UNKNOWN_LOSS_STEPS = _MIN_SETTLING_STEPS + _MIN_STEPS  # plain steps that a first trial is expected to lose
@@ -196,7 +197,7 @@ class SpeculationTrial:
     @property
     def _may_begin(self) -> bool:
         """Whether to speculate with batches of a size that was never tried."""
-        return self._credit_s + _FIRST_S >= self._unknown_loss_s
+        return self._size <= _TRIED_AT_ONCE or self._credit_s + _FIRST_S >= self._unknown_loss_s
 
     @property
     def _unknown_loss_s(self) -> float:

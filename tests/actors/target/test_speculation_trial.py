@@ -121,6 +121,12 @@ def test_slow_steps_cost_no_more_than_a_trial() -> None:
     assert later < 0.015
 
 
+def test_one_row_begins_with_drafts_however_slow_its_steps_are() -> None:
+    trial = SpeculationTrial(lambda rows: 0.5)
+    assert trial.speculates(1)
+    assert not trial.speculates(32)
+
+
 def test_sizes_that_alternate_count_as_one() -> None:
     rng = random.Random(0)
     first, later = losses(replace(MANY_ROWS, rows=lambda: rng.choice([26, 29, 30, 31, 32])))
