@@ -51,8 +51,10 @@ def write_start(options: StartOptions, chats: Sequence[Chat], special_tokens: Se
         model, text = keep_layers(model, kept), f"layers {', '.join(map(str, kept))} of {path}"
     tokens: list[int] | None = None
     if not is_trimmed(model.config) and options.vocabulary is not None:
-        tokens = most_used(chats, options.vocabulary, special_tokens)
-        if len(tokens) < vocabulary_size(model.config) - 1:
+        size = vocabulary_size(model.config)
+        # A tokenizer may have more tokens than its model has rows.
+        tokens = most_used(chats, options.vocabulary, [token for token in special_tokens if token < size])
+        if len(tokens) < size - 1:
             model = trim_vocabulary(model, tokens)
     rows = model.config.get_text_config(decoder=True).vocab_size
     with whole_folder(folder) as unfinished:

@@ -17,7 +17,7 @@ CHATS = make_chats(4)
 
 def test_layers_and_tokens_of_the_target_are_kept(tmp_path: Path) -> None:
     options = StartOptions(target=TARGET, layers=3, vocabulary=10, device="cpu")
-    write_start(options, CHATS, [0, 1, 2], tmp_path / "start")
+    write_start(options, CHATS, [0, 1, 2, 5000], tmp_path / "start")
     model, vocabulary, text = load_start(tmp_path / "start")
     target = load(Path(TARGET))
     assert vocabulary.drafted >= 10
