@@ -48,6 +48,7 @@ def held_out_rates(
     tokens: int,
     longest: int,
     features: Sequence[FeatureSlice] | None = None,
+    bfloat16: bool = False,
 ) -> list[Rates]:
     """Measure the rates by temperature of the texts. Drafts that a text is too short for don't count.
 
@@ -55,6 +56,7 @@ def held_out_rates(
         tokens: of a batch.
         longest: tokens of a text that count, prompt included.
         features: of each chat, if the student reads any.
+        bfloat16: of computing the student (autocast).
     """
     student.module.eval()
     measured = []
@@ -68,7 +70,8 @@ def held_out_rates(
             seed=0,
             features=None if features is None else [features[index] for index in same],
         )
-        parts = [_measure(student, lessons.batch(indices), temperature) for indices in lessons.schedule(1)]
+        batches = map(lessons.batch, lessons.schedule(1))
+        parts = [_measure(student, batch, temperature, bfloat16=bfloat16) for batch in batches]
         agreement, shared, rejection = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
         if shared.shape[1]:
             means = shared.mean(-1).tolist(), rejection.mean(-1).tolist()
@@ -76,7 +79,7 @@ def held_out_rates(
     return measured
 
 
-def _measure(student: Student, batch: Batch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def _measure(student: Student, batch: Batch, temperature: float, *, bfloat16: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return where the first tokens agree, [n] float32, and the probabilities that a draft is accepted up to each step.
 
     The latter, shared noise and rejection, are [LONGEST_DRAFT, m] of the starts that so many tokens follow.
@@ -85,14 +88,15 @@ def _measure(student: Student, batch: Batch, temperature: float) -> tuple[Tensor
     so_far = torch.ones(2, len(batch.candidates))  # [2, N] of the draft that starts there
     accepted = torch.zeros(2, LONGEST_DRAFT, len(batch.candidates))
     agreement, drafted = torch.zeros(0), torch.zeros(len(batch.candidates), dtype=torch.bool)
-    for step, (starts, logits) in enumerate(student.drafts(student.module, batch, LONGEST_DRAFT)):
-        agrees, *of_kinds = _accepted(batch, starts + step, logits.float(), temperature)
-        starts = starts.cpu()
-        if step == 0:
-            agreement = agrees.cpu()
-            drafted[starts] = True
-        so_far[:, starts] *= torch.stack(of_kinds).cpu()
-        accepted[:, step] = so_far
+    with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=bfloat16):
+        for step, (starts, logits) in enumerate(student.drafts(student.module, batch, LONGEST_DRAFT)):
+            agrees, *of_kinds = _accepted(batch, starts + step, logits.float(), temperature)
+            starts = starts.cpu()
+            if step == 0:
+                agreement = agrees.cpu()
+                drafted[starts] = True
+            so_far[:, starts] *= torch.stack(of_kinds).cpu()
+            accepted[:, step] = so_far
     long = batch.starts(LONGEST_DRAFT - 1).cpu()
     shared, rejection = accepted[..., long[drafted[long]]]
     return agreement, shared, rejection

@@ -108,12 +108,14 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
     )
     run = options.work / "runs" / _run_name(options, layers, len(training))
     distil(heads.student, lessons, options.distillation, run / "checkpoints", report=report)
+
     measure = partial(
         held_out_rates,
         chats=held_out,
         tokens=options.tokens_per_step,
         longest=target.longest,
         features=held_out_features,
+        bfloat16=options.distillation.bfloat16,
     )
     with whole_folder(options.output) as unfinished:
         heads.save(unfinished)
