@@ -6,6 +6,7 @@ builds the application starts fast.
 
 import asyncio
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -47,6 +48,7 @@ _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpre
 _ANSWER_TIMEOUT_S = 2.0  # a hanging replica delays the others' answers, which must not make them look hung
 _DRAIN_S = 25.0
 _STOP_S = 5.0  # for a coordinator without requests to end
+_logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,11 @@ class CoordinatorIngress:
         from deployments.monitoring.tracing_setup import make_tracer
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            _logger.warning(
+                "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run any "
+                "code. Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
+            )
         endpoints = load_endpoints(config)
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
@@ -201,6 +208,7 @@ class CoordinatorIngress:
             max_body_bytes=bound,
             add_request_id=False,  # Serve does
             cors_origins=self._http.cors_origins,
+            allowed_hosts=self._http.allowed_hosts,
             ask_others=self._ask_others,
             drain=self._drain,
         )

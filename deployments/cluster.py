@@ -68,12 +68,17 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
         _deploy(config)
         _wait_until_ready(watch, {} if address is not None else _deployments_to_convert(config))
         if address is None:
-            _wait_for_discovery(Client(config.http.url))
+            _wait_for_discovery(local_client(config.http))
         yield
     finally:
         if address is not None:
             _delete()
         ray.shutdown()
+
+
+def local_client(http: HttpConfig, api_key: str | None = None) -> Client:
+    """Return a client of a server on this machine, whatever its certificate says."""
+    return Client(http.url, api_key, tls=None if http.tls is None else http.tls.client_context())
 
 
 def drain(config: ServerConfig) -> int:
@@ -144,6 +149,8 @@ def _deploy(config: ServerConfig) -> None:
 
     logging.getLogger("ray.serve").setLevel(logging.getLogger("ray").level)
     http_options = {"host": config.http.host, "port": config.http.port}
+    if (tls := config.http.tls) is not None:
+        http_options |= {"ssl_keyfile": tls.key, "ssl_certfile": tls.certificate}  # in the order that Serve checks
     serve.start(proxy_location="HeadOnly", http_options=http_options)
     application = build_application(config)
     target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/", external_scaler_enabled=True)

@@ -66,6 +66,7 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     check_roles(config.models, config.endpoints)
     _check_devices(config)
     _read_keys(config.http, folder)
+    config.http.tls = config.http.tls and config.http.tls.anchored(folder)
     for name, endpoint in config.endpoints.items():
         if endpoint.heads is not None:
             endpoint.heads.path = _anchor(endpoint.heads.path, folder)

@@ -1,5 +1,6 @@
 """The configuration of the HTTP interface: address, limits and API keys."""
 
+from ipaddress import ip_address
 from typing import Annotated
 
 from pydantic import Field
@@ -10,9 +11,12 @@ from deployments.configuration.key_ring import KeyRing
 from deployments.configuration.keys import ApiKeyConfig
 from deployments.configuration.model import Count
 from deployments.configuration.names import Name
+from deployments.configuration.tls import TlsConfig
 from deployments.configuration.tracing import TracingConfig
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.validation.strict import StrictModel
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class HttpConfig(StrictModel):
@@ -58,6 +62,14 @@ class HttpConfig(StrictModel):
         description='Web pages that may use the server from a browser, such as `https://chat.example.org`; `["*"]`: '
         "all, `[]`: none but its own. null: pages from this machine (`localhost`, `127.0.0.1`, `[::1]`).",
     )
+    allowed_hosts: list[Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:/\s]+)$")]] | None = Field(
+        None,
+        description="Names, without ports, by which clients may ask for the server; others get 421. null: any; but "
+        "only this machine's names if `consort serve` listens for this machine alone and needs no key.",
+    )
+    tls: TlsConfig | None = Field(
+        None, description="The certificate with which `consort serve` speaks HTTPS; null: plain HTTP."
+    )
     tracing: TracingConfig | None = Field(
         None, description="Traces through OpenTelemetry; null: only if its environment variables ask for them."
     )
@@ -76,8 +88,35 @@ class HttpConfig(StrictModel):
         """Return all keys. The secrets must have been digested."""
         return KeyRing(key.api_key(name) for name, key in self.api_keys.items())
 
+    def guarded(self, *, insecure: bool = False) -> "HttpConfig":
+        """Return the configuration for a server that listens by itself, not behind Serve's own configuration.
+
+        Args:
+            insecure: whether anybody on the network may ask it without a key.
+
+        Raises:
+            ConfigError: other machines can reach it, and it needs no key.
+        """
+        if self.api_keys or insecure:
+            return self
+        if not self._is_local:
+            raise ConfigError(
+                f"http.host: other machines can reach {self.host}, and there are no API keys. Set CONSORT_API_KEY or "
+                "http.api_keys; or let anybody in, with --insecure"
+            )
+        hosts = [*_LOCAL_NAMES, *({self.host} - {"::1", *_LOCAL_NAMES})]
+        return self if self.allowed_hosts is not None else self.model_copy(update={"allowed_hosts": hosts})
+
+    @property
+    def _is_local(self) -> bool:
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
+
     @property
     def url(self) -> str:
         """The base URL for clients on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"

@@ -32,6 +32,14 @@ class ApiKeyConfig(StrictModel):
         None,
         description="Tokens of these requests: prompts plus the longest possible answers; null: no limit of its own.",
     )
+    requests_per_minute: _Count | None = Field(
+        None, description="Its requests that may begin in a minute, each of `n` answers counted; null: any number."
+    )
+    tokens_per_minute: _Count | None = Field(
+        None,
+        description="Tokens of these requests: prompts plus the longest possible answers, of which the part that an "
+        "answer did not need is given back at its end; null: any number.",
+    )
     admin: bool = Field(False, description="Whether it may also scale models.")
     private_cache: bool = Field(
         False, description="Whether its requests share cached prompts and answers with each other only."
@@ -65,7 +73,17 @@ class ApiKeyConfig(StrictModel):
         """Return the key as the server checks it. The secret must have been digested."""
         assert self.sha256 is not None
         digest = bytes.fromhex(self.sha256)
-        return ApiKey(name, digest, self.weight, self.max_requests, self.max_tokens, self.admin, self.private_cache)
+        return ApiKey(
+            name,
+            digest,
+            self.weight,
+            self.max_requests,
+            self.max_tokens,
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.admin,
+            self.private_cache,
+        )
 
 
 def key_of(secret: str, *, field: str, admin: bool) -> ApiKeyConfig:

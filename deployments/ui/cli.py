@@ -21,7 +21,7 @@ from rich.table import Table
 from actors.model.thread_environment import compute_environment
 from decoding.errors import ConsortError, UnavailableError
 from deployments.client import DEFAULT_URL, Client
-from deployments.cluster import drain, serving
+from deployments.cluster import drain, local_client, serving
 from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import DEFAULT_CONFIG, TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
@@ -76,6 +76,7 @@ for _command in (chat, compare, complete, compress, finetune, prune, report, sta
 @click.option("--host", help="Listen on this address instead of the configured one.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of the configured one.")
 @click.option("--api-key", help="Ask clients for this key too. CONSORT_API_KEY does the same, unseen by `ps`.")
+@click.option("--insecure", is_flag=True, help="Let other machines ask without a key.")
 @click.option("--dry-run", is_flag=True, help="Check the configuration and its tokenizers, and stop there.")
 @_address_option
 @_verbose_option
@@ -84,6 +85,7 @@ def serve(
     host: str | None,
     port: int | None,
     api_key: str | None,
+    insecure: bool,
     dry_run: bool,
     address: str | None,
     verbose: bool,
@@ -92,6 +94,7 @@ def serve(
     config = _with_http(load_config(config_path), host=host, port=port)
     if api_key is not None:
         config.http.add_key("command-line", key_of(api_key, field="--api-key", admin=True))
+    config.http = config.http.guarded(insecure=insecure)
     if dry_run:
         _check(config)
         return
@@ -260,7 +263,7 @@ def _add_own_key(config: ServerConfig) -> str | None:
 def _show_token_reports(config: ServerConfig, key: str | None) -> None:
     """What the server has found out about models that have other tokens than their target."""
     with suppress(ConsortError):  # where it listens may be out of reach from here
-        for card in Client(config.http.url, key).document("/v1/models")["data"]:
+        for card in local_client(config.http, key).document("/v1/models")["data"]:
             _show_reports_of(card["id"], card["through_text"])
 
 

@@ -12,7 +12,7 @@ from deployments.configuration.key_ring import ApiKey, KeyRing
 from deployments.http.page import is_page
 from deployments.validation.errors import refusal_response
 
-_OPEN_PATHS = {"/health"}  # answered without a key
+_OPEN_PATHS = {"/health", "/ready"}  # answered without a key
 _REQUEST_ID = "X-Request-Id"
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
