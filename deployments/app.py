@@ -160,8 +160,8 @@ class CoordinatorIngress:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if os.environ.get("RAY_AUTH_MODE") != "token":
             _logger.warning(
-                "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run any "
-                "code. Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
+                "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run "
+                "any code. Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
             )
         endpoints = load_endpoints(config)
         link = ConnectingZmqLink("coordinator")
