@@ -82,9 +82,7 @@ def test_what_is_imported_is_declared() -> None:
     distributions = packages_distributions()
     roots = {module.split(".")[0] for module, _ in imports()} - set(sys.stdlib_module_names) - set(PACKAGES)
     undeclared = {
-        root
-        for root in roots - ELSEWHERE
-        if not {root, *map(_normal, distributions.get(root, []))} & declared
+        root for root in roots - ELSEWHERE if not {root, *map(_normal, distributions.get(root, []))} & declared
     }
     assert undeclared == set()
 
