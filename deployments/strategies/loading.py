@@ -7,7 +7,7 @@ from deployments.configuration.ensembles import StrategyConfig
 from deployments.configuration.entry_point import load_callable
 from deployments.strategies.extraction import Extract, by_json_field, by_regex, whole_text
 from deployments.strategies.options import StrategyOptions
-from deployments.strategies.utility import DEFAULT_UTILITY
+from deployments.strategies.utility import chrf
 
 
 def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
@@ -16,7 +16,7 @@ def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
     Raises:
         ConfigError: the pattern can't be compiled, or the utility can't be loaded.
     """
-    if config.kind == "mbr" and config.utility == DEFAULT_UTILITY and find_spec("sacrebleu") is None:
+    if config.kind == "mbr" and config.utility is None and find_spec("sacrebleu") is None:
         raise ConfigError(f"{key}.utility: chrF needs sacrebleu: pip install 'consort[mbr]'; or name another function")
     extract: Extract = whole_text
     if config.regex is not None:
@@ -28,5 +28,5 @@ def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
         candidates=config.candidates,
         judge=config.judge,
         extract=extract,
-        utility=load_callable(config.utility, key=f"{key}.utility"),
+        utility=chrf if config.utility is None else load_callable(config.utility, key=f"{key}.utility"),
     )

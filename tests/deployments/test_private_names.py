@@ -16,7 +16,7 @@ import pytest
 
 from deployments.configuration.model import ROOT
 
-PACKAGES = ("actors", "benchmarks", "cluster", "decoding", "deployments", "evaluation", "training")
+PACKAGES = ("actors", "benchmarks", "cluster", "consort", "decoding", "deployments", "evaluation", "training")
 PRIVATE = {
     "ray.serve._private.common:DeploymentID",
     "ray.serve._private.config:DeploymentConfig",
