@@ -77,7 +77,7 @@ def planned(config: ServerConfig, plan: Plan) -> ServerConfig:
 def give_cluster_gpus(config: ServerConfig, gpus: float) -> ServerConfig:
     """Return the configuration for a cluster: where it has GPUs, models get one each unless `num_gpus` says otherwise.
 
-    Those that answer wait for theirs; those that only draft get what is left, or draft on CPUs.
+    Those that answer, or need a GPU, wait for it; those that only draft get what is left, or draft on CPUs.
     """
     models = dict(config.models)
     left = gpus - sum((model.num_gpus or 0) * model.processes for model in models.values())
@@ -85,7 +85,8 @@ def give_cluster_gpus(config: ServerConfig, gpus: float) -> ServerConfig:
         model = models[demand.name]
         if model.num_gpus is not None or model.colocated_with is not None:
             continue
-        takes = gpus > 0 and demand.num_gpus is None and (demand.drafts_for is None or left >= demand.processes)
+        may_wait = demand.needs_gpu or (gpus > 0 and demand.drafts_for is None)
+        takes = demand.num_gpus is None and (may_wait or left >= demand.processes)
         left -= demand.processes if takes else 0
         tied = not takes and model.tensor_parallel > 1 and not (model.num_cpus or model.resources)
         models[demand.name] = model.model_copy(update={"num_gpus": float(takes)} | ({"num_cpus": 1.0} if tied else {}))
