@@ -26,6 +26,7 @@ from actors.model.thread_environment import compute_environment
 from decoding.errors import ConfigError, UnavailableError
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ModelConfig
+from deployments.planning.server_plan import give_cluster_gpus
 from deployments.scaling.options import ScalingConfig
 from deployments.scaling.scaler import autoscaling_config, set_replicas
 from deployments.tensor_parallel import start_group
@@ -286,6 +287,7 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
 
     autoscale: let Serve scale models with `scaling`. That needs the policy, which only a Serve file can name.
     """
+    config = give_cluster_gpus(config, ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0)
     models = {name: _model_deployment(name, role, config, autoscale) for name, role in config.roles().items()}
     options = _options() | {
         "graceful_shutdown_timeout_s": config.http.drain_s + _STOP_S
@@ -334,7 +336,7 @@ def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: 
 def _actor_options(model: ModelConfig) -> dict[str, Any]:
     return {
         "num_cpus": model.num_cpus,
-        "num_gpus": model.num_gpus,
+        "num_gpus": model.num_gpus or 0,
         "resources": model.resources,
         "runtime_env": _runtime_env(model.threads),
     }
@@ -344,7 +346,7 @@ def _bundles(model: ModelConfig) -> dict[str, Any]:
     """Return a bundle for each rank of a tensor-parallel model; the replica itself is rank 0."""
     if model.tensor_parallel == 1:
         return {}
-    bundle = {"CPU": model.num_cpus, "GPU": model.num_gpus, **model.resources}
+    bundle = {"CPU": model.num_cpus, "GPU": model.num_gpus or 0, **model.resources}
     ranks = [{name: amount for name, amount in bundle.items() if amount}] * model.tensor_parallel
     return {"placement_group_bundles": ranks}
 

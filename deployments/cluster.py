@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from decoding.errors import ConfigError, UnavailableError
+from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.http import HttpConfig
@@ -23,6 +23,7 @@ from deployments.configuration.model import IS_CHECKOUT, ROOT, ModelConfig
 from deployments.http.proxy import CALLBACK
 
 if TYPE_CHECKING:
+    from ray import LoggingConfig
     from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 State = Literal["waiting", "loading", "converting", "ready"]
@@ -43,13 +44,16 @@ class StartProgress:
 
 
 @contextmanager
-def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: Watch) -> Iterator[None]:
+def serving(
+    config: ServerConfig, *, address: str | None, verbose: bool, watch: Watch, log_level: str = "info"
+) -> Iterator[None]:
     """Run the application, on the Ray cluster at `address` or on a local one, until the block ends.
 
+    verbose, log_level: whether to show what Ray and the replicas log, and from which level on.
     watch: called repeatedly with the progress of all deployments until they are ready.
 
     Raises:
-        ConfigError: a model could not be loaded, or the port is taken.
+        ConfigError: a model could not be loaded, or the port is taken. Once Ray runs, a note names its logs.
         UnavailableError: no cluster answers at the address.
     """
     if not verbose:
@@ -57,9 +61,9 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
     watch([StartProgress("Ray", "loading")])
     if address is None:
         _check_port(config.http)
-        _start_ray(config, verbose=verbose)
+        _start_ray(config, verbose=verbose, log_level=log_level)
     else:
-        _join_ray(address, verbose=verbose)
+        _join_ray(address, verbose=verbose, log_level=log_level)
     import ray
 
     try:
@@ -70,6 +74,9 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
         if address is None:
             _wait_for_discovery(local_client(config.http))
         yield
+    except ConsortError as error:
+        error.add_note(f"Logs: {_logs()}")
+        raise
     finally:
         if address is not None:
             _delete()
@@ -103,7 +110,15 @@ def failure(message: str) -> str | None:
     return errors[-1].strip() if errors else None
 
 
-def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
+def _logs() -> str:
+    """Return the folder where Ray and the replicas of this session log."""
+    import ray
+
+    session = ray.get_runtime_context().get_session_name()
+    return f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/{session}/logs, those of the replicas in serve/"
+
+
+def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
         # With clusters "disabled", Ray's default on macOS, its processes listen on loopback only.
@@ -125,11 +140,12 @@ def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
         include_dashboard=False,
         resources=_all_resources(config),
         log_to_driver=verbose,
-        logging_level=_log_level(verbose),
+        logging_level=_log_level(verbose, log_level),
+        logging_config=_logging_config(verbose, log_level),
     )
 
 
-def _join_ray(address: str, *, verbose: bool) -> None:
+def _join_ray(address: str, *, verbose: bool, log_level: str) -> None:
     import ray
 
     try:
@@ -137,7 +153,7 @@ def _join_ray(address: str, *, verbose: bool) -> None:
             address=address,
             runtime_env={"working_dir": str(ROOT)} if IS_CHECKOUT else {"py_modules": [str(ROOT)]},
             log_to_driver=verbose,
-            logging_level=_log_level(verbose),
+            logging_level=_log_level(verbose, log_level),
         )
     except ConnectionError as error:
         raise UnavailableError(f"no Ray cluster answers at {address!r}: {error}") from error
@@ -229,7 +245,7 @@ def _check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
     """Raise ConfigError if the replicas need more than the machine has: they would wait for ever."""
     models = config.models.values()
     demands = {
-        "GPU": ("num_gpus", sum(model.num_gpus * model.processes for model in models)),
+        "GPU": ("num_gpus", sum((model.num_gpus or 0) * model.processes for model in models)),
         "CPU": ("num_cpus", sum(model.num_cpus * model.processes for model in models)),
     }
     for resource, (key, wanted) in demands.items():
@@ -251,5 +267,12 @@ def _all_resources(config: ServerConfig) -> dict[str, float]:
     return total
 
 
-def _log_level(verbose: bool) -> int:
-    return logging.INFO if verbose else logging.ERROR
+def _log_level(verbose: bool, log_level: str) -> int:
+    return int(logging.getLevelNamesMapping()[log_level.upper()]) if verbose else logging.ERROR
+
+
+def _logging_config(verbose: bool, log_level: str) -> "LoggingConfig | None":
+    """Return the level of the replicas' loggers; None: Ray's default."""
+    from ray import LoggingConfig
+
+    return LoggingConfig(log_level=log_level.upper()) if verbose else None

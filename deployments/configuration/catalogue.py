@@ -74,12 +74,23 @@ def _drafters(endpoint: EndpointConfig, config: ServerConfig) -> Iterator[str]:
         yield "n-grams"
 
 
-def _parameters_in(file: Path) -> int:
-    """Count the parameters that a safetensors header lists: a JSON document that follows its length in 8 bytes."""
+def tensors_in(file: Path) -> dict[str, tuple[list[int], int]]:
+    """Return the shape and the bytes of each tensor in a safetensors file, by name.
+
+    The header is a JSON document that follows its length in 8 bytes.
+
+    Raises:
+        ConfigError: it is no safetensors file.
+    """
     try:
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+        offsets = {name: tensor["data_offsets"] for name, tensor in tensors.items()}
+        return {name: (tensor["shape"], offsets[name][1] - offsets[name][0]) for name, tensor in tensors.items()}
     except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
         raise ConfigError(f"{file} is not a safetensors file: {error}") from error
-    return sum(math.prod(shape) for shape in shapes)
+
+
+def _parameters_in(file: Path) -> int:
+    return sum(math.prod(shape) for shape, _ in tensors_in(file).values())

@@ -125,10 +125,8 @@ def _read_keys(http: HttpConfig, folder: Path) -> None:
 
 def _check_devices(config: ServerConfig) -> None:
     for name, model in config.models.items():
-        if model.tensor_parallel > 1 and not (model.num_cpus or model.num_gpus or model.resources):
-            raise ConfigError(
-                f"models.{name}.tensor_parallel: set num_cpus or num_gpus, which each of its devices gets"
-            )
+        if model.tensor_parallel > 1 and model.num_gpus == 0 and not (model.num_cpus or model.resources):
+            raise ConfigError(f"models.{name}.tensor_parallel: set num_cpus, which each of its devices gets")
         gpus = config.models[model.colocated_with or name].num_gpus
         if model.device.startswith(("cuda", "balanced")) and gpus == 0:
             raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")

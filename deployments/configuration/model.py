@@ -85,7 +85,11 @@ class ModelConfig(StrictModel):
     tensor_parallel: Count = Field(
         1, description="Devices over which a replica splits every layer; each gets num_cpus, num_gpus and resources."
     )
-    threads: Count | None = Field(None, description="CPU threads of a replica; null: num_cpus, at least 1.")
+    threads: Count | None = Field(
+        None,
+        description="CPU threads of a replica; null: num_cpus or, without it, a share of the cores (`consort serve`) "
+        "or 1 (on a cluster).",
+    )
     colocated_with: str | None = Field(
         None,
         description="For a drafter: the target whose replicas run it. Both alternate on the same device. null: the "
@@ -99,7 +103,11 @@ class ModelConfig(StrictModel):
     num_cpus: Annotated[float, Field(ge=0)] = Field(
         0, description="CPUs that Ray reserves for a replica; 0: none, so it can run on any node."
     )
-    num_gpus: Annotated[float, Field(ge=0)] = Field(0, description="GPUs, or the fraction of one, for a replica.")
+    num_gpus: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="GPUs, or the fraction of one, for a replica; 0: it runs on the CPU. null: a GPU of its own where "
+        "there is one, targets and members before drafters.",
+    )
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict, description="Custom Ray resources that a replica needs, by name, for placement."
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Models = Mapping[str, ModelConfig]  # by name
 Endpoints = Mapping[str, EndpointConfig]  # by name
 
-_REPLICA_KEYS = {
+REPLICA_KEYS = {  # that a colocated drafter does not have
     "kv_tokens",
     "memory_gib",
     "num_cpus",
@@ -100,5 +100,5 @@ def _check_colocated(name: str, drafter: ModelConfig, models: Models, endpoints:
             pair = f"{endpoint.drafter!r} with the target {endpoint.target!r}"
             reason = f"{name!r} is colocated with {target!r}, so they work for each other only"
             raise ConfigError(f"{where}.drafter: {pair}: {reason}")
-    if own := sorted(drafter.model_fields_set & _REPLICA_KEYS):
+    if own := sorted(drafter.model_fields_set & REPLICA_KEYS):
         raise ConfigError(f"models.{name}.{own[0]}: {name!r} runs in the replicas of {target!r}; remove the key")

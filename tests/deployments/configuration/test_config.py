@@ -43,7 +43,11 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("models.large.slots", 0, "models.large.slots: should be greater than or equal to 1, not 0"),
         ("models.large.dtype", "int3", "models.large.dtype: should be 'auto', 'float32', 'bfloat16' or 'float16'"),
         ("models.large.num_gpus", -1, "models.large.num_gpus: should be greater than or equal to 0, not -1"),
-        ("models.large.device", "cuda", "models.large.device: is 'cuda', but num_gpus gives its replicas no GPU"),
+        (
+            "models.large",
+            {"path": "org/large", "device": "cuda", "num_gpus": 0},
+            "models.large.device: is 'cuda', but num_gpus gives its replicas no GPU",
+        ),
         ("models.large.device", "tpu", "models.large.device: should match pattern"),
         ("models.large.resources", {"a": -1}, "models.large.resources.a: should be greater than or equal to 0"),
         ("models.large.path", None, "models.large.path: should be a valid string, not None"),
