@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from decoding.errors import ConfigError
 from decoding.sampling.params import MAX_LOGPROBS
@@ -15,10 +16,18 @@ from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.validation.strict import StrictModel
 
 
+def _check_host(host: str) -> str:
+    if "/" in host or host.count(":") == 1:
+        raise PydanticCustomError("host", "should be an address alone, such as 0.0.0.0 (the port has a key of its own)")
+    return host
+
+
 class HttpConfig(StrictModel):
     """Address, limits and API keys of the server."""
 
-    host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address to listen on.")
+    host: Annotated[str, Field(min_length=1), AfterValidator(_check_host)] = Field(
+        "127.0.0.1", description="Address to listen on."
+    )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="Port to listen on.")
     max_requests: Count | None = Field(
         None,
