@@ -7,7 +7,9 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from decoding.errors import ConfigError, UnavailableError
+from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.client import Client
 from deployments.configuration.config import ServerConfig
-from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import ROOT, ModelConfig
 from deployments.http.proxy import CALLBACK
 
@@ -31,6 +32,20 @@ Watch = Callable[[list["StartProgress"]], None]
 _POLL_S = 0.2
 _MARGIN_S = 5.0  # for coordinators to answer after a drain
 _FLUSH_S = 0.3  # for the proxy to pass on the last bytes
+_SHOWN_CHARACTERS = 400  # of another library's error
+# Intervals of a local Ray, a tenth of a second by default or thereabouts: an idle server should cost next to nothing.
+_INTERVALS = {
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_io_context_monitor_probe_interval_ms": "10000",
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "RAY_task_events_report_interval_ms": "0",  # no record of tasks, which only Ray's dashboard shows
+    "RAY_event_stats": "0",
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # look for new log files at the interval below, not all the time
+    "LOG_NAME_UPDATE_INTERVAL_S": "10",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
+}
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
 
@@ -50,30 +65,34 @@ def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: 
 
     Raises:
         ConfigError: a model could not be loaded, or the port is taken.
-        UnavailableError: no cluster answers at the address.
+        UnavailableError: no cluster answers at the address, or Ray or Serve did not start in time.
     """
     if not verbose:
         warnings.simplefilter("ignore")
     watch([StartProgress("Ray", "loading")])
     if address is None:
-        _check_port(config.http)
+        _check_port(config.http.host, config.http.port, key="http.port")
+        if config.http.metrics_port is not None:
+            _check_port("127.0.0.1", config.http.metrics_port, key="http.metrics_port")
         _start_ray(config, verbose=verbose)
     else:
         _join_ray(address, verbose=verbose)
     import ray
 
     try:
-        if address is None:
-            _check_demand(config, ray.cluster_resources())
-        _deploy(config)
-        _wait_until_ready(watch, {} if address is not None else _deployments_to_convert(config))
-        if address is None:
-            _wait_for_discovery(Client(config.http.url))
+        with _in_a_line("the server could not start"):
+            if address is None:
+                check_demand(config, ray.cluster_resources())
+            _deploy(config)
+            _wait_until_ready(watch, {} if address is not None else _deployments_to_convert(config))
+            if address is None:
+                _wait_for_discovery(Client(config.http.url))
         yield
     finally:
-        if address is not None:
-            _delete()
-        ray.shutdown()
+        with _uninterrupted():
+            if address is not None:
+                _delete()
+            ray.shutdown()
 
 
 def drain(config: ServerConfig) -> int:
@@ -98,6 +117,31 @@ def failure(message: str) -> str | None:
     return errors[-1].strip() if errors else None
 
 
+@contextmanager
+def _in_a_line(what: str) -> Iterator[None]:
+    """Turn errors of other libraries in the block into UnavailableError. what: went wrong."""
+    try:
+        yield
+    except ConsortError:
+        raise
+    except Exception as error:  # what Ray raises is not documented
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnavailableError(f"{what}: {reason[:_SHOWN_CHARACTERS]}") from error
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C in the block, which ends by itself; interrupted, it would leave processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -108,19 +152,23 @@ def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
+        "RAY_enable_metrics_collection": "0" if config.http.metrics_port is None else "1",
+        **_INTERVALS,
     }
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     import ray
 
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        resources=_all_resources(config),
-        log_to_driver=verbose,
-        logging_level=_log_level(verbose),
-    )
+    with _in_a_line("Ray could not start"):
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            resources=_all_resources(config),
+            log_to_driver=verbose,
+            logging_level=_log_level(verbose),
+            _metrics_export_port=config.http.metrics_port,
+        )
 
 
 def _join_ray(address: str, *, verbose: bool) -> None:
@@ -207,17 +255,17 @@ def _check_deployments(status: "ApplicationStatusOverview") -> None:
         raise ConfigError(f"the application could not start: {status.message}")
 
 
-def _check_port(http: HttpConfig) -> None:
-    """Raise ConfigError if the port is taken."""
-    with socket.socket(socket.AF_INET6 if ":" in http.host else socket.AF_INET) as probe:
+def _check_port(host: str, port: int, *, key: str) -> None:
+    """Raise ConfigError if the port is taken. key: the port's."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((http.host, http.port))
+            probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"http.port: can't listen on {http.host}:{http.port}: {error.strerror}") from error
+            raise ConfigError(f"{key}: can't listen on {host}:{port}: {error.strerror}") from error
 
 
-def _check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
+def check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
     """Raise ConfigError if the replicas need more than the machine has: they would wait for ever."""
     models = config.models.values()
     demands = {

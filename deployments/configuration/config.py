@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from actors.replica.roles import Role
 
 DEFAULT_CONFIG = ROOT / "deployments" / "default.yaml"
+ENSEMBLE_CONFIG = ROOT / "deployments" / "ensemble.yaml"  # an endpoint of each kind, of the bundled models
 TINY_CONFIG = ROOT / "models" / "tiny.yaml"  # the bundled pair, for tests and benchmarks
 
 

@@ -29,6 +29,11 @@ class HttpConfig(StrictModel):
         "127.0.0.1", description="Address to listen on."
     )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="Port to listen on.")
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None,
+        description="Port of Ray's metrics, the replicas' own among them, under `consort serve`; null: none are "
+        "collected. A cluster has its own.",
+    )
     max_requests: Count | None = Field(
         None,
         description="Requests in progress or waiting at once; further ones are refused with 429. null: twice as many "
