@@ -107,9 +107,13 @@ def check_checkpoints(config: ServerConfig) -> None:
 def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
     """Read the configuration in a YAML file; by default, the one that serves SmolLM2-135M-Instruct.
 
+    path: relative to the working directory or, like `deployments/ensemble.yaml`, to what comes with Consort.
+
     Raises:
         ConfigError: the file can't be read, or the configuration is wrong (see `parse_config`).
     """
+    if not path.exists() and (ROOT / path).is_file():
+        path = ROOT / path
     data = read_document(path)
     with _naming(str(path)):
         config = parse_config(data, folder=path.resolve().parent)
