@@ -7,7 +7,9 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +34,20 @@ Watch = Callable[[list["StartProgress"]], None]
 _POLL_S = 0.2
 _MARGIN_S = 5.0  # for coordinators to answer after a drain
 _FLUSH_S = 0.3  # for the proxy to pass on the last bytes
+_SHOWN_CHARACTERS = 400  # of another library's error
+# Intervals of a local Ray, a tenth of a second by default or thereabouts: an idle server should cost next to nothing.
+_INTERVALS = {
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_io_context_monitor_probe_interval_ms": "10000",
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "RAY_task_events_report_interval_ms": "0",  # no record of tasks, which only Ray's dashboard shows
+    "RAY_event_stats": "0",
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # look for new log files at the interval below, not all the time
+    "LOG_NAME_UPDATE_INTERVAL_S": "10",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
+}
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
 
@@ -54,33 +70,37 @@ def serving(
 
     Raises:
         ConfigError: a model could not be loaded, or the port is taken. Once Ray runs, a note names its logs.
-        UnavailableError: no cluster answers at the address.
+        UnavailableError: no cluster answers at the address, or Ray or Serve did not start in time.
     """
     if not verbose:
         warnings.simplefilter("ignore")
     watch([StartProgress("Ray", "loading")])
     if address is None:
-        _check_port(config.http)
+        _check_port(config.http.host, config.http.port, key="http.port")
+        if config.http.metrics_port is not None:
+            _check_port("127.0.0.1", config.http.metrics_port, key="http.metrics_port")
         _start_ray(config, verbose=verbose, log_level=log_level)
     else:
         _join_ray(address, verbose=verbose, log_level=log_level)
     import ray
 
     try:
-        if address is None:
-            _check_demand(config, ray.cluster_resources())
-        _deploy(config)
-        _wait_until_ready(watch, {} if address is not None else _deployments_to_convert(config))
-        if address is None:
-            _wait_for_discovery(local_client(config.http))
+        with _in_a_line("the server could not start"):
+            if address is None:
+                check_demand(config, ray.cluster_resources())
+            _deploy(config)
+            _wait_until_ready(watch, {} if address is not None else _deployments_to_convert(config))
+            if address is None:
+                _wait_for_discovery(local_client(config.http))
         yield
     except ConsortError as error:
         error.add_note(f"Logs: {_logs()}")
         raise
     finally:
-        if address is not None:
-            _delete()
-        ray.shutdown()
+        with _uninterrupted():
+            if address is not None:
+                _delete()
+            ray.shutdown()
 
 
 def local_client(http: HttpConfig, api_key: str | None = None) -> Client:
@@ -118,6 +138,31 @@ def _logs() -> str:
     return f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/{session}/logs, those of the replicas in serve/"
 
 
+@contextmanager
+def _in_a_line(what: str) -> Iterator[None]:
+    """Turn errors of other libraries in the block into UnavailableError. what: went wrong."""
+    try:
+        yield
+    except ConsortError:
+        raise
+    except Exception as error:  # what Ray raises is not documented
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnavailableError(f"{what}: {reason[:_SHOWN_CHARACTERS]}") from error
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C in the block, which ends by itself; interrupted, it would leave processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -128,6 +173,8 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
+        "RAY_enable_metrics_collection": "0" if config.http.metrics_port is None else "1",
+        **_INTERVALS,
     }
     for name, value in environment.items():
         os.environ.setdefault(name, value)
@@ -135,14 +182,16 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     import ray
 
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        resources=_all_resources(config),
-        log_to_driver=verbose,
-        logging_level=_log_level(verbose, log_level),
-        logging_config=_logging_config(verbose, log_level),
-    )
+    with _in_a_line("Ray could not start"):
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            resources=_all_resources(config),
+            log_to_driver=verbose,
+            logging_level=_log_level(verbose, log_level),
+            logging_config=_logging_config(verbose, log_level),
+            _metrics_export_port=config.http.metrics_port,
+        )
 
 
 def _join_ray(address: str, *, verbose: bool, log_level: str) -> None:
@@ -231,17 +280,17 @@ def _check_deployments(status: "ApplicationStatusOverview") -> None:
         raise ConfigError(f"the application could not start: {status.message}")
 
 
-def _check_port(http: HttpConfig) -> None:
-    """Raise ConfigError if the port is taken."""
-    with socket.socket(socket.AF_INET6 if ":" in http.host else socket.AF_INET) as probe:
+def _check_port(host: str, port: int, *, key: str) -> None:
+    """Raise ConfigError if the port is taken. key: the port's."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((http.host, http.port))
+            probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"http.port: can't listen on {http.host}:{http.port}: {error.strerror}") from error
+            raise ConfigError(f"{key}: can't listen on {host}:{port}: {error.strerror}") from error
 
 
-def _check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
+def check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
     """Raise ConfigError if the replicas need more than the machine has: they would wait for ever."""
     models = config.models.values()
     demands = {

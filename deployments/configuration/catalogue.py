@@ -10,6 +10,7 @@ from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig, locate
+from deployments.configuration.paths import positions_of, read_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,11 @@ def _least(lengths: list[int | None]) -> int | None:
 
 def _context_length(model: ModelConfig) -> int | None:
     """Return the most tokens of a request; None if only the missing checkpoint tells."""
-    file = Path(locate(model.path)) / "config.json"
-    if model.max_length is not None or not file.is_file():
+    folder = Path(locate(model.path))
+    if model.max_length is not None or not (folder / "config.json").is_file():
         return model.max_length
-    try:
-        header = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from error
-    positions = header.get("text_config", header).get("max_position_embeddings")
-    return None if positions is None else min(int(positions), MAX_LENGTH)
+    positions = positions_of(read_header(folder))
+    return None if positions is None else min(positions, MAX_LENGTH)
 
 
 def _description(name: str, config: ServerConfig) -> str:

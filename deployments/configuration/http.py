@@ -3,7 +3,8 @@
 from ipaddress import ip_address
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from decoding.errors import ConfigError
 from decoding.sampling.params import MAX_LOGPROBS
@@ -19,11 +20,24 @@ from deployments.validation.strict import StrictModel
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
+def _check_host(host: str) -> str:
+    if "/" in host or host.count(":") == 1:
+        raise PydanticCustomError("host", "should be an address alone, such as 0.0.0.0 (the port has a key of its own)")
+    return host
+
+
 class HttpConfig(StrictModel):
     """Address, limits and API keys of the server."""
 
-    host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address to listen on.")
+    host: Annotated[str, Field(min_length=1), AfterValidator(_check_host)] = Field(
+        "127.0.0.1", description="Address to listen on."
+    )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="Port to listen on.")
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None,
+        description="Port of Ray's metrics, the replicas' own among them, under `consort serve`; null: none are "
+        "collected. A cluster has its own.",
+    )
     max_requests: Count | None = Field(
         None,
         description="Requests in progress or waiting at once; further ones are refused with 429. null: twice as many "

@@ -66,7 +66,8 @@ class ReplicaLoad(BaseModel, frozen=True):
     waiting: int  # requests that wait for one, or for KV pages
     slots: int
     kv_usage: float  # share of the KV pages that requests hold
-    drafting: bool | None  # whether a target wants drafts now; null for drafters
+    drafting: bool | None  # whether a target wants drafts now, or rests as plain decoding is faster; null for drafters
+    speculation_gain: float | None  # a target's speed relative to plain decoding, by its trials; null: not known
 
 
 class ServerStatus(BaseModel):
@@ -150,4 +151,5 @@ def _replica(address: ReplicaAddress, report: Report | None, *, role: str) -> Re
         slots=latest.slots,
         kv_usage=round(latest.used_pages / max(latest.pages, 1), 4),
         drafting=None if report is None or role == "drafter" else latest.drafting,
+        speculation_gain=None if role == "drafter" or latest.speculation_gain == 1 else latest.speculation_gain,
     )

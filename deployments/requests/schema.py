@@ -308,7 +308,8 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
         [], description="The conversation so far, oldest turn first."
     )
     max_completion_tokens: Limit | None = Field(
-        None, description="OpenAI's newer name for `max_tokens`; no error where the context has less room."
+        None,
+        description="OpenAI's newer name for `max_tokens`, which it overrules; no error where the context is smaller.",
     )
     logprobs: bool | None = Field(None, description="true: answers have log-probabilities.")
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_CHAT_LOGPROBS)] | None = Field(
@@ -330,7 +331,7 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
             *super()._conditions(),
             *self.template_conditions(),
             (bool(self.messages) or self.template is not None, "messages", "is required, or else a template"),
-            (len(limits) < 2, "max_tokens", "differs from max_completion_tokens; set one of them"),
+            (len(limits) < 2 or not self.strict, "max_tokens", "differs from max_completion_tokens; set one of them"),
             (
                 not self.continue_final_message or self.add_generation_prompt is False,
                 "continue_final_message",

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 
 import click
@@ -20,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.model.thread_environment import compute_environment
-from decoding.errors import ConsortError, UnavailableError
+from decoding.errors import ConsortError
 from deployments.client import DEFAULT_URL, Client
-from deployments.cluster import drain, local_client, serving
+from deployments.cluster import check_demand, drain, local_client, serving
 from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import DEFAULT_CONFIG, TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
@@ -168,10 +167,11 @@ def demo(keep: bool, port: int | None, verbose: bool) -> None:
 @main.command(short_help="List what clients can ask for.")
 @_config_argument
 @click.option("--url", help="Ask the server at this URL instead of reading a configuration.")
-def models(config_path: Path, url: str | None) -> None:
+@click.option("--api-key", envvar=ENVIRONMENT_KEY, help="The server's key; better in CONSORT_API_KEY.")
+def models(config_path: Path, url: str | None, api_key: str | None) -> None:
     """List what clients can ask for, and the models behind it."""
     if url is not None:
-        _console.print(_served_table(Client(url)))
+        _console.print(_served_table(Client(url, api_key)))
     else:
         _console.print(_configured_table(load_config(config_path)))
 
@@ -298,8 +298,14 @@ def _with_http(config: ServerConfig, *, host: str | None = None, port: int | Non
 
 
 def _check(config: ServerConfig) -> None:
-    from deployments.endpoints.endpoint import load_endpoints  # imports transformers, which takes seconds
+    from torch.cuda import device_count  # this and the next imports take seconds
 
+    from actors.loading.checkpoint import check_model
+    from deployments.endpoints.endpoint import load_endpoints
+
+    check_demand(config, {"GPU": device_count(), "CPU": os.cpu_count() or 1})
+    for name, model in config.models.items():
+        check_model(model.spec(name))
     for name, served in load_endpoints(config).items():
         _show_reports_of(name, served.token_reports())
     _console.print(_configured_table(config))
@@ -332,6 +338,8 @@ def _show_how_to_go_on(config: ServerConfig) -> None:
     option = "" if url == DEFAULT_URL else f" --url {url}"
     _console.print(f"\n[bold green]Serving[/] on [bold]{url}[/], for browsers too. In another terminal:")
     _console.print(f"  consort chat{option}", soft_wrap=True)
+    if config.http.metrics_port is not None:
+        _console.print(f"The replicas' metrics: http://127.0.0.1:{config.http.metrics_port}/metrics", soft_wrap=True)
     _show_request(config)
 
 
@@ -358,10 +366,7 @@ def _configured_table(config: ServerConfig) -> Table:
 
 def _served_table(client: Client) -> Table:
     table = Table("model", "target", "drafter", "draft length", "context", "ready", box=SIMPLE)
-    reply = client.get("/v1/models")
-    if reply.status != HTTPStatus.OK:
-        raise UnavailableError(f"{client.url} has no /v1/models: HTTP {reply.status}")
-    for card in reply.document["data"]:
+    for card in client.document("/v1/models")["data"]:
         shown = (card["id"], card["target"], card["drafter"] or "–", card["draft_length"], card["context_length"])
         table.add_row(*map(str, shown), "yes" if card["ready"] else "no")
     return table

@@ -75,7 +75,7 @@ def test_a_name_must_be_usable_in_urls() -> None:
 
 @pytest.mark.parametrize("data", [None, [], "models", 5])
 def test_a_configuration_is_a_mapping(data: object) -> None:
-    with pytest.raises(ConfigError, match="the configuration: should be"):
+    with pytest.raises(ConfigError, match="the configuration: should be a dictionary with 'models' and 'endpoints'"):
         parse_config(data, folder=Path.cwd())
 
 
