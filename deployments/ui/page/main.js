@@ -1,18 +1,18 @@
 /** The playground: connects the page's controls with requests and answers. */
 
-import { Api, ApiError, PATHS } from "./api.js";
-import { alternatives, curl, FieldError, parameters, read, templated } from "./body.js";
-import { Choices } from "./choices.js";
-import { answeredBy, askedOf, Conversation } from "./conversation.js";
-import { byId, make } from "./dom.js";
-import { Endpoints } from "./endpoints.js";
-import { Figures } from "./figures.js";
-import { Form } from "./form.js";
-import { KINDS } from "./kinds.js";
-import { Log } from "./log.js";
-import { Pair } from "./pair.js";
-import { summary } from "./statistics.js";
-import { Tip } from "./tip.js";
+import { Api, ApiError, PATHS } from "./server/api.js";
+import { alternatives, curl, FieldError, parameters, read, templated } from "./request/body.js";
+import { Choices } from "./answers/choices.js";
+import { answeredBy, askedOf, Conversation } from "./conversations/conversation.js";
+import { byId, make } from "./common/dom.js";
+import { Endpoints } from "./server/endpoints.js";
+import { Figures } from "./figures/figures.js";
+import { Form } from "./request/form.js";
+import { KINDS } from "./request/kinds.js";
+import { Log } from "./conversations/log.js";
+import { Pair } from "./answers/pair.js";
+import { summary } from "./figures/statistics.js";
+import { Tip } from "./answers/tip.js";
 
 const KEY = "consort.key"; // in the tab's session storage, which no other tab can read
 

@@ -63,8 +63,8 @@ def test_acceptance_does_not_depend_on_how_chunks_were_cut(page: "Page") -> None
     joined: list[dict[str, Any]] = [{"source": source} for source in [*SOURCES, "accepted"]]
     positions = page.evaluate(
         """async (tokens) => {
-            const { stepsOf } = await import("/page/answer.js");
-            const { byPosition } = await import("/page/acceptance.js");
+            const { stepsOf } = await import("/page/answers/answer.js");
+            const { byPosition } = await import("/page/figures/acceptance.js");
             return byPosition(stepsOf(tokens));
         }""",
         joined,
@@ -79,7 +79,7 @@ def test_acceptance_does_not_depend_on_how_chunks_were_cut(page: "Page") -> None
 def test_tokens_lose_what_a_stop_string_took_back(page: "Page") -> None:
     texts = page.evaluate(
         """async (choices) => {
-            const { Answer } = await import("/page/answer.js");
+            const { Answer } = await import("/page/answers/answer.js");
             const answer = new Answer(0);
             for (const choice of choices) answer.take({ choices: [{ index: 0, ...choice }] }, 1);
             answer.settle();

@@ -1,8 +1,8 @@
 /** The tokens of the target's last steps: a column per step, a square per token. */
 
-import { draw, make } from "./dom.js";
-import { classOf } from "./sources.js";
-import { plural } from "./format.js";
+import { draw, make } from "../common/dom.js";
+import { classOf } from "../answers/sources.js";
+import { plural } from "../common/format.js";
 
 const WIDTH = 280;
 const COLUMN = 7; // width in pixels, with a gap of 1

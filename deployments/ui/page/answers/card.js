@@ -2,10 +2,10 @@
 
 import { Answer } from "./answer.js";
 import { Calls } from "./calls.js";
-import { make } from "./dom.js";
+import { make } from "../common/dom.js";
 import { TokenView } from "./tokens.js";
-import { summary } from "./statistics.js";
-import { orDash } from "./format.js";
+import { summary } from "../figures/statistics.js";
+import { orDash } from "../common/format.js";
 
 export class Card {
   /**

@@ -12,7 +12,7 @@
  * Counts from the tokens: a step accepted as many draft tokens as it starts with. A `recovered` token replaced one more
  * that was verified.
  *
- * @param {import("./answer.js").Token[][]} steps
+ * @param {import("../answers/answer.js").Token[][]} steps
  * @returns {Position[]}
  */
 export function byPosition(steps) {

@@ -1,6 +1,6 @@
 /** The calls in an answer: a card for each, with a field for its result. Calls nothing itself. */
 
-import { make } from "./dom.js";
+import { make } from "../common/dom.js";
 
 export class Calls {
   constructor() {

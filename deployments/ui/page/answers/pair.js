@@ -1,7 +1,7 @@
 /** Two answers to one request side by side: with drafts, and by the target alone. */
 
 import { Choices } from "./choices.js";
-import { make } from "./dom.js";
+import { make } from "../common/dom.js";
 import { compareTexts } from "./difference.js";
 
 const SEEDS = 2 ** 31;

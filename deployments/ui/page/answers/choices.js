@@ -1,9 +1,9 @@
 /** The answers to one request, side by side. The conversation continues with the chosen one. */
 
-import { ApiError } from "./api.js";
+import { ApiError } from "../server/api.js";
 import { Card } from "./card.js";
-import { make } from "./dom.js";
-import { together } from "./statistics.js";
+import { make } from "../common/dom.js";
+import { together } from "../figures/statistics.js";
 
 let groups = 0;
 

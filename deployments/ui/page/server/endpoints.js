@@ -1,8 +1,8 @@
 /** The endpoint picker: the server's endpoints, and whether they are ready. */
 
 import { ApiError } from "./api.js";
-import { problem } from "./card.js";
-import { number } from "./format.js";
+import { problem } from "../answers/card.js";
+import { number } from "../common/format.js";
 
 const RETRY_MS = 2000;
 

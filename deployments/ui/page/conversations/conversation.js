@@ -37,7 +37,7 @@ export function askedOf(text, results) {
   return [...results, ...(text ? [{ role: "user", content: text }] : [])];
 }
 
-/** An answer as messages; none if it is empty. @param {import("./answer.js").Answer} answer */
+/** An answer as messages; none if it is empty. @param {import("../answers/answer.js").Answer} answer */
 export function answeredBy({ text, calls }) {
   if (!calls.length) return text ? [{ role: "assistant", content: text }] : [];
   const called = calls.map(({ id, name, arguments: given }) => ({

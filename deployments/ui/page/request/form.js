@@ -1,6 +1,6 @@
 /** The form of parameters: a control for each field, with help and errors. */
 
-import { make } from "./dom.js";
+import { make } from "../common/dom.js";
 import { FIELDS, GROUPS } from "./fields.js";
 
 const STORE = "consort.parameters";

@@ -1,7 +1,7 @@
 /** The figures of one answer in the panel. */
 
 import { showChart } from "./chart.js";
-import { byId } from "./dom.js";
+import { byId } from "../common/dom.js";
 import { showLegend, showMembers, showStatistics } from "./statistics.js";
 import { showSteps } from "./steps.js";
 
@@ -13,7 +13,7 @@ export class Figures {
     this.show(null);
   }
 
-  /** @param {import("./answer.js").Answer | null} answer */
+  /** @param {import("../answers/answer.js").Answer | null} answer */
   show(answer) {
     this._answer = answer;
     this._shownMs = performance.now();

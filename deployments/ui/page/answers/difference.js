@@ -1,6 +1,6 @@
 /** Compares two answers to the same request. Pure. */
 
-import { number } from "./format.js";
+import { number } from "../common/format.js";
 
 /** The index of the first difference between two texts; -1 if there is none. */
 export function difference(left, right) {

@@ -1,6 +1,6 @@
 /** Shows an answer's tokens, one element per token. Fast tokens are drawn in batches. */
 
-import { make } from "./dom.js";
+import { make } from "../common/dom.js";
 import { markOf, ownerOf, shareOf } from "./members.js";
 import { classOf } from "./sources.js";
 

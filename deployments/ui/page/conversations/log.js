@@ -1,6 +1,6 @@
 /** A list of exchanges that scrolls to the end, unless the reader has scrolled away. */
 
-import { make } from "./dom.js";
+import { make } from "../common/dom.js";
 
 const NEAR_PX = 80;
 

@@ -1,9 +1,9 @@
 /** An answer's statistics: a list in the panel, a line below the answer, and the legend. */
 
-import { make } from "./dom.js";
-import { AGREED, markOf, meaningOfOwner, ownerOf } from "./members.js";
-import { classOf, meaningOf, SOURCES } from "./sources.js";
-import { duration, number, orDash, percent, plural } from "./format.js";
+import { make } from "../common/dom.js";
+import { AGREED, markOf, meaningOfOwner, ownerOf } from "../answers/members.js";
+import { classOf, meaningOf, SOURCES } from "../answers/sources.js";
+import { duration, number, orDash, percent, plural } from "../common/format.js";
 
 const HELP = {
   "Tokens/s": "Over the time since sending.",
@@ -15,7 +15,7 @@ const HELP = {
 
 const ENDS = ["stop", "tool_calls"]; // finish reasons that need no mention
 
-/** @param {HTMLElement} list  @param {import("./answer.js").Answer | null} answer */
+/** @param {HTMLElement} list  @param {import("../answers/answer.js").Answer | null} answer */
 export function showStatistics(list, answer) {
   const figures = {
     "Tokens/s": orDash(answer?.tokensPerS, 1),

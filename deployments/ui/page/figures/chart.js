@@ -1,8 +1,8 @@
 /** The chart of acceptance by position in the draft. */
 
 import { byPosition } from "./acceptance.js";
-import { draw, make } from "./dom.js";
-import { percent } from "./format.js";
+import { draw, make } from "../common/dom.js";
+import { percent } from "../common/format.js";
 
 const WIDTH = 280;
 const HEIGHT = 132;

@@ -1,10 +1,10 @@
 /** A tooltip for the token under the pointer or with the keyboard's focus. */
 
-import { make } from "./dom.js";
+import { make } from "../common/dom.js";
 import { tokenOf } from "./tokens.js";
 import { markOf } from "./members.js";
 import { classOf, meaningOf } from "./sources.js";
-import { percent, visible } from "./format.js";
+import { percent, visible } from "../common/format.js";
 
 const GAP_PX = 8;
 
