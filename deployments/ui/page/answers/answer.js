@@ -5,6 +5,8 @@
  * @property {number?} id
  * @property {string} text what it adds to the answer
  * @property {string} source accepted, recovered, bonus or plain; "": unknown
+ * @property {boolean} thought whether it is part of the reasoning
+ * @property {boolean} [differs] from the answer beside it
  * @property {?string} proposer who drafted it, if it was accepted
  * @property {{model: string, logprob: number, agreed: boolean, share: number}[]} members of an ensemble
  * @property {number?} logprob
@@ -17,6 +19,7 @@ export class Answer {
   /** @param {{index?: number, alone?: boolean}} [choice] index among the request's answers; whether it is the only one */
   constructor(beganMs, { index = 0, alone = true } = {}) {
     this.text = "";
+    this.reasoning = "";
     /** @type {Token[]} */
     this.tokens = [];
     /** @type {Token[][]} the tokens of each of the target's steps */
@@ -26,7 +29,8 @@ export class Answer {
     this.finish = this.seed = null;
     this.speculation = this.usage = null; // of all answers to the request together
     this.progress = this.ensemble = null; // of an ensemble
-    this.stopped = this.cached = false;
+    this.stopped = this.cached = this.edited = false;
+    this.speculates = true; // whether the request may have drafts
     this.error = null;
     this.index = index;
     this.alone = alone;
@@ -40,11 +44,16 @@ export class Answer {
     this.usage = document.usage ?? this.usage;
     this.seed = document.seed ?? this.seed;
     this.progress = document.progress ?? null;
-    const choice = document.choices.find(({ index }) => index === this.index);
-    if (!choice) return [];
+    const choices = document.choices.filter(({ index }) => index === this.index);
+    return choices.flatMap((choice) => this._takeChoice(choice, nowMs));
+  }
+
+  _takeChoice(choice, nowMs) {
     const text = choice.text ?? choice.delta?.content ?? "";
-    const added = tokensOf(choice, text);
+    const thought = choice.delta?.reasoning_content ?? "";
+    const added = tokensOf(choice, text || thought, thought !== "" && text === "");
     this.text += text;
+    this.reasoning += thought;
     for (const piece of choice.delta?.tool_calls ?? []) this._takeCall(piece);
     this.ensemble = choice.ensemble ?? this.ensemble;
     this.finish = choice.finish_reason ?? this.finish;
@@ -67,7 +76,7 @@ export class Answer {
 
   /** Cuts the text that a stop string removed from the tokens, too. Calls are not part of the text. */
   settle() {
-    if (this.finish === null || this.calls.length) return;
+    if (this.finish === null || this.calls.length || this.reasoning) return;
     let room = this.text.length;
     for (const token of this.tokens) {
       token.text = token.text.slice(0, room);
@@ -75,9 +84,43 @@ export class Answer {
     }
   }
 
+  /** Marks the tokens from a character of the model's output on. */
+  markFrom(index) {
+    let end = 0;
+    for (const token of this.tokens) {
+      end += token.text.length;
+      token.differs = end > index;
+    }
+  }
+
+  /** @returns {Token[]} those of the reasoning */
+  get thoughts() {
+    return this.tokens.filter(({ thought }) => thought);
+  }
+
+  /** @returns {Token[]} all others */
+  get content() {
+    return this.tokens.filter(({ thought }) => !thought);
+  }
+
+  /** A plain object that the browser can keep. */
+  get record() {
+    return { ...this, error: this.error && { title: this.error.title, message: this.error.message } };
+  }
+
+  static restored(record) {
+    return Object.assign(new Answer(0), record);
+  }
+
+  /** The same answer with another text, which no model wrote. */
+  withText(text) {
+    const choice = { index: 0, alone: true };
+    return Object.assign(new Answer(0, choice), { text, calls: this.calls, reasoning: this.reasoning, finish: this.finish, edited: true });
+  }
+
   /** The model's output, calls included. */
   get written() {
-    return this.calls.length ? this.tokens.map(({ text }) => text).join("") : this.text;
+    return this.calls.length || this.reasoning ? this.tokens.map(({ text }) => text).join("") : this.text;
   }
 
   get count() {
@@ -119,11 +162,11 @@ export function stepsOf(tokens) {
 }
 
 /** @returns {Token[]} */
-function tokensOf(choice, text) {
+function tokensOf(choice, text, thought) {
   const details = choice.token_details ?? (text ? [{ id: null, text, source: "" }] : []);
   const logprobs = choice.logprobs?.content?.map(fromChat) ?? fromCompletion(choice.logprobs);
   return details.map(({ id, text, source, proposer = null, members = [] }, index) => ({
-    ...{ id, text, source, proposer, members, logprob: null, top: [] },
+    ...{ id, text, source, proposer, members, thought, logprob: null, top: [] },
     ...logprobs[index],
   }));
 }

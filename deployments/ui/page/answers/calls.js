@@ -24,7 +24,10 @@ export class Calls {
 
   /** Shows the fields for results. act: called to send them. */
   offer(act) {
-    this._cards.forEach(({ field }) => (field.hidden = false));
+    for (const { field, result } of this._cards) {
+      field.hidden = false;
+      result.readOnly = false;
+    }
     this._send.hidden = false;
     this._send.onclick = act;
   }

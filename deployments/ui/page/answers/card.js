@@ -1,9 +1,10 @@
-/** One answer on the page: tokens, calls, speed and statistics. */
+/** One answer on the page: text, calls, speed and statistics. */
 
 import { Answer } from "./answer.js";
+import { AnswerText } from "./answer_text.js";
 import { Calls } from "./calls.js";
 import { make } from "../common/dom.js";
-import { TokenView } from "./tokens.js";
+import { WrittenView } from "./written_view.js";
 import { summary } from "../figures/statistics.js";
 import { orDash } from "../common/format.js";
 
@@ -13,23 +14,22 @@ export class Card {
    * @param {object} options
    * @param {string} [options.prompt] text that the answer continues, shown before it
    * @param {boolean} [options.monospace]
+   * @param {boolean} [options.formatted] whether to read Markdown
    * @param {(card: Card) => void} options.changed called after every change
    * @param {{index: number, alone: boolean}} [options.choice] see Answer
+   * @param {Answer} [options.answer] a complete one
    */
-  constructor(title, { prompt = "", monospace = false, changed, choice }) {
-    this.answer = new Answer(performance.now(), choice);
+  constructor(title, { prompt = "", monospace = false, formatted = false, changed, choice, answer }) {
+    this.answer = answer ?? new Answer(performance.now(), choice);
     this.calls = new Calls();
     this._changed = changed;
-    const keys = { role: "group", tabIndex: 0, "aria-label": "Tokens of the answer; arrow keys describe each" };
-    const tokens = make("span", { className: "tokens", ...keys });
-    this._tokens = new TokenView(tokens, () => this._drawn());
+    const text = { prompt, monospace, formatted, drawn: () => this._drawn() };
+    this._text = new AnswerText(this.answer, text);
     this._speed = make("span", { className: "speed", "aria-hidden": "true" });
     this._foot = make("p", { className: "facts summary" });
     this._actions = make("div", { className: "card-actions" });
     this.head = make("div", { className: "card-head" }, make("h3", { textContent: title }), this._speed);
-    const given = prompt ? [make("span", { className: "prompt", textContent: prompt })] : [];
-    this._text = make("div", { className: `card-text${monospace ? " monospace" : ""}` }, ...given, tokens);
-    this.element = make("article", { className: "card running", "aria-busy": "true" }, this.head, this._text);
+    this.element = make("article", { className: "card running", "aria-busy": "true" }, this.head, this._text.element);
     this.element.append(this.calls.element, this._foot, this._actions);
   }
 
@@ -41,7 +41,7 @@ export class Card {
   /** Takes in a document of the stream. */
   take(document) {
     const added = this.answer.take(document, performance.now());
-    if (added.length) this._tokens.add(added);
+    if (added.length) this._text.update();
     if (this.answer.calls.length) this.calls.show(this.answer.calls);
     if (this.answer.progress) this.say(inProgress(this.answer.progress));
   }
@@ -50,12 +50,17 @@ export class Card {
   end() {
     const { answer } = this;
     answer.settle();
-    this._tokens.settle();
-    if (answer.calls.length) this._putAside();
+    if (answer.calls.length) this._addOriginal();
+    this._text.settle();
     this.element.classList.remove("running");
     this.element.removeAttribute("aria-busy");
     this._foot.textContent = summary(answer);
     if (answer.error) this._foot.before(problem(answer.error));
+  }
+
+  /** Shows the text formatted, or as written. */
+  show(formatted) {
+    if (!this.answer.calls.length) this._text.show(formatted);
   }
 
   /** Adds a button below the answer. */
@@ -63,6 +68,7 @@ export class Card {
     const button = make("button", { type: "button", className: "quiet", textContent: label });
     button.addEventListener("click", act);
     this._actions.append(button);
+    return button;
   }
 
   /** Shows a text below the answer until it ends. */
@@ -71,16 +77,18 @@ export class Card {
   }
 
   markFrom(index) {
-    this._tokens.markFrom(index);
+    this.answer.markFrom(index);
+    this._text.redraw();
   }
 
-  /** Replaces tokens that were calls by the text beside them; they stay available as details. */
-  _putAside() {
-    const text = this.answer.text.trim();
-    const words = text ? [make("p", { className: "card-text", textContent: text })] : [];
-    const raw = make("details", { className: "raw" }, make("summary", { textContent: "As the model wrote it" }));
-    this._text.replaceWith(...words, raw);
-    raw.append(this._text);
+  /** Shows the text beside the calls, and all tokens as details. */
+  _addOriginal() {
+    this.calls.show(this.answer.calls);
+    this._text.show(true);
+    const tokens = make("div", { className: "tokens", role: "group", tabIndex: 0, "aria-label": "Tokens of the answer with its calls" });
+    new WrittenView(tokens).draw(this.answer.tokens);
+    const original = make("div", { className: "card-text" }, tokens);
+    this._text.element.after(make("details", { className: "raw" }, make("summary", { textContent: "As the model wrote it" }), original));
   }
 
   _drawn() {

@@ -8,12 +8,15 @@ import { together } from "../figures/statistics.js";
 let groups = 0;
 
 export class Choices {
-  /** @param {string} title  @param {number} count  @param {object} options see Card */
-  constructor(title, count, options) {
+  /** @param {string} title  @param {number} count
+   *  @param {object} options see Card; proposes: whether the endpoint has drafts; answers: complete ones  */
+  constructor(title, count, { proposes = true, answers = [], ...options }) {
     const alone = count === 1;
     const name = (index) => (alone ? title : `${title}, ${index + 1} of ${count}`);
-    this.cards = Array.from({ length: count }, (_, index) => new Card(name(index), { ...options, choice: { index, alone } }));
+    const cardOf = (_, index) => new Card(name(index), { ...options, answer: answers[index], choice: { index, alone } });
+    this.cards = Array.from({ length: count }, cardOf);
     this.chosen = this.cards[0];
+    this._proposes = proposes;
     this.element = alone ? this.chosen.element : this._sideBySide(options.changed);
   }
 
@@ -21,6 +24,7 @@ export class Choices {
   async run(api, path, body, signal) {
     this.cards.forEach((card) => card.begin());
     const answers = this.cards.map(({ answer }) => answer);
+    for (const answer of answers) answer.speculates = this._proposes && body.speculate !== false;
     const opened = (headers) => answers.forEach((answer) => (answer.cached = headers.get("X-Consort-Cache") === "hit"));
     try {
       for await (const document of api.stream(path, body, { signal, opened }))
@@ -28,8 +32,20 @@ export class Choices {
     } catch (error) {
       this._fail(error, answers);
     }
+    this.end();
+  }
+
+  /** Shows what is known when all answers are complete. */
+  end() {
     this.cards.forEach((card) => card.end());
-    if (this._foot) this._foot.textContent = together(answers);
+    if (this._foot) this._foot.textContent = together(this.cards.map(({ answer }) => answer));
+  }
+
+  /** Goes on with another answer. */
+  choose(index) {
+    this.chosen = this.cards[index];
+    const radio = this.chosen.head.querySelector(".choose input");
+    if (radio) radio.checked = true;
   }
 
   _fail(error, answers) {

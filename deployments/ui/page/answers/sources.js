@@ -9,6 +9,17 @@ const KNOWN = {
 export const SOURCES = Object.keys(KNOWN);
 
 const PROPOSERS = { drafter: "the drafter", ngram: "a look-up in the text", medusa: "Medusa heads", eagle3: "an EAGLE-3 head" };
+const NAMES = { drafter: "drafter", ngram: "n-gram", medusa: "Medusa", eagle3: "EAGLE-3" };
+
+/** A proposer's name in short. */
+export function nameOf(proposer) {
+  return NAMES[proposer] ?? proposer;
+}
+
+/** Who drafted a token, in short; "" if nobody is known to have. */
+export function proposerOf({ source, proposer }) {
+  return source === "accepted" ? (NAMES[proposer] ?? "") : "";
+}
 
 /** The classes of a source's tokens. proposer: who drafted them, if known. */
 export function classOf(source, proposer = null) {

@@ -74,15 +74,17 @@ export class Tip {
 }
 
 function nextOf(key, group, current) {
+  const tokens = [...group.querySelectorAll(".token")];
+  const index = tokens.indexOf(current);
   switch (key) {
     case "ArrowRight":
-      return current ? current.nextElementSibling : group.firstElementChild;
+      return tokens[index + 1];
     case "ArrowLeft":
-      return current ? current.previousElementSibling : group.lastElementChild;
+      return tokens.at(current ? index - 1 : -1);
     case "Home":
-      return group.firstElementChild;
+      return tokens[0];
     case "End":
-      return group.lastElementChild;
+      return tokens.at(-1);
     case "Escape":
       return current && group;
     default:

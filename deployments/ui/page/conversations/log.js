@@ -23,6 +23,13 @@ export class Log {
     this.element.scrollTop = this.element.scrollHeight;
   }
 
+  /** Shows these elements only. Those that stay are not touched. */
+  show(elements) {
+    if (!elements.length) return this.clear();
+    for (const child of [...this.element.children]) if (!elements.includes(child)) child.remove();
+    this.add(...elements.slice(this.element.children.length));
+  }
+
   /** Scrolls to new text, if the reader is near the end. */
   follow() {
     const { scrollTop, scrollHeight, clientHeight } = this.element;

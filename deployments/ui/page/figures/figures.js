@@ -2,7 +2,7 @@
 
 import { showChart } from "./chart.js";
 import { byId } from "../common/dom.js";
-import { showLegend, showMembers, showStatistics } from "./statistics.js";
+import { showLegend, showMembers, showProposers, showStatistics } from "./statistics.js";
 import { showSteps } from "./steps.js";
 
 const BETWEEN_MS = 150; // between drawings of an answer in progress, which take time from models
@@ -19,6 +19,7 @@ export class Figures {
     this._shownMs = performance.now();
     showStatistics(byId("statistics"), answer);
     showLegend(byId("legend"), answer, this._byMember);
+    byId("proposers").hidden = !showProposers(byId("proposers"), answer);
     byId("members-section").hidden = !showMembers(byId("members"), answer);
     showChart(byId("chart"), answer?.steps ?? []);
     showSteps(byId("steps"), answer?.steps ?? []);

@@ -2,7 +2,8 @@
 
 import { make } from "../common/dom.js";
 import { AGREED, markOf, meaningOfOwner, ownerOf } from "../answers/members.js";
-import { classOf, meaningOf, SOURCES } from "../answers/sources.js";
+import { restsOf } from "../answers/rests.js";
+import { classOf, meaningOf, nameOf, proposerOf, SOURCES } from "../answers/sources.js";
 import { duration, number, orDash, percent, plural } from "../common/format.js";
 
 const HELP = {
@@ -34,17 +35,36 @@ export function showStatistics(list, answer) {
 /** Shows the meaning of each colour, with its number of tokens. byMember: colours are by member, not by source. */
 export function showLegend(list, answer, byMember) {
   const tokens = answer?.tokens ?? [];
-  const order = byMember ? [AGREED, ...(tokens[0]?.members ?? []).map(({ model }) => model)] : SOURCES;
-  const counts = countsOf(tokens.map((token) => (byMember ? ownerOf(token) : token.source)), order);
-  const items = counts.map(([name, count]) =>
-    make(
-      "li",
-      { title: byMember ? meaningOfOwner(name) : meaningOf(name) },
-      byMember ? memberSwatch(name) : make("span", { className: `swatch token ${classOf(name)}`, textContent: name || "token" }),
-      make("span", { className: "facts", textContent: ` ${number(count)}` }),
-    ),
-  );
-  list.replaceChildren(...items);
+  list.replaceChildren(...(byMember ? memberItems(tokens) : sourceItems(tokens)));
+}
+
+function memberItems(tokens) {
+  const order = [AGREED, ...(tokens[0]?.members ?? []).map(({ model }) => model)];
+  const counts = countsOf(tokens.map(ownerOf), order);
+  return counts.map(([name, count]) => item(memberSwatch(name), meaningOfOwner(name), count));
+}
+
+/** One item for each source; accepted tokens by who drafted them, where the answer tells. */
+function sourceItems(tokens) {
+  const kinds = new Map(tokens.map((token) => [kindOf(token), token]));
+  const order = [...kinds.keys()].sort((left, right) => rankOf(left) - rankOf(right));
+  return countsOf(tokens.map(kindOf), order).map(([kind, count]) => {
+    const { source, proposer } = kinds.get(kind);
+    const swatch = make("span", { className: `swatch token ${classOf(source, proposer)}`, textContent: kind || "token" });
+    return item(swatch, meaningOf(source, proposer), count);
+  });
+}
+
+function kindOf(token) {
+  return [token.source, proposerOf(token)].filter(Boolean).join(" · ");
+}
+
+function rankOf(kind) {
+  return SOURCES.indexOf(kind.split(" ")[0]);
+}
+
+function item(swatch, title, count) {
+  return make("li", { title }, swatch, make("span", { className: "facts", textContent: ` ${number(count)}` }));
 }
 
 /** Counts each name, in the given order. */
@@ -58,6 +78,17 @@ function memberSwatch(name) {
   const swatch = make("span", { className: "swatch token by-member", textContent: name || "token" });
   swatch.dataset.member = markOf(name);
   return swatch;
+}
+
+/** Shows who drafted how much; returns whether there is anything to show. */
+export function showProposers(table, answer) {
+  const proposers = Object.entries(answer?.speculation?.proposers ?? {});
+  const row = (kind, ...cells) => make("tr", {}, ...cells.map((text) => make(kind, { textContent: text })));
+  const rows = proposers.map(([name, { drafted, accepted }]) =>
+    row("td", nameOf(name), number(drafted), `${number(accepted)}, ${percent(accepted / drafted)}`),
+  );
+  table.replaceChildren(row("th", "Drafts by", "Drafted", "Accepted"), ...rows);
+  return rows.length > 0;
 }
 
 /** Shows each member's contribution; returns whether there are members. */
@@ -78,12 +109,14 @@ export function summary(answer) {
   const { finish, alone } = answer;
   const [speculation, seed] = alone ? [answer.speculation, answer.seed] : [null, null];
   const parts = [
+    answer.edited && "written by you",
     answer.stopped && "stopped",
     answer.cached && "from the server's cache",
     answer.count && plural(answer.count, "token"),
     answer.count && `${orDash(answer.tokensPerS, 1)} tokens/s`,
     answer.count && `first after ${duration(answer.firstMs)}`,
     speculation?.drafted && `${percent(answer.acceptanceRate)} accepted`,
+    answer.finish && restsOf(answer),
     answer.steps.length && `${orDash(answer.acceptanceLength, 2)} per step`,
     finish && !ENDS.includes(finish) && `ended by ${finish}`,
     seed !== null && `seed ${seed}`,

@@ -24,7 +24,7 @@ export function showSteps(element, steps) {
   element.replaceChildren(draw("svg", chart, ...squares), make("p", { className: "facts", textContent: note }));
 }
 
-function square({ source }, index, height, level) {
+function square({ source, proposer }, index, height, level) {
   const [x, y] = [index * COLUMN, height - (level + 1) * COLUMN];
-  return draw("rect", { x, y, width: COLUMN - 1, height: COLUMN - 1, rx: 1.5, class: `square ${classOf(source)}` });
+  return draw("rect", { x, y, width: COLUMN - 1, height: COLUMN - 1, rx: 1.5, class: `square ${classOf(source, proposer)}` });
 }

@@ -4,7 +4,7 @@ import { make } from "../common/dom.js";
 import { FIELDS, GROUPS } from "./fields.js";
 
 const STORE = "consort.parameters";
-const PARTS = { response_format: "_structure", structured_outputs: "_definition", messages: "_system" };
+const PARTS = { response_format: "_structure", structured_outputs: "_definition" };
 
 export class Form {
   /** @param {HTMLFormElement} element  @param {Storage} storage keeps the values across reloads of the tab */
@@ -16,6 +16,7 @@ export class Form {
     element.append(...this._groups.keys());
     element.addEventListener("submit", (event) => event.preventDefault());
     element.addEventListener("input", () => this._keep());
+    element.addEventListener("keydown", (event) => help(event));
     this._restore();
   }
 
@@ -31,8 +32,13 @@ export class Form {
   }
 
   reset() {
+    this.fill({});
+  }
+
+  /** Sets all fields; those without a text get their defaults. */
+  fill(texts) {
     this.clearMark();
-    for (const field of FIELDS) setText(this._controls.get(field.name), field.value ?? "");
+    for (const { name, value = "" } of FIELDS) setText(this._controls.get(name), texts[name] ?? value);
     this._keep();
   }
 
@@ -90,9 +96,11 @@ export class Form {
   }
 }
 
+/** A button for the pointer; the keyboard has F1 in the field, and screen readers have the description. */
 function questionMark({ label }, help) {
   const button = make("button", {
     type: "button",
+    tabIndex: -1,
     className: "question",
     textContent: "?",
     "aria-label": `Help: ${label}`,
@@ -104,6 +112,14 @@ function questionMark({ label }, help) {
     button.setAttribute("aria-expanded", String(!help.hidden));
   });
   return button;
+}
+
+/** F1 in a field shows its help, or hides it. */
+function help(event) {
+  const row = event.key === "F1" && event.target.closest(".field");
+  if (!row) return;
+  event.preventDefault();
+  row.querySelector(".question").click();
 }
 
 function controlOf(field, id) {

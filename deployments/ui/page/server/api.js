@@ -44,6 +44,11 @@ export class Api {
     return (await response.json()).data;
   }
 
+  /** Requests, totals and replicas, as GET /v1/status has them. */
+  async status() {
+    return (await this._fetch("v1/status", {})).json();
+  }
+
   /**
    * Yields the documents of a streamed answer. Closing the iterator, or the signal, hangs up and stops the server.
    * opened: called with the response's headers.

@@ -29,6 +29,11 @@ export class Endpoints {
     return (this.chosen?.members?.length ?? 0) > 1 && !this.chosen.strategy;
   }
 
+  /** Whether anything drafts for the chosen endpoint. */
+  get proposes() {
+    return this.chosen?.proposers?.length !== 0;
+  }
+
   /** Loads the endpoints, repeatedly until all are ready. */
   async load() {
     clearTimeout(this._timer);
