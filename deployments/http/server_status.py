@@ -67,7 +67,7 @@ class ReplicaLoad(BaseModel, frozen=True):
     slots: int
     kv_usage: float  # share of the KV pages that requests hold
     drafting: bool | None  # whether a target wants drafts now, or rests as plain decoding is faster; null for drafters
-    speculation_gain: float | None  # a target's speed relative to plain decoding, by its trials; null: not known
+    speculation_gain: float | None  # a target's speed with drafts over its speed without, by trials; null: not known
 
 
 class ServerStatus(BaseModel):
@@ -142,6 +142,7 @@ def _rate(hits: int, queries: int) -> float:
 
 def _replica(address: ReplicaAddress, report: Report | None, *, role: str) -> ReplicaLoad:
     latest = report or Report(active=0, waiting=0, slots=0, request_ids=[])
+    is_target = report is not None and role != "drafter"
     return ReplicaLoad(
         name=address.name,
         model=address.model,
@@ -150,6 +151,6 @@ def _replica(address: ReplicaAddress, report: Report | None, *, role: str) -> Re
         waiting=latest.waiting,
         slots=latest.slots,
         kv_usage=round(latest.used_pages / max(latest.pages, 1), 4),
-        drafting=None if report is None or role == "drafter" else latest.drafting,
-        speculation_gain=None if role == "drafter" or latest.speculation_gain == 1 else latest.speculation_gain,
+        drafting=latest.drafting if is_target else None,
+        speculation_gain=round(latest.speculation_gain, 4) if is_target and latest.speculation_gain != 1 else None,
     )
