@@ -6,6 +6,8 @@ Knows nothing of logits, or of when steps are taken.
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from actors.loops.mailbox import Mailbox
 from actors.loops.served_row import ServedRow
 from actors.model.runner import Runner
@@ -16,6 +18,7 @@ from actors.target.row import TargetRow, Verification
 from actors.target.rows import TargetRows
 from actors.wire.messages import Commit
 from decoding.drafts.trie import Draft
+from decoding.errors import OutOfPagesError
 from decoding.sampling.stopping import cut_at_stop
 
 
@@ -77,6 +80,12 @@ class Committer:
             admission=row.admission,
             cached_tokens=min(row.reused or 0, row.prompt_length) if is_first else 0,
         )
+        if finish is not None and row.params.prompt_attention:
+            try:
+                commit = replace(commit, prompt_attention=self._attention(row))
+            except OutOfPagesError as error:
+                self._inbox.fail(row, error)
+                return
         if finish is None:
             self._inbox.update_drafter(row)  # before the coordinator: the target waits for its drafts
         self._mailbox.put(peer, commit)
@@ -84,3 +93,9 @@ class Committer:
             self._rows.remove(row.key)
         elif self._rows.drafting:
             row.propose()
+
+    def _attention(self, row: TargetRow) -> list[float]:
+        """Return how much the answer attends to each token of the prompt: the mean over the answer's tokens."""
+        attention = self._runner.attention(row.attention_input())[:, : row.prompt_length]  # [Q, prompt]
+        weights: list[float] = attention.mean(dim=0).tolist()
+        return weights

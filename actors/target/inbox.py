@@ -134,6 +134,10 @@ class TargetInbox:
         if not self._runner.can_run(message.tokens):
             size = self._runner.vocab_size
             raise UnavailableError(f"the prompt is empty, or has tokens outside the target's vocabulary of {size}")
+        if message.params.prompt_attention and not self._runner.single_device:
+            raise InvalidRequestError(
+                "attention can't be read from a model in parts", field="prompt_compression.method"
+            )
         if message.beams is not None:
             self._admit_beams(peer, message, message.beams)
             return

@@ -16,6 +16,7 @@ from decoding.sampling.history import History
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 
 _NO_DRAFT = Draft([], [])
+_OBSERVED = 1  # last tokens of the prompt whose attention counts beside the answer's
 
 
 class Verification(NamedTuple):
@@ -40,6 +41,9 @@ class TargetRow(ServedRow):
         self.proposer = proposer
         self.ensemble: EnsembleRounds | None = None  # if it leads one
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if wanted
+        self.prompt_positions = admit.prompt_positions
+        if admit.prompt_positions is not None:  # pages hold keys at these positions
+            self.cache_salt += f" {admit.prompt_positions.digest}"
         self.drafter = admit.drafter  # whether a drafter works on the request
         self.heads = admit.heads and self.draft_length > 0  # whether heads of the target draft for it
         self.attached_drafter = admit.attached_drafter
@@ -77,9 +81,14 @@ class TargetRow(ServedRow):
     def inputs(self, limit: int) -> list[RowInput]:
         """Return a chunk of the prompt, or the text's last token and a draft of what follows it."""
         if not self.prefilling:
-            return [draft_input(self.slot, self.cached, self.tokens[-1], self.step_draft)]
-        chunks = super().inputs(limit)
-        return [replace(chunk, wanted=None) for chunk in chunks] if self.wants_prompt_logprobs else chunks
+            inputs = [draft_input(self.slot, self.cached, self.tokens[-1], self.step_draft)]
+        else:
+            inputs = super().inputs(limit)
+            if self.wants_prompt_logprobs:
+                inputs = [replace(chunk, wanted=None) for chunk in inputs]
+        if self.prompt_positions is not None:
+            inputs = [replace(row_input, prompt_positions=self.prompt_positions) for row_input in inputs]
+        return inputs
 
     def take(self, logits: Tensor) -> None:
         """Keep what decides on the draft. The leader of an ensemble blends it with what the members reply."""
@@ -185,6 +194,14 @@ class TargetRow(ServedRow):
         return Advance(
             request_id, coordinator, self.admission, base, self.tokens[base:], draft_length, self.rejected_at
         )
+
+    def attention_input(self) -> RowInput:
+        """Return the input whose attention to the prompt is wanted, once the answer is there: its tokens that were run.
+
+        The prompt's last tokens, often a question, are among them.
+        """
+        start = max(0, self.prompt_length - _OBSERVED)
+        return RowInput(self.slot, start, self.tokens[start:-1], prompt_positions=self.prompt_positions)
 
     def _note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
         """Keep the prompt's log-probabilities. logits: [N, V], after each token of a prefill chunk."""

@@ -24,6 +24,7 @@ from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.drafts.trie import Distribution, ProposerName
+from decoding.prompt_positions import PromptPositions
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
@@ -85,6 +86,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     drafts_only: bool = False  # for replicas that run both loops: draft for `target`
     admission: int = 0
     cache_salt: str = ""  # KV pages and drafts are shared only with requests of the same salt
+    prompt_positions: PromptPositions | None = None  # of a shortened prompt; drafters read it without gaps
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -153,6 +155,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
     finish: FinishReason | None
     logprobs: list[TokenLogprobs] | None = None  # of the tokens, if requested
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt from its second token on, in the first Commit
+    prompt_attention: list[float] | None = None  # to each token of the prompt, if requested, in the last Commit
     members: list[MemberShare] | None = None  # of an ensemble
     views: list[list[MemberView]] | None = None  # of an ensemble, if requested: per token, of the members that replied
     rejected: bool = False  # whether the last token replaces a rejected draft token

@@ -70,6 +70,8 @@ class SamplingParams:
     logprobs: int | None = None  # number of most probable tokens beside each answer token; None: off
     prompt_logprobs: int | None = None  # the same for prompt tokens
 
+    prompt_attention: bool = False  # return how much the answer's tokens attend to each token of the prompt
+
     def __post_init__(self) -> None:
         require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "a whole number of at least 1")
         require(

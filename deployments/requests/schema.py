@@ -14,7 +14,7 @@ from deployments.requests.compatibility_fields import ChatCompatibilityFields, C
 from deployments.requests.ensemble_fields import EnsembleFields
 from deployments.requests.fields import MIN_TIMEOUT_S, Items, Limit, Prompts, only
 from deployments.requests.message import Message
-from deployments.requests.prompt_fields import CompressionFields, TemplateFields
+from deployments.requests.prompt_fields import CompressionFields, ShortenedPrompt, TemplateFields
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs
 from deployments.requests.thinking import thinking_variables
@@ -182,6 +182,11 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         return None
 
     @property
+    def shortened_prompts(self) -> list[ShortenedPrompt] | None:
+        """Prompts whose tokens keep their positions; None: there are none."""
+        return None
+
+    @property
     def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
         """The compressed prompt, if the answer should have it."""
         return None
@@ -273,10 +278,15 @@ class CompletionRequest(GenerationRequest, TemplateFields, CompressionFields):
         return self.original_tokens
 
     @property
+    def shortened_prompts(self) -> list[ShortenedPrompt] | None:
+        return self.shortened
+
+    @property
     def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
         if not (self.prompt_compression and self.prompt_compression.return_prompt):
             return None
         texts = [prompt for prompt in self.prompt if isinstance(prompt, str)]
+        texts = [prompt.text for prompt in self.shortened or ()] or texts
         return texts[0] if len(texts) == 1 else texts
 
     @property
@@ -346,8 +356,14 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
         return self.original_tokens
 
     @property
+    def shortened_prompts(self) -> list[ShortenedPrompt] | None:
+        return self.shortened
+
+    @property
     def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
         wanted = self.prompt_compression and self.prompt_compression.return_prompt
+        if wanted and self.shortened:
+            return self.shortened[0].text
         return [message.turn for message in self.messages] if wanted else None
 
     @property
