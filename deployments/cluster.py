@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from decoding.errors import ConfigError, ConsortError, UnavailableError
@@ -182,7 +183,8 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     import ray
 
-    with _in_a_line("Ray could not start"):
+    logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "session_latest" / "logs"
+    with _in_a_line(f"Ray could not start (logs: {logs})"):
         ray.init(
             address="local",
             include_dashboard=False,

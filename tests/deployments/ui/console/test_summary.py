@@ -39,4 +39,4 @@ def test_verdicts(terminal: Console) -> None:
     assert "same text: no" in shown(terminal)
     assert "from character 5 on: 'one two', target alone 'one too'" in shown(terminal)
     terminal.print(compared(Generation("a"), Generation("a")))
-    assert shown(terminal).count("same text: yes") == 2
+    assert shown(terminal).count("same text: yes") == 3
