@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from msgspec import structs
 from pydantic import BaseModel
 
 from actors.wire.addresses import ReplicaAddress
@@ -56,6 +57,15 @@ class EndpointStatus(BaseModel):
     totals: Totals
 
 
+class Adaptation(BaseModel, frozen=True):
+    """What online adaptation has done for a drafter. Acceptance: on recent texts that it did not learn."""
+
+    updates: int  # weights published since the replica's start
+    texts: int  # on which acceptance was measured last; 0: not yet
+    acceptance_before: float | None  # share of their tokens that the drafter's files would have drafted
+    acceptance_after: float | None  # share that its present weights would have drafted
+
+
 class ReplicaLoad(BaseModel, frozen=True):
     """Load of one replica by its latest report, up to a second old."""
 
@@ -67,6 +77,7 @@ class ReplicaLoad(BaseModel, frozen=True):
     slots: int
     kv_usage: float  # share of the KV pages that requests hold
     drafting: bool | None  # whether a target wants drafts now; null for drafters
+    adaptation: Adaptation | None  # null for all but drafters that adapt
 
 
 class ServerStatus(BaseModel):
@@ -150,4 +161,5 @@ def _replica(address: ReplicaAddress, report: Report | None, *, role: str) -> Re
         slots=latest.slots,
         kv_usage=round(latest.used_pages / max(latest.pages, 1), 4),
         drafting=None if report is None or role == "drafter" else latest.drafting,
+        adaptation=None if latest.adaptation is None else Adaptation(**structs.asdict(latest.adaptation)),
     )
