@@ -6,20 +6,17 @@ Knows nothing of what it learns. The process ends when its pipes do, so it never
 import os
 import subprocess
 import sys
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
 from actors.adaptation.messages import Begin, Failed, FromLearner, ToLearner, read_from_learner, write_message
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class LearnerProcess:
     """`python -m MODULE`, which reads messages from its standard input and writes others to its standard output."""
 
     def __init__(self, module: str, begin: Begin) -> None:
-        path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        path = os.pathsep.join(folder for folder in sys.path if folder)  # Ray may have added the checkout's
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self._process = subprocess.Popen(
             [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
