@@ -100,6 +100,7 @@ class ModelReplica:
             colocated=drafter,
             heads=heads,
             rank=rank,
+            adaptation=None if config.adaptation is None else config.adaptation.options(),
         )
         self._replica = Replica(replica, host)
         gc.collect()

@@ -8,7 +8,7 @@ from typing import Generic
 
 from actors.loops.row import R, RowKey
 from actors.model.page_tables import PageTables, extend_keys
-from actors.wire.messages import Report
+from actors.wire.messages import AdaptationState, Report
 
 PREPARING_S = 0.002  # polling period while no row is ready
 
@@ -25,6 +25,7 @@ class RowTable(Generic[R]):
         self.drafting = True  # whether drafts are wanted
         self.in_trial = False  # whether `drafting` was set for a trial only
         self.speculation_gain = 1.0  # as in Report
+        self.adaptation: AdaptationState | None = None  # as in Report
 
     def __iter__(self) -> Iterator[R]:
         """Iterate over the rows that hold a slot."""
@@ -73,6 +74,7 @@ class RowTable(Generic[R]):
             self._cache.allocator.pages,
             self._cache.allocator.used,
             self._cache.allocator.shared,
+            self.adaptation,
         )
 
     @property

@@ -240,6 +240,15 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A coordinator's sign of life. Replicas forget the requests of a silent coordinator."""
 
 
+class AdaptationState(msgspec.Struct, frozen=True):
+    """What online adaptation has done for a drafter. Acceptance: on recent texts that were not learned."""
+
+    updates: int = 0  # weights published since the start
+    texts: int = 0  # on which acceptance was measured last
+    acceptance_before: float | None = None  # share of their tokens that the drafter's files would have drafted
+    acceptance_after: float | None = None  # share that its present weights would have drafted
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
     """A sign of life of a replica's loop, with its load. Sent to every peer once a second."""
 
@@ -253,6 +262,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     pages: int = 0  # of the KV cache
     used_pages: int = 0  # that requests hold
     shared_pages: int = 0  # that more than one holds
+    adaptation: AdaptationState | None = None  # of a drafter that adapts
 
     @property
     def capacity(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
 from decoding.errors import ConfigError
+from deployments.configuration.adaptation import AdaptationConfig
 from deployments.scaling.options import ScalingConfig
 from deployments.validation.renamed_keys import rename_keys
 from deployments.validation.strict import StrictModel
@@ -94,6 +95,11 @@ class ModelConfig(StrictModel):
         None,
         description="For a drafter: the target whose replicas run it. Both alternate on the same device. null: the "
         "drafter has replicas of its own.",
+    )
+    adaptation: AdaptationConfig | None = Field(
+        None,
+        description="For a drafter with replicas of its own: learn from the texts that it drafts for, while it is "
+        "idle; null: don't.",
     )
     replicas: Count = Field(1, description="Number of replicas.")
     scaling: ScalingConfig | None = Field(

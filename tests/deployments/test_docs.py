@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from deployments.configuration.adaptation import AdaptationConfig
 from deployments.configuration.config import parse_config
 from deployments.configuration.endpoint import EndpointConfig, HeadsConfig, NgramConfig
 from deployments.configuration.http import HttpConfig
@@ -39,7 +40,17 @@ def config_row(name: str, field: FieldInfo) -> str:
 
 
 @pytest.mark.parametrize(
-    "model", [ModelConfig, EndpointConfig, NgramConfig, HeadsConfig, HttpConfig, ApiKeyConfig, TracingConfig]
+    "model",
+    [
+        ModelConfig,
+        AdaptationConfig,
+        EndpointConfig,
+        NgramConfig,
+        HeadsConfig,
+        HttpConfig,
+        ApiKeyConfig,
+        TracingConfig,
+    ],
 )
 def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) -> None:
     rows = [config_row(name, field) for name, field in model.model_fields.items()]

@@ -1,5 +1,6 @@
 """Configuration: what YAML may say, and how mistakes are named."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,34 @@ def test_what_a_colocated_drafter_can_not_have(changes: dict[str, object], messa
     with pytest.raises(ConfigError) as caught:
         parse_config(data, folder=Path.cwd())
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"models.small.colocated_with": "large"}, "'small' runs in its target's thread"),
+        ({"models.small.tensor_parallel": 2, "models.small.num_gpus": 1}, "a tensor-parallel model can't adapt"),
+        ({"models.small.quantization": "int8"}, "weights stored as int8 can't be replaced"),
+        ({"endpoints.plain": {"target": "small"}}, "the weights of a model that answers must not change"),
+        ({"models.large.adaptation": {}}, "models.large.adaptation: 'large' answers requests"),
+        ({"models.small.adaptation": {"rate": 1}}, "models.small.adaptation.rate: is not known"),
+        ({"models.small.adaptation": {"texts": 0}}, "models.small.adaptation.texts: "),
+    ],
+)
+def test_which_models_may_adapt(changes: dict[str, object], message: str | None) -> None:
+    data = changed("models.small.adaptation", {})
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        inner = data
+        for name in parents:
+            inner = inner[name]
+        inner[last] = value
+    if message is None:
+        assert parse_config(data, folder=Path.cwd()).models["small"].adaptation is not None
+        return
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_config(data, folder=Path.cwd())
 
 
 def test_a_target_with_a_colocated_drafter_has_no_other() -> None:
