@@ -113,9 +113,22 @@ def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str,
     return snapshots
 
 
-def stay_offline() -> None:
-    """Let processes that start later take models from the cache, without asking the Hub for newer files."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+def on_disk(config: ServerConfig, snapshots: Mapping[str, Snapshot]) -> ServerConfig:
+    """Return the configuration with the folders of models in place of their ids."""
+    paths = {name: str(snapshot.folder) for name, snapshot in snapshots.items()}
+    models = {
+        name: model.model_copy(update={"path": paths.get(name, model.path)}) for name, model in config.models.items()
+    }
+    return config.model_copy(update={"models": models})
+
+
+def stay_offline(config: ServerConfig) -> None:
+    """Let processes that start later take models from the cache, without asking the Hub for newer files.
+
+    Code of a checkpoint may be in a repository that no configuration names, so it is looked up.
+    """
+    if not any(model.trust_remote_code for model in config.models.values()):
+        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def _is_weights(file: str) -> bool:

@@ -25,7 +25,7 @@ from deployments.cluster import check_demand, drain, local_client, serving
 from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import DEFAULT_CONFIG, TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
-from deployments.planning.hub import stay_offline
+from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
 from deployments.planning.machine import prefer_gpus, this_machine
 from deployments.ui.commands.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench
 from deployments.ui.commands.compare import compare
@@ -39,7 +39,7 @@ from deployments.ui.serving.completion import install_completion
 from deployments.ui.serving.options import model_options
 from deployments.ui.serving.plan_lines import plan_lines
 from deployments.ui.serving.pull import pull
-from deployments.ui.serving.source import Source, as_yaml, fetched, read_source
+from deployments.ui.serving.source import Source, as_yaml, read_source
 
 _console = Console(highlight=False)
 _config_argument = click.argument(
@@ -129,13 +129,14 @@ def serve(
     if not print_config:
         config.http = config.http.guarded(insecure=insecure)
     own = replace(own, config=config)
+    snapshots: Mapping[str, Snapshot] = {}
     if address is None:
-        config = _plan(own, weights=not (dry_run or print_config), quiet=print_config)
+        config, snapshots = _plan(own, weights=not (dry_run or print_config), quiet=print_config)
     if print_config:
-        click.echo(as_yaml(config, []), nl=False)
+        click.echo(as_yaml(config), nl=False)
         return
     if dry_run:
-        _check(config)
+        _check(on_disk(config, snapshots))
         return
     own_key = _add_own_key(config)
     with _served(config, address=address, log_level="info" if verbose else log_level):
@@ -153,7 +154,7 @@ def serve(
 def demo(keep: bool, port: int | None, verbose: bool) -> None:
     """Serve the default model, show a streamed answer and what speculation saved, and stop."""
     source = Source(_with_http(load_config(), port=port or _free_port()))
-    config = _plan(source, weights=True, quiet=True)
+    config, _ = _plan(source, weights=True, quiet=True)
     with _served(config, address=None, log_level="info" if verbose else None):
         run_demo(Client(config.http.url, os.environ.get(ENVIRONMENT_KEY)), _console, model=next(iter(config.endpoints)))
         if keep:
@@ -267,16 +268,20 @@ def _options_of(role: str, model_options: Mapping[str, str | int | None]) -> dic
     return {name.removeprefix(prefix): value for name, value in model_options.items() if name.startswith(prefix)}
 
 
-def _plan(source: Source, *, weights: bool, quiet: bool) -> ServerConfig:
-    """Get what the Hub has, decide what this machine decides, and say so. weights: whether to get them, too."""
-    snapshots = fetched(source.config, weights=weights)
+def _plan(source: Source, *, weights: bool, quiet: bool) -> tuple[ServerConfig, Mapping[str, Snapshot]]:
+    """Get what the Hub has, decide what this machine decides, and say so. weights: whether to get them, too.
+
+    Returns:
+        The configuration, and its models of the Hub by name.
+    """
+    snapshots = fetch_all(source.config, files="weights" if weights else "settings")
     config, plan = source.planned(this_machine(), snapshots)
     if not quiet:
         _console.print(*plan_lines(plan, config), sep="\n", markup=False, soft_wrap=True)
     if weights:
-        stay_offline()
+        stay_offline(config)
         prefer_gpus(plan.gpus)
-    return config
+    return config, snapshots
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from deployments.configuration.config import ServerConfig
 from deployments.planning.plan import GIB, Assignment, Plan
 
+_FEW = GIB // 10  # bytes, below which they are shown in MiB
 _ROUND = 1000  # tokens: the number is an estimate
 
 
@@ -18,7 +19,7 @@ def plan_lines(plan: Plan, config: ServerConfig) -> list[str]:
 def _model_line(model: Assignment, config: ServerConfig) -> str:
     replicas = config.models[model.name].replicas
     sizes = [
-        *([] if model.weights_bytes is None else [f"{model.weights_bytes / GIB:.2f} GiB of weights"]),
+        *([] if model.weights_bytes is None else [f"{_size(model.weights_bytes)} of weights"]),
         *([] if model.kv_tokens is None else [f"about {_rounded(model.kv_tokens):,} tokens of KV"]),
     ]
     copies = f"{replicas} replicas " if replicas > 1 else ""
@@ -36,6 +37,10 @@ def _where(model: Assignment) -> str:
         return f"on {model.num_gpus:g} GPU"
     threads = model.threads or max(int(model.num_cpus), 1)
     return f"on {threads} CPU thread{'s' if threads > 1 else ''}"
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= _FEW else f"{size / 2**20:.1f} MiB"
 
 
 def _rounded(tokens: int) -> int:

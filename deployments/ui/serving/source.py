@@ -12,7 +12,7 @@ import yaml
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import PACKAGE, locate
-from deployments.planning.hub import Snapshot, fetch_all
+from deployments.planning.hub import Snapshot
 from deployments.planning.machine import Machine
 from deployments.planning.plan import GIB, Plan
 from deployments.planning.server_plan import plan_server, planned
@@ -91,12 +91,7 @@ def default_model() -> str:
     return next(model.path for model in config.models.values() if model.path.startswith(PACKAGE))
 
 
-def fetched(config: ServerConfig, *, weights: bool) -> Mapping[str, Snapshot]:
-    """Get from the Hub what the configuration names. weights: False for a check, which needs the settings only."""
-    return fetch_all(config, files="weights" if weights else "settings")
-
-
-def as_yaml(config: ServerConfig, comments: list[str]) -> str:
+def as_yaml(config: ServerConfig) -> str:
     """Return a configuration as a file that serves the same. Of keys it has digests, and not the environment's."""
     document = config.model_dump(mode="json", exclude_defaults=True)
     for name, model in config.models.items():
@@ -106,8 +101,7 @@ def as_yaml(config: ServerConfig, comments: list[str]) -> str:
             del document["models"][name]["num_gpus"]
     document.get("http", {}).get("api_keys", {}).pop("environment", None)
     document = {key: value for key, value in document.items() if value}
-    text = yaml.safe_dump(_plain(document), sort_keys=False, allow_unicode=True, width=120)
-    return "".join(f"# {comment}\n" for comment in comments) + text
+    return yaml.safe_dump(_plain(document), sort_keys=False, allow_unicode=True, width=120)
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.configuration.config import parse_config
-from deployments.planning.hub import fetch, fetch_all, is_hub_id
+from deployments.planning.hub import Snapshot, fetch, fetch_all, is_hub_id, on_disk
 
 
 class Hub:
@@ -95,4 +95,6 @@ def test_all_that_a_configuration_names_is_fetched(tmp_path: Path, monkeypatch: 
     config = parse_config({"models": models, "endpoints": endpoints}, folder=tmp_path)
     assert set(fetch_all(config)) == {"m"}
     assert [model for model, _ in hub.downloads] == ["org/m", "org/adapter", "org/heads"]
+    local = on_disk(config, {"m": Snapshot(tmp_path, None)})
+    assert (local.models["m"].path, config.models["m"].path) == (str(tmp_path), "org/m")
     assert [is_hub_id(path) for path in ("org/m", "models/target", "./x", "package:a/b")] == [True, False, False, False]

@@ -106,7 +106,7 @@ def test_mistakes_are_one_line(arguments: list[str], problem: str) -> None:
 def test_a_dry_run_shows_the_plan() -> None:
     result = invoke("serve", TARGET, "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "target target: on 2 CPU threads, 0.01 GiB of weights, about " in result.output
+    assert "target target: on 2 CPU threads, 9.4 MiB of weights, about " in result.output
     assert "n-grams of the text alone; `consort train drafter` makes a drafter" in result.output
 
 
