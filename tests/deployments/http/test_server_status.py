@@ -36,3 +36,4 @@ def test_the_rest_is_as_the_coordinator_knows_it(fake: TestClient) -> None:
     target, drafter = status["replicas"]
     assert (target["running"], target["waiting"], target["slots"], target["drafting"]) == (2, 1, 4, True)
     assert (drafter["running"], drafter["slots"], drafter["drafting"]) == (0, 0, None)
+    assert (target["speculation_gain"], drafter["speculation_gain"]) == (1.0, None)
