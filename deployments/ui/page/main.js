@@ -256,15 +256,13 @@ class Playground {
   async _run(shown, kind, body) {
     this._running = new AbortController();
     this._shown = shown;
-    byId("clear").disabled = true;
-    document.body.classList.add("asking");
+    setAsking(true);
     swap(byId("send"), byId("stop"));
     try {
       await shown.run(this._api, PATHS[kind], body, this._running.signal);
     } finally {
       this._running = null;
-      byId("clear").disabled = false;
-      document.body.classList.remove("asking");
+      setAsking(false);
       swap(byId("stop"), byId("send"));
     }
   }
@@ -352,6 +350,12 @@ function fieldOf(error) {
 /** Announces a text to screen readers. */
 function announce(words) {
   byId("announcer").textContent = words;
+}
+
+/** What changes the conversation waits until the answer is complete. */
+function setAsking(asking) {
+  byId("clear").disabled = asking;
+  for (const element of document.querySelectorAll(".card-actions, .question-row .quiet, #conversations")) element.inert = asking;
 }
 
 /** Replaces a button by another, which also gets the keyboard's focus. */

@@ -30,7 +30,7 @@ function speedUp(ours, plain) {
   const ratio = ours.tokensPerS / plain.tokensPerS;
   if (ours.cached || plain.cached) return "; one came from the server's cache, so their speeds say nothing";
   if (!Number.isFinite(ratio)) return "";
-  if (ours.speculation?.drafted === 0) return `; no drafts ran, so ${number(ratio, 2)} × in speed is chance`;
+  if (ours.speculation?.drafted === 0) return `; no drafts ran, so the difference in speed, ${number(ratio, 2)} ×, is not theirs`;
   return ratio < 1 ? `; this time drafts cost speed, ${number(ratio, 2)} ×` : `, ${number(ratio, 2)} × as fast with drafts`;
 }
 

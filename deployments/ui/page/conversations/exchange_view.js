@@ -29,7 +29,7 @@ export class ExchangeView {
   /** Keeps the answers, and offers what can be done with them. */
   end() {
     this.exchange.answers = this.shown.cards.map(({ answer }) => answer);
-    const card = this.shown.cards.at(-1);
+    const card = this.shown.cards.findLast(({ element }) => this.element.contains(element));
     card.offer("Regenerate", () => this._acts.ask(this.exchange.text));
     const { chosen } = this.shown;
     if (!this.exchange.way && this.shown.cards.length === 1)
