@@ -101,7 +101,8 @@ class RowTable(Generic[R]):
     def make_ready(self) -> list[tuple[R, BaseException]]:
         """Let rows enter, share pages and get their grammars. Return rows whose grammar failed, with the error."""
         for row in self._active.values():
-            self._note_text(row)
+            if row.cached // self._cache.page_size > self._cache.known_pages(row.slot):
+                self._note_text(row)
         self._fill_slots()
         failed: list[tuple[R, BaseException]] = []
         computing: set[bytes] = set()  # the next page of each row
@@ -112,7 +113,9 @@ class RowTable(Generic[R]):
                     row.structure, row.preparing = row.preparing.result(), None
                 else:
                     failed.append((row, error))
-            self._share_pages(row, computing)
+            row.waits_for_pages = False
+            if row.pending > 1:
+                self._share_pages(row, computing)
         return failed
 
     def _note_text(self, row: R) -> None:
@@ -124,7 +127,6 @@ class RowTable(Generic[R]):
 
     def _share_pages(self, row: R, computing: set[bytes]) -> None:
         """Take over pages of the row's prompt. If a row before it computes the next one, it waits a turn."""
-        row.waits_for_pages = False
         if (len(row.tokens) - 1) // self._cache.page_size <= row.cached // self._cache.page_size:
             return
         reusable = self._reusable_pages(row)

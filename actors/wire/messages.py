@@ -137,11 +137,12 @@ class Offer(msgspec.Struct, frozen=True, tag=True, gc=False):
     distributions: list[Distribution | None] | None = None  # from which tokens were drawn, for rejection sampling
     coordinator: str = ""  # that admitted the request
 
-    def drawn_from(self) -> list[int]:
-        """Return the tokens of all distributions."""
+    def all_tokens(self) -> list[int]:
+        """Return the draft tokens, and those of all distributions."""
         if self.distributions is None:
-            return []
-        return [token for distribution in filter(None, self.distributions) for token in distribution.tokens]
+            return self.tokens
+        drawn_from = filter(None, self.distributions)
+        return [*self.tokens, *[token for distribution in drawn_from for token in distribution.tokens]]
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
