@@ -33,8 +33,8 @@ from actors.model.cuda_graphs import graph_bytes
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.model.weights import copy_weights
 from actors.replica.roles import Loop, Role, make_loop
+from actors.replica.weights import copy_weights
 from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError

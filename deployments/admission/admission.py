@@ -18,8 +18,8 @@ from deployments.admission.fair_queue import FairQueue
 from deployments.admission.load import Load
 from deployments.admission.rate_limit import RateLimit
 from deployments.admission.ticket import Sink, Ticket
+from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.configuration.config import ServerConfig
-from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.configuration.model import ModelConfig
 
 _MOST_SLOTS = 64  # of a replica whose slots are `auto`

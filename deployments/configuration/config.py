@@ -9,10 +9,10 @@ from pydantic import Field, ValidationError
 
 from decoding.errors import ConfigError, InvalidRequestError
 from decoding.sampling.params import SamplingParams
+from deployments.configuration.access.keys import environment_key
 from deployments.configuration.document import read_document
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.keys import environment_key
 from deployments.configuration.model import MAX_LENGTH, ROOT, ModelConfig, locate
 from deployments.configuration.names import Name, check_names
 from deployments.configuration.paths import (

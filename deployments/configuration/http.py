@@ -8,11 +8,11 @@ from pydantic_core import PydanticCustomError
 
 from decoding.errors import ConfigError
 from decoding.sampling.params import MAX_LOGPROBS
-from deployments.configuration.key_ring import KeyRing
-from deployments.configuration.keys import ApiKeyConfig
+from deployments.configuration.access.key_ring import KeyRing
+from deployments.configuration.access.keys import ApiKeyConfig
+from deployments.configuration.access.tls import TlsConfig
 from deployments.configuration.model import Count
 from deployments.configuration.names import Name
-from deployments.configuration.tls import TlsConfig
 from deployments.configuration.tracing import TracingConfig
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.validation.strict import StrictModel

@@ -17,7 +17,7 @@ from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 from decoding.errors import ConsortError, InvalidRequestError, UnavailableError, UnknownModelError
 from deployments.admission.admission import Admission, Limits
-from deployments.configuration.key_ring import ANYBODY, ApiKey
+from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.prompt_compression import compress_alone, compress_body
 from deployments.endpoints.prompt_templates import PromptTemplates

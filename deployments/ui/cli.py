@@ -22,9 +22,9 @@ from actors.model.thread_environment import compute_environment
 from decoding.errors import ConsortError
 from deployments.client import DEFAULT_URL, Client
 from deployments.cluster import check_demand, drain, local_client, serving
+from deployments.configuration.access.keys import ENVIRONMENT_KEY, key_of
 from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import DEFAULT_CONFIG, TINY_CONFIG, ServerConfig, load_config
-from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
 from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
 from deployments.planning.machine import prefer_gpus, this_machine
 from deployments.ui.commands.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench

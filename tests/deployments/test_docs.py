@@ -8,11 +8,11 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from deployments.configuration.access.keys import ApiKeyConfig
 from deployments.configuration.adaptation import AdaptationConfig
 from deployments.configuration.config import parse_config
 from deployments.configuration.endpoint import EndpointConfig, HeadsConfig, NgramConfig
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.keys import ApiKeyConfig
 from deployments.configuration.model import ROOT, ModelConfig
 from deployments.configuration.tracing import TracingConfig
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest

@@ -12,8 +12,8 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.model.faster_layers import use_faster_layers
 from actors.model.runner import Runner
-from actors.model.weights import copy_weights
 from actors.replica.in_process import Engine
+from actors.replica.weights import copy_weights
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_parameters import PROMPTS, SlowRunner, text, tokens
 from tests.support import reference

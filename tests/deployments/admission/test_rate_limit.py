@@ -8,7 +8,7 @@ import pytest
 from decoding.errors import OverloadedError
 from deployments.admission.admission import Admission, Limits
 from deployments.admission.rate_limit import RateLimit
-from deployments.configuration.key_ring import ApiKey
+from deployments.configuration.access.key_ring import ApiKey
 from tests.deployments.admission.test_admission import Backend, nothing, request
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from decoding.errors import ConfigError
+from deployments.configuration.access.keys import key_of
 from deployments.configuration.config import parse_config
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.keys import key_of
 
 KEY = {"someone": key_of("secret", field="key", admin=False)}
 

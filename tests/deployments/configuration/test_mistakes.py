@@ -96,7 +96,6 @@ def problem_of(text: str, folder: Path) -> str:
         ),
         (with_model(f"{MODEL}, max_length: 9000"), "models.big.max_length: is 9000, but the model has 1024 positions;"),
         (with_model(f"{MODEL}, dtype: bf16"), "models.big.dtype: should be 'auto', 'float32', 'bfloat16' or 'float16'"),
-        (with_model(f"{MODEL}, device: cuda"), "models.big.device: is 'cuda', but num_gpus gives its replicas no GPU"),
         (with_model(f"{MODEL}, num_gpus: all"), "models.big.num_gpus: should be a valid number, not 'all'"),
         (with_endpoint("target: big"), "models.small: no endpoint uses it; remove it or name it in an endpoint"),
         (with_endpoint("target: bag, drafter: small"), "endpoints.pair.target: there is no model 'bag'; did you mean"),

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 
 from decoding.errors import ConfigError
 from deployments.admission.admission import Limits
+from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import ServerConfig, parse_config
-from deployments.configuration.key_ring import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

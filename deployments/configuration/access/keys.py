@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr, model_validator
 
 from decoding.errors import ConfigError
-from deployments.configuration.key_ring import ApiKey, digest_of
+from deployments.configuration.access.key_ring import ApiKey, digest_of
 from deployments.validation.strict import StrictModel, wrong_field
 
 ENVIRONMENT_KEY = "CONSORT_API_KEY"

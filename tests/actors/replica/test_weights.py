@@ -10,8 +10,8 @@ from torch import Tensor
 from actors.loading.checkpoint import ModelSpec
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.model.weights import copy_weights
 from actors.replica.replica import load_runner, publish_weights
+from actors.replica.weights import copy_weights
 from decoding.errors import ConfigError
 from tests.support.models import tiny_model
 from tests.support.trimmed import copied, save_trimmed
