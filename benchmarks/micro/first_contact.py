@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from decoding.errors import UnavailableError
 from deployments.client import Client

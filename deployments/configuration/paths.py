@@ -11,7 +11,7 @@ from decoding.errors import ConfigError
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
+_TOKENIZERS = ("*token*", "vocab.*", "tekken.json", "*.model")  # patterns of the files that tokenizers may come in
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
@@ -81,7 +81,7 @@ def check_checkpoint(folder: Path, *, safetensors_only: bool) -> None:
                 f"{str(folder)!r} has pickled weights only, which can run code when loaded; convert them to "
                 "safetensors, or set safetensors_only: false if you trust them"
             )
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
+    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
         raise ConfigError(f"{str(folder)!r} has no tokenizer (tokenizer.json); copy it from the model's origin")
 
 
