@@ -26,7 +26,7 @@ class AdaptationOptions:
     module: str  # that the learner's process runs
     texts: int = 256  # the most recent ones that are learned
     update_after: int = 32  # new texts before the next round
-    learning_rate: float = 2e-4
+    learning_rate: float = 5e-4
 
 
 class Learner(Protocol):

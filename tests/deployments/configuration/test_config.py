@@ -119,7 +119,7 @@ def test_what_a_colocated_drafter_can_not_have(changes: dict[str, object], messa
         ({"models.small.colocated_with": "large"}, "'small' runs in its target's thread"),
         ({"models.small.tensor_parallel": 2, "models.small.num_gpus": 1}, "a tensor-parallel model can't adapt"),
         ({"models.small.quantization": "int8"}, "weights stored as int8 can't be replaced"),
-        ({"endpoints.plain": {"target": "small"}}, "the weights of a model that answers must not change"),
+        ({"endpoints.plain": {"target": "small"}}, "'small' answers requests, too, whose text would change"),
         ({"models.large.adaptation": {}}, "models.large.adaptation: 'large' answers requests"),
         ({"models.small.adaptation": {"rate": 1}}, "models.small.adaptation.rate: is not known"),
         ({"models.small.adaptation": {"texts": 0}}, "models.small.adaptation.texts: "),
