@@ -165,12 +165,12 @@ def main() -> None:
     print(table(["", "accepted / drafted", "tokens per step"], rows))
     print(f"texts are {'the same' if same else 'DIFFERENT'}")
     if args.output is not None:
-        found = [asdict(measurement) for measurement in measurements]
+        results = [asdict(measurement) for measurement in measurements]
         write(
             args.output,
             "benchmarks.adaptation",
             {name: str(value) for name, value in vars(args).items()},
-            measurements=found,
+            measurements=results,
             rounds=rounds,
             same_texts=same,
         )
