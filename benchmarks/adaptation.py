@@ -130,12 +130,12 @@ def main() -> None:
     target, drafter = map(load_runner, specs)
     options = AdaptationOptions(module="training.adaptation", update_after=_BURST, learning_rate=args.learning_rate)
     if args.inline:
-        start = partial(InlineLearner, options, specs[1])
-        adaptation = Adaptation(options, start, partial(publish_weights, drafter, specs[1]))
+        learner = partial(InlineLearner, options, specs[1])
+        adaptation = Adaptation(options, learner, partial(publish_weights, drafter, specs[1]))
     else:
         adaptation = make_adaptation(options, drafter, specs[1])
     params = SamplingParams(max_tokens=args.new_tokens, temperature=args.temperature)
-    endpoint = Endpoint("e", "target", "drafter", 4, tokenizer.decode)
+    endpoint = Endpoint("e", "target", "drafter", 4, lambda tokens: str(tokenizer.decode(tokens)))
     measurements: list[Measurement] = []
     texts: dict[str, list[list[list[int]]]] = {"other": [], "usual": []}
     rounds: list[dict[str, object]] = []
