@@ -8,23 +8,31 @@ measure have a salt, so they are not learned. Their texts must be the same befor
 
 import argparse
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
 from actors.adaptation.adaptation import Adaptation, AdaptationOptions
+from actors.adaptation.messages import FromLearner, Texts, ToLearner
 from actors.coordinator.request import Endpoint, Request, Statistics
 from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.draft_vocabulary import is_trimmed, save_draft_vocabulary
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner, make_adaptation
+from actors.replica.replica import load_runner, make_adaptation, publish_weights
 from benchmarks.report import table, write
 from decoding.sampling.params import SamplingParams
+from training.adaptation.learner import AdaptingDrafter
+from training.drafter.start import load_student
 from training.heldout import read_prompts
 
 _PROMPT_TOKENS = 24
-_MEASURED = 32  # prompts of each kind
 _BURST = 32  # texts of a round
 _ROUND_S = 900.0  # the most, until a round is over
 
@@ -57,6 +65,44 @@ class Workload:
         return texts, sum((answer[-1].statistics for answer in answers), Statistics())
 
 
+class InlineLearner:
+    """A learner in the drafter's own thread: a step whenever it is asked what it has learned."""
+
+    def __init__(self, options: AdaptationOptions, spec: ModelSpec) -> None:
+        model, self._vocabulary = load_student(replace(spec, dtype="float32"))
+        self._folder = Path(tempfile.mkdtemp())
+        self._drafter = AdaptingDrafter(
+            model,
+            self._vocabulary,
+            texts=options.texts,
+            update_after=options.update_after,
+            learning_rate=options.learning_rate,
+            save=self._save,
+        )
+
+    def send(self, message: ToLearner) -> None:
+        """Take texts."""
+        if isinstance(message, Texts):
+            self._drafter.add(message.texts)
+
+    def receive(self) -> list[FromLearner]:
+        """Finish a round, if there are texts for one."""
+        while self._drafter.due:
+            if (result := self._drafter.step()) is not None:
+                return [result]
+        return []
+
+    def close(self) -> None:
+        """Remove what is left."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _save(self, model: PreTrainedModel) -> str:
+        model.save_pretrained(self._folder / "update")
+        if is_trimmed(model.config):
+            save_draft_vocabulary(self._vocabulary.tokens.tolist(), self._folder / "update")
+        return str(self._folder / "update")
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -68,6 +114,8 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=AdaptationOptions(module="").learning_rate)
+    parser.add_argument("--measured", type=int, default=32, help="prompts of each kind that are measured")
+    parser.add_argument("--inline", action="store_true", help="learn in this process, where others use all processors")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -75,15 +123,19 @@ def main() -> None:
     tokenizer = load_tokenizer(args.target)
     other = [tokenizer(text).input_ids for text in (read_prompts(args.prompts) if args.prompts else _markdown())]
     other = [prompt[:_PROMPT_TOKENS] if args.prompts is None else prompt for prompt in other]
-    usual = [tokenizer(text).input_ids for text in read_prompts(args.usual)[:_MEASURED]]
-    measured, learned = other[:_MEASURED], other[_MEASURED:]
+    usual = [tokenizer(text).input_ids for text in read_prompts(args.usual)[: args.measured]]
+    measured, learned = other[: args.measured], other[args.measured :]
     size = {"slots": 16, "max_length": 512, "threads": args.threads, "device": "cpu"}
     specs = [ModelSpec(name=name, path=getattr(args, name), **size) for name in ("target", "drafter")]
     target, drafter = map(load_runner, specs)
     options = AdaptationOptions(module="training.adaptation", update_after=_BURST, learning_rate=args.learning_rate)
-    adaptation = make_adaptation(options, drafter, specs[1])
+    if args.inline:
+        learner = partial(InlineLearner, options, specs[1])
+        adaptation = Adaptation(options, learner, partial(publish_weights, drafter, specs[1]))
+    else:
+        adaptation = make_adaptation(options, drafter, specs[1])
     params = SamplingParams(max_tokens=args.new_tokens, temperature=args.temperature)
-    endpoint = Endpoint("e", "target", "drafter", 4, tokenizer.decode)
+    endpoint = Endpoint("e", "target", "drafter", 4, lambda tokens: str(tokenizer.decode(tokens)))
     measurements: list[Measurement] = []
     texts: dict[str, list[list[list[int]]]] = {"other": [], "usual": []}
     rounds: list[dict[str, object]] = []
@@ -113,11 +165,12 @@ def main() -> None:
     print(table(["", "accepted / drafted", "tokens per step"], rows))
     print(f"texts are {'the same' if same else 'DIFFERENT'}")
     if args.output is not None:
+        results = [asdict(measurement) for measurement in measurements]
         write(
             args.output,
             "benchmarks.adaptation",
             {name: str(value) for name, value in vars(args).items()},
-            measurements=[asdict(measurement) for measurement in measurements],
+            measurements=results,
             rounds=rounds,
             same_texts=same,
         )

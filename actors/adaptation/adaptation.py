@@ -26,7 +26,7 @@ class AdaptationOptions:
     module: str  # that the learner's process runs
     texts: int = 256  # the most recent ones that are learned
     update_after: int = 32  # new texts before the next round
-    learning_rate: float = 2e-4
+    learning_rate: float = 5e-4
 
 
 class Learner(Protocol):
@@ -49,7 +49,7 @@ class Adaptation:
         self, options: AdaptationOptions, start: Callable[[], Learner], publish: Callable[[str], None]
     ) -> None:
         """
-        start: starts the learner.
+        start: starts the learner; raises OSError if it can't.
         publish: puts the weights in a folder, which is removed then, into the model; raises a ConsortError, ValueError
             or RuntimeError if it can't, and leaves the model as it was.
         """
@@ -70,18 +70,18 @@ class Adaptation:
 
         idle: whether the drafter has no requests. Only then anything but a pause is sent or published.
         """
-        if self._learner is None:
-            if self._ended or not idle or len(self._texts) < self._update_after:
-                return
-            self._learner = self._start()
         try:
+            if self._learner is None:
+                if self._ended or not idle or len(self._texts) < self._update_after:
+                    return
+                self._learner = self._start()
             if idle:
                 for message in self._learner.receive():
                     self._handle(message)
             if not self._ended:
                 self._tell(self._learner, idle)
         except OSError as error:
-            self._end(f"the learner has ended: {error}")
+            self._end(f"there is no learner: {error}")
 
     def close(self) -> None:
         """End the learner."""

@@ -156,7 +156,6 @@ class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
     finish: FinishReason | None
     logprobs: list[TokenLogprobs] | None = None  # of the tokens, if requested
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the prompt from its second token on, in the first Commit
-    prompt_attention: list[float] | None = None  # to each token of the prompt, if requested, in the last Commit
     members: list[MemberShare] | None = None  # of an ensemble
     views: list[list[MemberView]] | None = None  # of an ensemble, if requested: per token, of the members that replied
     rejected: bool = False  # whether the last token replaces a rejected draft token
@@ -165,6 +164,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
     accepted_from: list[ProposerName] = []  # who offered each accepted token first
     admission: int = 0  # as in Admit
     cached_tokens: int = 0  # in the first Commit: tokens of the prompt whose KV pages were there already
+    prompt_attention: list[float] | None = None  # to each token of the prompt, if requested, in the last Commit
 
 
 class Beams(msgspec.Struct, frozen=True, tag=True):

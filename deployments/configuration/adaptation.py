@@ -17,7 +17,7 @@ class AdaptationConfig(StrictModel):
         256, description="The most recent texts to learn from, in memory; a quarter only tells whether it helps."
     )
     update_after: Annotated[int, Field(ge=1)] = Field(32, description="New texts before the next round of learning.")
-    learning_rate: Annotated[float, Field(gt=0, le=0.1)] = Field(2e-4, description="Of AdamW.")
+    learning_rate: Annotated[float, Field(gt=0, le=0.1)] = Field(5e-4, description="Of AdamW.")
 
     def options(self) -> "AdaptationOptions":
         """Return what a replica starts its learner with."""

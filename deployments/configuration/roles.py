@@ -72,7 +72,7 @@ def _check_adaptation(name: str, role: "Role", model: ModelConfig) -> None:
         return
     reason = None
     if role != "drafter":
-        reason = f"{name!r} answers requests, too, and the weights of a model that answers must not change"
+        reason = f"{name!r} answers requests, too, whose text would change; name another drafter"
     elif model.colocated_with is not None:
         reason = f"{name!r} runs in its target's thread, which would wait while weights are loaded; give it replicas"
     elif model.tensor_parallel > 1:

@@ -17,7 +17,7 @@ from decoding.sampling.params import SamplingParams
 from training.drafter.vocabulary import StudentVocabulary
 
 LONGEST = 1024  # tokens of a text, its last ones
-_TOKENS = 2048  # of a batch
+_TOKENS = 512  # of a batch: small ones, for recent texts are few
 _HELD_OUT = 4  # every fourth text is never learned
 
 

@@ -111,7 +111,7 @@ class AdaptingDrafter:
             log_start = self._logprobs(self._start, batch)
         own = -log_q.gather(-1, rows[:, None])[:, 0][known].sum() / max(len(rows), 1)
         forgotten = kl_div(log_q, log_start, log_target=True, reduction="batchmean")
-        (own + _START_SHARE * forgotten).backward()  # type: ignore[no-untyped-call]
+        (own + _START_SHARE * forgotten).backward()
         torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()

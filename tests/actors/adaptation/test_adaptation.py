@@ -76,6 +76,18 @@ def test_nothing_starts_before_there_are_texts_and_time() -> None:
     assert work == Work()
 
 
+def test_without_memory_for_a_process_drafting_goes_on() -> None:
+    def start() -> FakeLearner:
+        raise OSError("cannot allocate memory")
+
+    stage = Stage()
+    stage.adaptation = Adaptation(OPTIONS, start, stage.publish)
+    stage.note(2)
+    for _ in range(3):
+        stage.adaptation.turn(idle=True)
+    assert stage.adaptation.state == AdaptationState()
+
+
 def test_it_works_while_idle_only() -> None:
     stage = Stage()
     stage.begin()
