@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -48,8 +49,14 @@ def fetch(
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    wanted = _SETTINGS + ([] if files == "settings" else _WEIGHTS) + ([] if safetensors_only else _PICKLED)
-    patterns = {} if files == "all" else {"allow_patterns": wanted, "ignore_patterns": _TWICE}
+    weights = [] if files == "settings" else _WEIGHTS + ([] if safetensors_only else _PICKLED)
+    download = partial(
+        snapshot_download,
+        model,
+        revision=revision,
+        allow_patterns=None if files == "all" else _SETTINGS + weights,
+        ignore_patterns=None if files == "all" else _TWICE,
+    )
     try:
         info = HfApi().model_info(model, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
     except HFValidationError as error:
@@ -58,7 +65,7 @@ def fetch(
         ) from error
     except Exception as error:  # also those of the HTTP library, which differs between versions
         try:
-            return Snapshot(Path(snapshot_download(model, revision=revision, local_files_only=True, **patterns)), None)
+            return Snapshot(Path(str(download(local_files_only=True))), None)
         except OSError:
             pass
         if isinstance(error, GatedRepoError):
@@ -77,7 +84,7 @@ def fetch(
         ) from error
     sizes = [file.size or 0 for file in info.siblings or () if _is_weights(file.rfilename)]
     try:
-        folder = snapshot_download(model, revision=revision, **patterns)
+        folder = str(download())
     except Exception as error:
         raise UnavailableError(f"{key}: the download of {model!r} broke off, run it again: {_brief(error)}") from error
     return Snapshot(Path(folder), sum(sizes) or None)

@@ -286,7 +286,8 @@ def _column(demand: Demand, passengers: Iterable[Demand]) -> int | None:
     """Return the bytes of a token's keys and values in all models of a replica; None if unknown."""
     columns = [each.kv_bytes for each in (demand, *passengers)]
     known = [column for column in columns if column is not None]
-    return sum(known) if len(known) == len(columns) and sum(known) else None
+    total = sum(known)
+    return total if total > 0 and len(known) == len(columns) else None
 
 
 def _fitting_length(demand: Demand, passengers: Sequence[Demand], room: int, notes: list[str]) -> int | None:
