@@ -15,8 +15,6 @@ from decoding.drafts.trie import NO_DRAFT, Draft, DraftTrie
 from decoding.sampling.history import History
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 
-_OBSERVED = 1  # last tokens of the prompt whose attention counts beside the answer's
-
 
 class Verification(NamedTuple):
     """A draft of K tokens that was run, and which of the step's logits decide on it."""
@@ -197,11 +195,8 @@ class TargetRow(ServedRow):
         )
 
     def attention_input(self) -> RowInput:
-        """Return the input whose attention to the prompt is wanted, once the answer is there: its tokens that were run.
-
-        The prompt's last tokens, often a question, are among them.
-        """
-        start = max(0, self.prompt_length - _OBSERVED)
+        """Return what the answer was drawn after, whose attention to the prompt is wanted once the answer is there."""
+        start = self.prompt_length - 1
         return RowInput(self.slot, start, self.tokens[start:-1], prompt_positions=self.prompt_positions)
 
     def _note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
