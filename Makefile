@@ -26,7 +26,7 @@ help: ## list the targets
 
 install: $(STAMP) ## create the virtual environment and install Consort into it
 
-$(STAMP): pyproject.toml constraints.txt models/requirements.txt
+$(STAMP): pyproject.toml setup.py constraints.txt models/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 13) else \
 		f"Consort needs Python 3.11 or 3.12, and {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

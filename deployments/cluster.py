@@ -19,7 +19,7 @@ from decoding.errors import ConfigError, UnavailableError
 from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.model import ROOT, ModelConfig
+from deployments.configuration.model import IS_CHECKOUT, ROOT, ModelConfig
 from deployments.http.proxy import CALLBACK
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
     }
     for name, value in environment.items():
         os.environ.setdefault(name, value)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    if IS_CHECKOUT:  # an installed package is found as every other is
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     import ray
 
     ray.init(
@@ -129,7 +130,7 @@ def _join_ray(address: str, *, verbose: bool) -> None:
     try:
         ray.init(
             address=address,
-            runtime_env={"working_dir": str(ROOT)},
+            runtime_env={"working_dir": str(ROOT)} if IS_CHECKOUT else {"py_modules": [str(ROOT)]},
             log_to_driver=verbose,
             logging_level=_log_level(verbose),
         )

@@ -153,6 +153,33 @@ class ReplicaSpec:
     rank: Rank | None = None  # rank 0 of a tensor-parallel group, whose other ranks run elsewhere
 
 
+def load_replica(spec: ReplicaSpec) -> tuple[Runner, LoopOptions]:
+    """Load all that a replica's loop is made with. Errors as in `load_runner` and `load_with_heads`.
+
+    Raises:
+        ConfigError: in addition, a tokenizer can't be loaded.
+    """
+    model, colocated = spec.model, spec.colocated
+    drafter: Runner | None
+    heads: HeadProposer | None = None
+    if spec.heads is not None:
+        runner, drafter, heads = load_with_heads(model, spec.heads, colocated, role=spec.role)
+    elif colocated is not None and spec.rank is None:
+        runner, drafter = load_pair(model, colocated)
+    else:
+        runner = load_runner(model, spec.rank, role=spec.role)
+        drafter = None if colocated is None else load_runner(colocated)
+    options = LoopOptions(
+        prefill_chunk=model.prefill_chunk,
+        load_tokenizer=lambda: structure_tokenizer(load_tokenizer(model.path, model.revision)),
+        colocated=drafter,
+        heads=heads,
+        draft_mappings=load_draft_mappings(colocated or model, spec.targets if colocated is None else [model]),
+        logits_mappings=load_logits_mappings(model, spec.leaders),
+    )
+    return runner, options
+
+
 class Replica:
     """A replica that other processes reach over ZeroMQ."""
 
@@ -173,25 +200,8 @@ class Replica:
             raise
 
     def _load(self, spec: ReplicaSpec) -> None:
-        model, colocated = spec.model, spec.colocated
-        drafter: Runner | None
-        heads: HeadProposer | None = None
-        if spec.heads is not None:
-            runner, drafter, heads = load_with_heads(model, spec.heads, colocated, role=spec.role)
-        elif colocated is not None and spec.rank is None:
-            runner, drafter = load_pair(model, colocated)
-        else:
-            runner = load_runner(model, spec.rank, role=spec.role)
-            drafter = None if colocated is None else load_runner(colocated)
-        self._thread.usual_turn_s = _measure_prefill(runner, min(model.prefill_chunk, runner.max_query))
-        options = LoopOptions(
-            prefill_chunk=model.prefill_chunk,
-            load_tokenizer=lambda: structure_tokenizer(load_tokenizer(model.path, model.revision)),
-            colocated=drafter,
-            heads=heads,
-            draft_mappings=load_draft_mappings(colocated or model, spec.targets if colocated is None else [model]),
-            logits_mappings=load_logits_mappings(model, spec.leaders),
-        )
+        runner, options = load_replica(spec)
+        self._thread.usual_turn_s = _measure_prefill(runner, min(spec.model.prefill_chunk, runner.max_query))
         self._loop = make_loop(spec.role, runner, self._link, options)
 
     def _turn(self) -> None:

@@ -89,9 +89,13 @@ def _is_checkpoint(path: str) -> bool:
 def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
     """Read the configuration in a YAML file; by default, the one that serves SmolLM2-135M-Instruct.
 
+    path: relative to the working directory or, like `deployments/ensemble.yaml`, to what comes with Consort.
+
     Raises:
         ConfigError: the file can't be read, or the configuration is wrong (see `parse_config`).
     """
+    if not path.exists() and (ROOT / path).is_file():
+        path = ROOT / path
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

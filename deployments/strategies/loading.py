@@ -4,6 +4,7 @@ from deployments.configuration.ensembles import StrategyConfig
 from deployments.configuration.entry_point import load_callable
 from deployments.strategies.extraction import Extract, by_json_field, by_regex, whole_text
 from deployments.strategies.options import StrategyOptions
+from deployments.strategies.utility import chrf
 
 
 def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
@@ -22,5 +23,5 @@ def load_strategy(config: StrategyConfig, *, key: str) -> StrategyOptions:
         candidates=config.candidates,
         judge=config.judge,
         extract=extract,
-        utility=load_callable(config.utility, key=f"{key}.utility"),
+        utility=chrf if config.utility is None else load_callable(config.utility, key=f"{key}.utility"),
     )

@@ -117,7 +117,7 @@ def demo(keep: bool, port: int | None, verbose: bool) -> None:
             _show_how_to_go_on(config)
             _wait_for_interrupt()
     if not keep:
-        _console.print("\nNext: [bold]make serve[/], and in another terminal:")
+        _console.print("\nNext: [bold]consort serve[/], and in another terminal:")
         _show_request(load_config())
 
 
