@@ -62,14 +62,15 @@ def attend_to_pages(
         kv_pages.add_layer(module, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     tables = kv_pages.tables_on(query.device)
+    queries, new_keys, new_values = (each[0].transpose(0, 1) for each in (query, key, value))
+    keys, values = kv_pages.layers[module]
     attended = _attend(
-        *(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)),
-        *(*kv_pages.layers[module], tables, ragged_batch, scale, sliding_window, softcap, s_aux),
+        queries, new_keys, new_values, keys, values, tables, ragged_batch, scale, sliding_window, softcap, s_aux
     )
     if attention_reader is not None:
-        keys, _ = kv_pages.layers[module]
-        limits = {"window": sliding_window, "softcap": softcap, "sinks": s_aux}
-        attention_reader.read(query[0].transpose(0, 1), keys, tables, ragged_batch, scale=scale, **limits)
+        attention_reader.read(
+            queries, keys, tables, ragged_batch, scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux
+        )
     return attended[None], None
 
 
