@@ -9,7 +9,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAYERS = ("actors", "benchmarks", "decoding", "deployments", "evaluation", "training")
+LAYERS = ("actors", "benchmarks", "consort", "decoding", "deployments", "evaluation", "training")
 MOST_FILES = 16
 WEB = {"fastapi", "starlette"}
 NOT_LOADED = {

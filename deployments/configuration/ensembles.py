@@ -53,9 +53,10 @@ class StrategyConfig(StrictModel):
     json_field: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
         None, description="majority: the answer is this field, as `a.b`, of the last JSON object that has it."
     )
-    utility: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = Field(
-        "deployments.strategies.utility:chrf",
-        description="mbr: a function, as `module:name`, that scores a candidate's text against a reference text.",
+    utility: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = Field(
+        None,
+        description="mbr: a function, as `module:name`, that scores a candidate's text against a reference text; null: "
+        "chrF.",
     )
 
     @model_validator(mode="after")

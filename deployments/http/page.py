@@ -14,9 +14,10 @@ _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing from other origins, no inline code, no text turned into markup, no frames.
+# Nothing from other origins, no inline code, no text turned into markup but by the sanitiser, no frames.
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -27,7 +28,7 @@ _POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
     "require-trusted-types-for": "'script'",
-    "trusted-types": "'none'",
+    "trusted-types": "dompurify",
 }
 _HEADERS = {
     "Content-Security-Policy": "; ".join(f"{directive} {sources}" for directive, sources in _POLICY.items()),
@@ -50,8 +51,8 @@ class _File:
         return Response(self.body, headers=self.headers)
 
 
-_FILES = sorted(path for path in _FOLDER.iterdir() if path.suffix in _TYPES)
-_PATHS = {"/", *(_PREFIX + path.name for path in _FILES)}
+_FILES = {path.relative_to(_FOLDER).as_posix(): path for path in sorted(_FOLDER.rglob("*")) if path.suffix in _TYPES}
+_PATHS = {"/", *(_PREFIX + name for name in _FILES)}
 
 
 def is_page(path: str) -> bool:
@@ -61,7 +62,7 @@ def is_page(path: str) -> bool:
 
 def add_page(api: FastAPI) -> None:
     """Add GET / and the files of the page."""
-    files = {path.name: _read(path) for path in _FILES}
+    files = {name: _read(path) for name, path in _FILES.items()}
 
     async def index(request: Request) -> Response:
         return files["index.html"].response(request)
@@ -71,7 +72,7 @@ def add_page(api: FastAPI) -> None:
             raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such file")
         return files[name].response(request)
 
-    for path, route in (("/", index), (_PREFIX + "{name}", file)):
+    for path, route in (("/", index), (_PREFIX + "{name:path}", file)):
         api.add_api_route(path, route, methods=["GET", "HEAD"], include_in_schema=False)
 
 

@@ -16,7 +16,7 @@ from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
 from deployments.validation.errors import anthropic_body, body_of, error_response, status_of
 
-CALLBACK = "deployments.http.proxy:middlewares"
+CALLBACK = f"{__name__}:middlewares"
 
 _LOST = UnavailableError("the coordinator that answered has died; ask again")
 _REQUEST_ID = "X-Request-Id"

@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 Utility = Callable[[str, str], float]  # (candidate, reference) -> utility, higher is better
 
-DEFAULT_UTILITY = f"{__name__}:chrf"
-
 
 def chrf(candidate: str, reference: str) -> float:
     """Character n-gram F-score, 0 to 1: chrF2 (Popović 2015, "chrF", WMT), by sacrebleu (arXiv 1804.08771)."""

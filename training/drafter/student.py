@@ -32,19 +32,22 @@ class DrafterStudent:
 
     def drafts(self, module: nn.Module, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Student`."""
-        logits = counted_logits(module, batch)[:, : self.vocabulary.drafted]
+        logits = counted_logits(module, batch.tokens, batch.counted)[:, : self.vocabulary.drafted]
         for step in range(steps):
             starts = batch.starts(step)
             yield starts, logits if step == 0 else logits[starts + step]
 
 
-def counted_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the logits where an answer's token follows, [N, V]. The output layer computes no others."""
+def counted_logits(model: nn.Module, tokens: Tensor, counted: Tensor) -> Tensor:
+    """Return the logits where an answer's token follows, [N, V]. The output layer computes no others.
+
+    tokens: [B, T] int64, rows of the model's vocabulary. counted: [B, T] bool.
+    """
     inner: Any = getattr(model, "module", model)
     head = inner.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][batch.counted],))
+    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][counted],))
     try:
-        logits: Tensor = model(input_ids=batch.tokens, use_cache=False).logits
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
     finally:
         handle.remove()
     return logits

@@ -35,7 +35,7 @@ def measure_heads(target: TargetOptions, folder: Path, kind: HeadsKind) -> StepT
     widths = range(1, LONGEST_DRAFT + 2)
     heads_spec = HeadsSpec(name="heads", path=str(folder), kind=kind, min_acceptance=0.0)
     runner, _, heads = load_with_heads(spec, heads_spec)
-    times = time_steps(runner, [(1, width) for width in widths], SamplingParams(max_tokens=1))
+    times = time_steps(runner, [(1, width) for width in widths], SamplingParams(max_tokens=1)).seconds
     return StepTimes([times[1, width] for width in widths], _time_heads(heads, runner))
 
 

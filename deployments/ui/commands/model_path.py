@@ -1,5 +1,7 @@
 """How commands take a model: as configurations do. Knows no commands."""
 
+from pathlib import Path
+
 import click
 
 from deployments.configuration.model import locate
@@ -11,4 +13,4 @@ def located(context: click.Context, parameter: click.Parameter, value: str | Non
     Raises:
         ConfigError: as in `locate`.
     """
-    return None if value is None else locate(value)
+    return value if value is None or Path(value).exists() else locate(value)

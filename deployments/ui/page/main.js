@@ -1,20 +1,29 @@
 /** The playground: connects the page's controls with requests and answers. */
 
-import { Api, ApiError, PATHS } from "./api.js";
-import { alternatives, curl, FieldError, parameters, read, templated } from "./body.js";
-import { Choices } from "./choices.js";
-import { answeredBy, askedOf, Conversation } from "./conversation.js";
-import { byId, make } from "./dom.js";
-import { Endpoints } from "./endpoints.js";
-import { Figures } from "./figures.js";
-import { Form } from "./form.js";
-import { KINDS } from "./kinds.js";
-import { Log } from "./log.js";
-import { Pair } from "./pair.js";
-import { summary } from "./statistics.js";
-import { Tip } from "./tip.js";
+import { Choices } from "./answers/choices.js";
+import { Pair } from "./answers/pair.js";
+import { reasonOf } from "./answers/rests.js";
+import { Tip } from "./answers/tip.js";
+import { copies } from "./common/clipboard.js";
+import { byId } from "./common/dom.js";
+import { Chat } from "./conversations/chat.js";
+import { Conversation } from "./conversations/conversation.js";
+import { ConversationList } from "./conversations/list.js";
+import { Log } from "./conversations/log.js";
+import { Store } from "./conversations/store.js";
+import { Figures } from "./figures/figures.js";
+import { Replicas } from "./figures/replicas.js";
+import { summary } from "./figures/statistics.js";
+import { alternatives, curl, FieldError, parameters, read, templated } from "./request/body.js";
+import { Form } from "./request/form.js";
+import { KINDS } from "./request/kinds.js";
+import { Presets } from "./request/presets.js";
+import { Api, ApiError, PATHS } from "./server/api.js";
+import { Endpoints } from "./server/endpoints.js";
 
-const KEY = "consort.key"; // in the tab's session storage, which no other tab can read
+// In the tab's session storage, which no other tab can read:
+const KEY = "consort.key";
+const OPEN = "consort.conversation";
 
 class Playground {
   constructor() {
@@ -23,10 +32,10 @@ class Playground {
     this._key.value = sessionStorage.getItem(KEY) ?? "";
     this._api = new Api(() => this._key.value);
     this._form = new Form(byId("parameters"), sessionStorage);
-    this._conversation = new Conversation();
+    new Presets(byId("presets"), localStorage, this._form, announce);
     this._running = null; // AbortController of the request in progress
-    this._calls = null; // of the chat's last answer; their results are sent with the next message
     this._figures = new Figures();
+    new Replicas(byId("replicas-details"), byId("replicas"), this._api);
     this._endpoints = new Endpoints(this._api, byId("endpoint"), byId("endpoint-facts"), () => this._askForKey());
     this._endpoints.changed = () => this._suitColours();
     const tip = new Tip(byId("tip"), announce);
@@ -35,6 +44,7 @@ class Playground {
       this._logs[kind] = new Log(byId(`${kind}-log`), KINDS[kind], (text) => this._propose(text));
       tip.watch(this._logs[kind].element);
     }
+    this._openChat();
     this._listen();
     this._showKind();
     this._templates = [];
@@ -44,6 +54,26 @@ class Playground {
 
   get _kind() {
     return document.querySelector("[name=kind]:checked").value;
+  }
+
+  /** Shows the conversation that the tab had before a reload, or a new one. */
+  async _openChat() {
+    const store = new Store();
+    this._chat = new Chat(this._logs.chat, {
+      options: () => this._options("chat", ""),
+      ask: (before, text, asked) => this._askChat(before, text, asked),
+      shown: (view) => this._figures.show(view?.shown.chosen.answer ?? null),
+      changed: (conversation) => this._keep(conversation),
+    });
+    this._list = new ConversationList(byId("conversations"), store, {
+      open: (conversation) => this._show(conversation),
+      current: () => this._chat.conversation,
+      system: () => this._form.texts._system,
+      announce,
+    });
+    const id = Number(sessionStorage.getItem(OPEN));
+    const record = id ? await store.get(id).catch(() => null) : null;
+    if (record && !this._chat.last) this._show(Conversation.restored(record));
   }
 
   _listen() {
@@ -57,6 +87,7 @@ class Playground {
     byId("clear").addEventListener("click", () => this._clear());
     byId("reset").addEventListener("click", () => this._form.reset());
     byId("colours").addEventListener("change", () => this._colour());
+    byId("formatted").addEventListener("change", ({ target }) => this._chat.showText(target.checked));
     byId("panel-toggle").addEventListener("click", ({ target }) => {
       target.setAttribute("aria-expanded", String(document.body.classList.toggle("panel-open")));
     });
@@ -67,7 +98,10 @@ class Playground {
     });
     byId("key-form").addEventListener("submit", (event) => event.preventDefault());
     byId("curl-details").addEventListener("toggle", () => this._showCurl());
-    byId("copy").addEventListener("click", () => this._copy());
+    copies(byId("copy"), () => {
+      this._showCurl();
+      return byId("curl").textContent;
+    });
   }
 
   _onKey(event) {
@@ -85,9 +119,11 @@ class Playground {
     this._form.showFor(kind);
     byId("text-label").textContent = KINDS[kind].label;
     byId("send").textContent = KINDS[kind].send;
+    byId("clear").textContent = KINDS[kind].clear;
     byId("keys").textContent = KINDS[kind].keys;
     this._text.placeholder = KINDS[kind].placeholder;
     this._text.classList.toggle("monospace", kind === "completion");
+    this._complain("");
   }
 
   /** Colours by member where tokens are blended, else by source. */
@@ -115,8 +151,8 @@ class Playground {
     this._form.offer("template", [["", "none"], ...this._templates.map(({ id }) => [id, id])]);
   }
 
-  /** The request's body, from a completion's text or a chat's messages. */
-  _body(kind, text, asked) {
+  /** The request's body, from a completion's text, or from what a chat adds after an exchange. */
+  _body(kind, text, asked, before = this._chat.last) {
     const texts = this._form.texts;
     const shown = byId("alternatives").checked ? alternatives(kind, read({ name: "_top", kind: "integer" }, texts._top) ?? 0) : {};
     const set = parameters(kind, texts);
@@ -124,77 +160,109 @@ class Playground {
     const filled = template ? templated(template, set.variables, text) : {};
     const sent = template ? asked.filter(({ role }) => role !== "user") : asked;
     const plain = template ? {} : { prompt: text };
-    const prompt = kind === "chat" ? { messages: this._conversation.messages(texts._system, sent) } : plain;
+    const prompt = kind === "chat" ? { messages: this._chat.conversation.messages(texts._system, before, sent) } : plain;
     const streamed = { stream: true, stream_options: { include_usage: true }, return_token_details: true };
     const body = { model: this._endpoints.chosen?.id ?? "", ...prompt, ...shown, ...set, ...filled, ...streamed };
     if (body.n > 1 && byId("compare").checked) throw new FieldError("n", "Compare shows one answer each: leave this blank.");
     return body;
   }
 
-  /** The new messages of a chat: the results of the last answer's calls, then the text. */
-  _asked(text) {
-    return askedOf(text, this._calls?.results ?? []);
-  }
-
   async _send() {
     const text = this._text.value;
     if (this._running || text.trim() === "") return;
-    if (this._kind === "chat") this._text.value = "";
-    await this._ask(this._kind, text, this._asked(text));
+    if (this._kind === "completion") return this._complete(text);
+    this._text.value = "";
+    await this._askChat(this._chat.last, text, this._chat.asked(text));
   }
 
-  /** Sends only the results of the last answer's calls. */
-  async _sendResults() {
-    if (!this._running) await this._ask("chat", "", this._asked(""));
+  /** Asks a chat's question after an exchange, or again in another version of what came after it. */
+  async _askChat(before, text, asked) {
+    if (this._running) return;
+    const body = this._checked(() => this._body("chat", text, asked, before));
+    if (!body) return void (this._text.value ||= text);
+    const way = byId("compare").checked ? this._way(body) : null;
+    const view = this._chat.begin(before, { text, asked, model: body.model, way }, body.n ?? 1);
+    await this._run(view.shown, "chat", body);
+    const { error } = view.shown.chosen.answer;
+    const succeeded = view.shown.cards.some(({ answer }) => answer.text || answer.calls.length);
+    if (!succeeded) this._text.value ||= text;
+    if (!succeeded && ["messages", "prompt"].includes(fieldOf(error))) {
+      this._chat.drop(view);
+      return this._complain(error.message);
+    }
+    this._chat.end(view);
+    this._finish(view.shown);
   }
 
-  async _ask(kind, text, asked) {
+  async _complete(text) {
+    const body = this._checked(() => this._body("completion", text, []));
+    if (!body) return;
+    const options = this._options("completion", text);
+    const shown = byId("compare").checked ? new Pair(this._way(body), options) : new Choices(body.model, body.n ?? 1, options);
+    this._logs.completion.add(shown.element);
+    await this._run(shown, "completion", body);
+    const { error } = shown.chosen.answer;
+    if (fieldOf(error) === "prompt") {
+      shown.element.remove();
+      return this._complain(error.message);
+    }
+    for (const card of shown.cards) card.offer("Go on from here", () => this._propose(text + card.answer.text));
+    this._finish(shown);
+  }
+
+  /** The body that `build` makes, or null if a field is wrong, which is marked. */
+  _checked(build) {
     this._form.clearMark();
-    let body;
+    this._complain("");
     try {
-      body = this._body(kind, text, asked);
+      return build();
     } catch (error) {
       if (!(error instanceof FieldError)) throw error;
-      this._text.value ||= text;
-      return this._openPanel(() => this._form.mark(error.field, error.message));
+      this._openPanel(() => this._form.mark(error.field, error.message));
+      return null;
     }
-    await this._exchange(kind, text, asked, body);
   }
 
-  /** Runs one request, or two to compare them, to the end. */
-  async _exchange(kind, text, asked, body) {
-    const log = this._logs[kind];
-    const changed = ({ answer }) => {
-      log.follow();
-      if (answer === shown.chosen.answer) this._figures.follow(answer);
+  /** Options of what shows an answer, see Choices and Pair. */
+  _options(kind, prompt) {
+    const changed = (card) => {
+      this._logs[kind].follow();
+      if (this._running && card.answer === this._shown?.chosen.answer) this._figures.follow(card.answer);
     };
-    const options = { prompt: kind === "chat" ? "" : text, monospace: kind === "completion", changed };
-    const shown = byId("compare").checked
-      ? new Pair(this._comparison(body), options)
-      : new Choices(body.model, body.n ?? 1, options);
-    const question = kind === "chat" && text ? [make("div", { className: "asked", textContent: text })] : [];
-    log.add(...question, shown.element);
-    await this._whileRunning((signal) => shown.run(this._api, PATHS[kind], body, signal));
-    this._finish(shown);
-    if (kind === "chat") this._goOn(text, asked, shown, [...question, shown.element]);
-    else for (const card of shown.cards) card.offer("Go on from here", () => this._propose(text + card.answer.text));
+    const completes = kind === "completion";
+    const look = { prompt, monospace: completes, formatted: !completes && byId("formatted").checked, changed };
+    return { ...look, proposes: this._endpoints.proposes, whyRests: () => this._whyRests() };
+  }
+
+  /** Why drafts rest at the chosen endpoint's target; "" if they don't, or if nobody knows. */
+  async _whyRests() {
+    try {
+      const { replicas } = await this._api.status();
+      const { target } = this._endpoints.chosen;
+      return replicas.filter(({ model }) => model === target).map(reasonOf).find(Boolean) ?? "";
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      return "";
+    }
   }
 
   /** How to compare a request with and without drafts. */
-  _comparison(body) {
+  _way(body) {
     const verification = body.verification ?? this._endpoints.chosen?.verification ?? "coupled";
     return { race: this._form.texts._race === "race", coupled: verification === "coupled" };
   }
 
-  async _whileRunning(run) {
+  /** Runs one request, or two to compare them, to the end. */
+  async _run(shown, kind, body) {
     this._running = new AbortController();
-    byId("clear").disabled = true;
+    this._shown = shown;
+    setAsking(true);
     swap(byId("send"), byId("stop"));
     try {
-      await run(this._running.signal);
+      await shown.run(this._api, PATHS[kind], body, this._running.signal);
     } finally {
       this._running = null;
-      byId("clear").disabled = false;
+      setAsking(false);
       swap(byId("stop"), byId("send"));
     }
   }
@@ -206,33 +274,28 @@ class Playground {
     else announce(`The answer is complete: ${summary(answer)}`);
   }
 
-  /** Adds an exchange to the conversation; the last one can be repeated. */
-  _goOn(text, asked, shown, elements) {
-    const calls = this._calls; // those whose results this exchange sent
-    const succeeded = shown.cards.some(({ answer }) => answeredBy(answer).length > 0);
-    if (succeeded) {
-      calls?.close();
-      document.querySelectorAll("#chat-log .choose input").forEach((radio) => (radio.disabled = !elements.at(-1).contains(radio)));
-      this._conversation.add(asked, () => answeredBy(shown.chosen.answer));
-      this._choose(shown);
-      for (const card of shown.cards) card.head.addEventListener("change", () => this._choose(shown));
-    } else this._text.value ||= text;
-    document.querySelectorAll("#chat-log .card-actions").forEach((actions) => actions.replaceChildren());
-    shown.cards.at(-1).offer("Again", () => {
-      if (this._running) return;
-      if (succeeded) this._conversation.undo();
-      this._calls = calls;
-      elements.forEach((element) => element.remove());
-      this._ask("chat", text, asked);
-    });
+  /** Tells at the text field what is wrong with the text; "": nothing. */
+  _complain(words) {
+    byId("composer-problem").textContent = words;
+    byId("composer-problem").hidden = words === "";
+    if (words) this._text.focus();
   }
 
-  /** Continues the conversation with the chosen answer and the results of its calls. */
-  _choose({ chosen }) {
-    this._calls?.close();
-    this._calls = chosen.answer.calls.length ? chosen.calls : null;
-    this._calls?.offer(() => this._sendResults());
-    this._figures.show(chosen.answer);
+  async _keep(conversation) {
+    await this._list.keep(conversation);
+    if (conversation === this._chat.conversation && conversation.id) sessionStorage.setItem(OPEN, String(conversation.id));
+  }
+
+  /** Shows a conversation. */
+  _show(conversation) {
+    if (this._running) return;
+    this._chat.open(conversation);
+    if (conversation.id) sessionStorage.setItem(OPEN, String(conversation.id));
+    else sessionStorage.removeItem(OPEN);
+    this._list?.update();
+    const { element } = this._logs.chat;
+    element.scrollTop = element.scrollHeight;
+    if (byId("conversations").matches(":popover-open")) byId("conversations").hidePopover();
   }
 
   _explain(error) {
@@ -253,12 +316,11 @@ class Playground {
   }
 
   _clear() {
-    if (this._kind === "chat") {
-      this._conversation.clear();
-      this._calls = null;
+    if (this._kind === "chat") this._show(new Conversation());
+    else {
+      this._logs.completion.clear();
+      this._figures.show(null);
     }
-    this._logs[this._kind].clear();
-    this._figures.show(null);
     this._text.focus();
   }
 
@@ -271,28 +333,29 @@ class Playground {
     let command;
     try {
       const [kind, text] = [this._kind, this._text.value];
-      const body = this._body(kind, text, this._asked(text));
+      const body = this._body(kind, text, this._chat.asked(text));
       command = curl(new URL(PATHS[kind], document.baseURI).href, body, this._key.value !== "");
     } catch (error) {
       command = error.message;
     }
     byId("curl").textContent = command;
   }
+}
 
-  async _copy() {
-    this._showCurl();
-    try {
-      await navigator.clipboard.writeText(byId("curl").textContent);
-      announce("Copied.");
-    } catch {
-      getSelection().selectAllChildren(byId("curl")); // the clipboard needs TLS or localhost
-    }
-  }
+/** The field of the request that an error is about; "" if none. */
+function fieldOf(error) {
+  return (error?.param ?? "").split(/[.[]/)[0];
 }
 
 /** Announces a text to screen readers. */
 function announce(words) {
   byId("announcer").textContent = words;
+}
+
+/** What changes the conversation waits until the answer is complete. */
+function setAsking(asking) {
+  byId("clear").disabled = asking;
+  for (const element of document.querySelectorAll(".card-actions, .question-row .quiet, #conversations")) element.inert = asking;
 }
 
 /** Replaces a button by another, which also gets the keyboard's focus. */

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.deployments.ui.page.driving import switch_markdown
 from tests.deployments.ui.page.fake_server import KEY, Fake, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-PATIENCE_MS = 5000
+PATIENCE_MS = 15_000
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -57,7 +58,10 @@ def context(browser: "Browser") -> "Iterator[BrowserContext]":
 
 @pytest.fixture
 def page(context: "BrowserContext", fake: Fake) -> "Iterator[Page]":
-    """The page, with its endpoints there. Nothing may go wrong in it, and it may ask no other server."""
+    """The page, with its endpoints there, and answers as written.
+
+    Nothing may go wrong in it, and it may ask no other server.
+    """
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -65,6 +69,7 @@ def page(context: "BrowserContext", fake: Fake) -> "Iterator[Page]":
     page.on("request", lambda request: None if request.url.startswith(fake.url) else problems.append(request.url))
     page.goto(fake.url)
     page.get_by_text("target target").wait_for()
+    switch_markdown(page)
     yield page
     page.close()
     assert [problem for problem in problems if "the server responded with a status of 4" not in problem] == []

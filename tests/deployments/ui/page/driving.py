@@ -26,6 +26,11 @@ def send(page: "Page", text: str) -> None:
     page.get_by_role("button", name="Send", exact=True).click()
 
 
+def switch_markdown(page: "Page") -> None:
+    """Show answers formatted instead of as written, or the other way round. The focus stays."""
+    page.locator("#formatted").evaluate("box => box.click()")
+
+
 def wait_until_done(page: "Page", answers: int = 1) -> None:
     page.locator(".card").nth(answers - 1).wait_for()
     page.locator(".card.running").first.wait_for(state="detached")
@@ -33,6 +38,6 @@ def wait_until_done(page: "Page", answers: int = 1) -> None:
 
 
 def tokens_of(card: "Locator") -> list[tuple[str, str]]:
-    """Text and class of each token."""
+    """Text and source of each token."""
     spans = card.locator(".token").evaluate_all("spans => spans.map((span) => [span.textContent, span.className])")
-    return [(text, name.removeprefix("token ")) for text, name in spans]
+    return [(text, name.split()[1]) for text, name in spans]

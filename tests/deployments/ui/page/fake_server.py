@@ -27,11 +27,49 @@ STEPS: list[Step] = [
     [(" b", "accepted"), ("\n", "bonus")],
 ]
 TEXT = "".join(text for step in STEPS for text, _ in step)
-SPECULATION = {"steps": 6, "drafted": 12, "accepted": 7, "acceptance_rate": 0.5833, "acceptance_length": 2.1667}
+SPECULATION: dict[str, Any] = {
+    "steps": 6,
+    "drafted": 12,
+    "accepted": 7,
+    "acceptance_rate": 0.5833,
+    "acceptance_length": 2.1667,
+}
+SPECULATION |= {"proposers": {"ngram": {"drafted": 2, "accepted": 1}, "drafter": {"drafted": 10, "accepted": 6}}}
 MEMBERS = [
     {"model": "qwen", "answered": True, "weight": 0.75, "tokens": 13, "agreement": 0.9, "latency_ms": 0.0},
     {"model": "llama", "answered": False, "weight": 0.25, "tokens": 5, "agreement": None, "latency_ms": 2.5},
 ]
+MARKDOWN = """### A *sum*
+
+1. **Add** the `numbers`, then
+2. return it; see [this](https://example.org/a) or [that](javascript:alert(1)).
+
+```python
+def add(a: int, b: int) -> int:
+    return a + b  # the sum
+```
+
+<img src="x" onerror="window.hacked = true"><script>window.hacked = true</script>
+![picture](https://example.org/picture.png)
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+REASONING = ["First", ", add", " them."]
+STATUS = {
+    "status": "ready",
+    "version": "0",
+    "uptime_s": 10.0,
+    "requests": {"running": 1, "waiting": 2, "max": 64},
+    "endpoints": [{"name": "first", "totals": {"tokens": 120, "drafted": 40, "accepted": 30}}],
+    "replicas": [
+        {"name": "target-0", "model": "target", "role": "target", "running": 3, "waiting": 2, "slots": 4}
+        | {"kv_usage": 0.25, "drafting": False, "speculation_gain": 0.82},
+        {"name": "drafter-0", "model": "drafter", "role": "drafter", "running": 0, "waiting": 0, "slots": 4}
+        | {"kv_usage": 0.0, "drafting": None, "speculation_gain": None},
+    ],
+}
 CALLS = [("call-1", "weather", ['{"city"', ': "Ulm"}']), ("call-2", "clock", ["{}"])]  # id, name, pieces of arguments
 CACHED_SEED = 99
 KEY = "open sesame"
@@ -48,7 +86,10 @@ class Fake:
 
 
 def make_fake(fake: Fake) -> FastAPI:
-    """Prompts say what happens: `endless`, `differ`, `break`, `ensemble`, `call`; a temperature above 2 is refused."""
+    """Prompts say what happens: `endless`, `differ`, `break`, `ensemble`, `call`, `markdown`, `reason`, `rest`.
+
+    A prompt that says `too long` is refused, and so is a temperature above 2.
+    """
     api = FastAPI()
     add_page(api)
 
@@ -65,12 +106,18 @@ def make_fake(fake: Fake) -> FastAPI:
         card = {"id": "translate", "template": "{{ text }} in {{ language }}", "variables": ["language", "text"]}
         return JSONResponse({"data": [card]})
 
+    @api.get("/v1/status")
+    async def status() -> Response:
+        return JSONResponse(STATUS)
+
     @api.post("/v1/{kind:path}")
     async def answer(kind: str, request: Request) -> Response:
         body = await request.json()
         fake.bodies.append(body)
         if body.get("temperature", 0) > 2:
             return refusal(400, "temperature: should be at most 2", "temperature")
+        if "too long" in json.dumps(body.get("messages") or body.get("prompt")):
+            return refusal(400, "messages: 2000 tokens, but at most 1024 fit.", "messages")
         chunks = chat_chunks if kind == "chat/completions" else completion_chunks
         headers = {"X-Consort-Cache": "hit" if body.get("seed") == CACHED_SEED else "miss"}
         return StreamingResponse(_events(fake, body, chunks(body)), media_type="text/event-stream", headers=headers)
@@ -85,7 +132,12 @@ def refusal(status: int, message: str, param: str | None = None) -> JSONResponse
 def steps_of(body: dict[str, Any], prompt: str) -> Iterator[Step]:
     if "endless" in prompt:
         yield from itertools.repeat([("on", "accepted"), (" and ", "bonus")])
-    if body.get("speculate") is False:
+    if "markdown" in prompt:
+        pieces = [MARKDOWN[start : start + 3] for start in range(0, len(MARKDOWN), 3)]
+        for first, second in itertools.zip_longest(pieces[::2], pieces[1::2], fillvalue=""):
+            yield [(first, "accepted"), (second, "bonus")]
+        return
+    if body.get("speculate") is False or "rest" in prompt:
         yield from ([(text, "plain")] for step in STEPS for text, _ in step)
         if "differ" in prompt:
             yield [("!", "plain")]
@@ -95,8 +147,11 @@ def steps_of(body: dict[str, Any], prompt: str) -> Iterator[Step]:
 
 def details(body: dict[str, Any], step: Step) -> list[dict[str, Any]]:
     blends = body["model"] == "blend"
+    proposers = {" add": "ngram", "(a": "drafter"}
     return [
-        {"id": len(text), "text": text, "source": source} | ({"members": thoughts(text)} if blends else {})
+        {"id": len(text), "text": text, "source": source}
+        | ({"members": thoughts(text)} if blends else {})
+        | ({"proposer": proposers[text]} if text in proposers else {})
         for text, source in step
     ]
 
@@ -117,6 +172,10 @@ def chat_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"delta": {"content": "Well. "}, "token_details": details(body, [("Well. ", "plain")])}
         yield from call_chunks(body)
         return
+    if "reason" in prompt:
+        for text in REASONING:
+            delta = {"content": "", "reasoning_content": text}
+            yield {"delta": delta, "token_details": details(body, [(text, "accepted")])}
     for step in steps_of(body, prompt):
         logprobs = None
         if body.get("logprobs"):
@@ -149,8 +208,9 @@ def completion_chunks(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 async def _events(fake: Fake, body: dict[str, Any], choices: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
-    speculation = {**SPECULATION, "drafted": 0, "accepted": 0} if body.get("speculate") is False else SPECULATION
     prompt = json.dumps(body.get("messages") or body.get("prompt"))
+    rests = body.get("speculate") is False or "rest" in prompt
+    speculation = {**SPECULATION, "drafted": 0, "accepted": 0, "proposers": {}} if rests else SPECULATION
     called = False
     try:
         for count, choice in enumerate(choices):

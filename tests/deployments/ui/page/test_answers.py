@@ -45,7 +45,7 @@ def test_tokens_of_a_blend_are_coloured_by_member(page: "Page") -> None:
     assert len(names) == 3
     assert page.locator("#legend").inner_text().split() == ["agreed", "8", "qwen", "1", "llama", "4"]
     page.get_by_label("Colours", exact=True).select_option("by origin")
-    assert page.locator("#legend").inner_text().split()[:2] == ["accepted", "7"]
+    assert page.locator("#legend").inner_text().split()[:4] == ["accepted", "·", "n-gram", "1"]
     page.locator("#endpoint").select_option("first")
     assert colours.input_value() == "source"
 
@@ -106,7 +106,7 @@ def test_calls_are_shown_and_their_results_sent(page: "Page", fake: Fake) -> Non
     assert fake.bodies[0]["tools"] == TOOLS
     assert page.locator(".call-name").all_inner_texts() == ["weather", "clock"]
     assert page.locator(".call-arguments").all_inner_texts() == ['{\n  "city": "Ulm"\n}', "{}"]
-    assert page.locator(".card > .card-text").inner_text() == "Well."
+    assert page.locator(".card > .answer-text .card-text").inner_text() == "Well."
     assert page.locator(".raw .card-text").is_hidden()
     page.get_by_label("Result of call 1").fill("sunny")
     page.get_by_label("Result of call 2").focus()
@@ -121,7 +121,7 @@ def test_calls_are_shown_and_their_results_sent(page: "Page", fake: Fake) -> Non
         {"role": "tool", "tool_call_id": "call-1", "content": "sunny"},
         {"role": "tool", "tool_call_id": "call-2", "content": "noon"},
     ]
-    page.get_by_role("button", name="Again").click()
+    page.get_by_role("button", name="Regenerate").last.click()
     wait_until_done(page, 2)
     assert fake.bodies[2] == fake.bodies[1]
     send(page, "Thanks.")

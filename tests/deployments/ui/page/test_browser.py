@@ -47,24 +47,17 @@ def test_statistics_and_the_chart_by_position(page: "Page") -> None:
     assert re.search(r"Tokens/s\s+[\d.]+", figures)
     announced = page.locator("#chart svg").get_attribute("aria-label")
     assert announced == "Drafts accepted up to position 1: 80 %, position 2: 40 %, position 3: 20 %."
-    assert page.locator("#legend").inner_text().split() == [
-        "accepted",
-        "7",
-        "recovered",
-        "3",
-        "bonus",
-        "2",
-        "plain",
-        "1",
-    ]
+    legend = " ".join(page.locator("#legend").inner_text().split())
+    assert legend == "accepted · n-gram 1 accepted · drafter 1 accepted 5 recovered 3 bonus 2 plain 1"
+    assert re.search(r"n-gram\s+2\s+1, 50 %\s+drafter\s+10\s+6, 60 %", page.locator("#proposers").inner_text())
 
 
 def test_acceptance_does_not_depend_on_how_chunks_were_cut(page: "Page") -> None:
     joined: list[dict[str, Any]] = [{"source": source} for source in [*SOURCES, "accepted"]]
     positions = page.evaluate(
         """async (tokens) => {
-            const { stepsOf } = await import("/page/answer.js");
-            const { byPosition } = await import("/page/acceptance.js");
+            const { stepsOf } = await import("/page/answers/answer.js");
+            const { byPosition } = await import("/page/figures/acceptance.js");
             return byPosition(stepsOf(tokens));
         }""",
         joined,
@@ -79,7 +72,7 @@ def test_acceptance_does_not_depend_on_how_chunks_were_cut(page: "Page") -> None
 def test_tokens_lose_what_a_stop_string_took_back(page: "Page") -> None:
     texts = page.evaluate(
         """async (choices) => {
-            const { Answer } = await import("/page/answer.js");
+            const { Answer } = await import("/page/answers/answer.js");
             const answer = new Answer(0);
             for (const choice of choices) answer.take({ choices: [{ index: 0, ...choice }] }, 1);
             answer.settle();
@@ -105,7 +98,7 @@ def test_a_conversation_goes_on_and_the_last_answer_can_be_had_again(page: "Page
     for count, text in enumerate(["One.", "Two."], 1):
         send(page, text)
         wait_until_done(page, count)
-    page.get_by_role("button", name="Again").click()
+    page.get_by_role("button", name="Regenerate").last.click()
     wait_until_done(page, 2)
     turns = [("user", "One."), ("assistant", TEXT), ("user", "Two.")]
     assert [(turn["role"], turn["content"]) for turn in fake.bodies[2]["messages"]] == turns
@@ -131,6 +124,17 @@ def test_speeds_are_not_compared_where_an_answer_was_cached(page: "Page") -> Non
     wait_until_done(page, 2)
     assert "cache" in page.locator(".verdict").inner_text()
     assert page.locator(".card .speed").all_inner_texts() == ["cached", "cached"]
+
+
+def test_the_verdict_does_not_blame_drafts_that_never_ran(page: "Page") -> None:
+    page.get_by_role("switch", name="Compare").click()
+    send(page, "rest")
+    wait_until_done(page, 2)
+    verdict = page.locator(".verdict").inner_text()
+    assert re.search(r"no drafts ran, so the difference in speed, [\d.]+ ×, is not theirs", verdict)
+    assert "Drafts rest: the server measured 0.82 × the speed" in verdict
+    assert "no drafts in 13 steps" in page.locator(".summary").first.inner_text()
+    assert "no drafts" not in page.locator(".summary").last.inner_text()
 
 
 @pytest.mark.parametrize("order", ["in turn", "at once"])
@@ -166,6 +170,7 @@ def test_everything_works_by_keyboard_alone(page: "Page", fake: Fake) -> None:
     page.keyboard.press("Escape")
     wait_until_done(page, 2)
     assert fake.hung_up.wait(5)
+    page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "colours"
     page.keyboard.press("ArrowDown")
@@ -255,6 +260,32 @@ def test_a_field_that_the_server_refuses_is_marked(page: "Page") -> None:
     assert page.evaluate("document.activeElement.id") == "field-temperature"
     assert page.get_by_label("Temperature", exact=True).get_attribute("aria-invalid") == "true"
     assert page.get_by_label("Message", exact=True).input_value() == "Add two numbers."
+
+
+def test_help_is_no_stop_of_the_tab_key_but_f1_shows_it(page: "Page") -> None:
+    page.get_by_label("Temperature", exact=True).focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "field-top_p"
+    page.keyboard.press("F1")
+    assert "this probable" in page.locator("#field-top_p-help").inner_text()
+
+
+@pytest.mark.parametrize("kind", ["Chat", "Completion"])
+def test_a_text_that_is_too_long_is_told_where_it_is_written(page: "Page", kind: str) -> None:
+    page.locator("label", has_text=kind).click()
+    page.locator("#text").fill("too long")
+    page.locator("#send").click()
+    problem = page.get_by_role("alert")
+    problem.wait_for()
+    assert "at most 1024 fit" in problem.inner_text()
+    assert problem.evaluate("element => element.closest('form').id") == "composer"
+    assert page.locator("#text").input_value() == "too long"
+    assert page.evaluate("document.activeElement.id") == "text"
+    assert page.locator(".card").count() == 0
+    page.locator("#text").fill("Add two numbers.")
+    page.locator("#send").click()
+    wait_until_done(page)
+    assert problem.is_hidden()
 
 
 def test_a_field_that_makes_no_sense_is_not_sent(page: "Page", fake: Fake) -> None:

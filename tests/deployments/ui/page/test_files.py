@@ -1,5 +1,7 @@
 """The page's files as the application serves them, without a browser."""
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -13,8 +15,10 @@ from deployments.http.page import add_page, is_page
 from deployments.requests.schema import ChatRequest
 
 FOLDER = Path(__file__).parents[4] / "deployments" / "ui" / "page"
-FILES = sorted(path.name for path in FOLDER.iterdir())
-IMPORT = re.compile(r'^import .* from "\./([\w.]+)";$', re.MULTILINE)
+SERVED = {".html", ".css", ".js", ".mjs", ".svg"}
+FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in SERVED)
+OWN = [name for name in FILES if not name.startswith("vendor/")]
+IMPORT = re.compile(r'^import .* from "(\.[\w./]+)";$', re.MULTILINE)
 ELSEWHERE = re.compile(r"(?:https?:)?//[\w.-]+\.\w+/?")
 
 
@@ -59,6 +63,16 @@ def test_a_file_that_the_browser_has_is_not_sent_again(client: TestClient) -> No
     assert client.get("/page/main.js").headers["Cache-Control"] == "no-cache"
 
 
+def test_vendored_files_are_those_of_the_manifest() -> None:
+    folder = FOLDER / "vendor"
+    packages = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    hashes = {package["file"]: package["sha256"] for package in packages}
+    hashes |= {package["licence_file"]: package["licence_sha256"] for package in packages}
+    files = {path.name: path for path in folder.iterdir() if path.name != "manifest.json"}
+    assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()} == hashes
+    assert all(f"-{package['version']}.tgz" in package["archive"] for package in packages)
+
+
 def test_head_has_no_body(client: TestClient) -> None:
     response = client.head("/")
     assert (response.status_code, response.content) == (200, b"")
@@ -82,8 +96,9 @@ def test_which_paths_are_the_pages() -> None:
 def test_every_file_that_is_asked_for_is_there(client: TestClient, markup: Markup) -> None:
     named = [attributes.get("src") or attributes.get("href") or "" for _, attributes in markup.elements]
     paths = {f"/{name}" for name in named if name.startswith("page/")}
-    for script in FOLDER.glob("*.js"):
-        paths |= {f"/page/{name}" for name in IMPORT.findall(script.read_text(encoding="utf-8"))}
+    for script in FOLDER.rglob("*.js"):
+        imported = [(script.parent / name).resolve() for name in IMPORT.findall(script.read_text(encoding="utf-8"))]
+        paths |= {f"/page/{path.relative_to(FOLDER).as_posix()}" for path in imported}
     assert {path: client.get(path).status_code for path in paths} == dict.fromkeys(paths, 200)
     assert {path.removeprefix("/page/") for path in paths} | {"index.html"} == set(FILES)
 
@@ -96,7 +111,7 @@ def test_nothing_is_inline(markup: Markup) -> None:
         assert tag != "script" or "src" in attributes
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", OWN)
 def test_nothing_comes_from_elsewhere(name: str) -> None:
     source = (FOLDER / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert ELSEWHERE.findall(source) == []
@@ -112,6 +127,6 @@ def test_every_control_of_the_page_is_labelled(markup: Markup) -> None:
 
 
 def test_the_parameters_are_fields_of_the_api() -> None:
-    named = re.findall(r'\{ name: "([a-z]\w*)"', (FOLDER / "fields.js").read_text(encoding="utf-8"))
+    named = re.findall(r'\{ name: "([a-z]\w*)"', (FOLDER / "request" / "fields.js").read_text(encoding="utf-8"))
     assert len(named) > 15
     assert set(named) <= set(ChatRequest.model_fields)

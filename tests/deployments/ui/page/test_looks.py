@@ -43,6 +43,21 @@ def test_a_narrow_screen_has_all_of_it(page: "Page") -> None:
     assert page.get_by_label("Message", exact=True).is_visible()
 
 
+def test_a_phone_has_most_of_its_height_for_answers_and_shows_the_verdict(page: "Page") -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_role("switch", name="Compare").click()
+    send(page, "Add two numbers.")
+    wait_until_done(page, 2)
+    page.locator(".verdict", has_text="Same text").wait_for()
+    heights = [box["height"] for name in (".bar", "#composer") if (box := page.locator(name).bounding_box())]
+    assert sum(heights) < 844 / 3
+    box, composer = page.locator(".verdict").bounding_box(), page.locator("#composer").bounding_box()
+    assert box
+    assert composer
+    assert box["y"] > 0
+    assert box["y"] + box["height"] <= composer["y"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_members_and_calls_can_be_read_on_their_grounds(page: "Page", scheme: Any) -> None:
     """Contrast of at least 4.5, as WCAG 2 asks for."""

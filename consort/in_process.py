@@ -1,0 +1,183 @@
+"""An endpoint of a configuration, with its models in this process. Takes and returns what the HTTP interface does.
+
+Must not know Ray or HTTP. Imports torch and transformers, which takes seconds.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from actors.coordinator.request import Delta, Request
+from actors.loops.options import LoopOptions
+from actors.model.runner import Runner
+from actors.replica.in_process import Engine
+from actors.replica.replica import ReplicaSpec, load_replica
+from actors.replica.roles import Role
+from decoding.errors import ConfigError, InvalidRequestError, UnavailableError
+from deployments.answers.completion_writers import AnswerWriter, ChatWriter, CompletionWriter
+from deployments.answers.identity import AnswerIdentity
+from deployments.configuration.config import ServerConfig
+from deployments.endpoints.endpoint import load_endpoints
+from deployments.requests.schema import ChatRequest, CompletionRequest
+from deployments.validation.strict import problem_of
+
+_READY_S = 0.01
+_EVENT = "data: {"
+_Body = TypeVar("_Body")
+
+
+class _Call:
+    """A body of the HTTP interface, and what writes its answer."""
+
+    def __init__(self, requests: Sequence[Request], writer: AnswerWriter) -> None:
+        self._requests, self._writer = requests, writer
+        # A beam search is one request, repeated for each of its answers.
+        self.running = {i: request for i, request in enumerate(requests) if i == 0 or request is not requests[i - 1]}
+
+    def add(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        """Add a delta of the request with that index; yield chunks, if the answer is streamed."""
+        for offset, answer in enumerate((delta, *delta.others)):
+            for line in self._writer.add(index + offset, answer).splitlines():
+                if line.startswith(_EVENT):
+                    yield json.loads(line.removeprefix("data: "))
+
+    def whole(self) -> dict[str, Any]:
+        """Return the document after the last delta."""
+        return self._writer.whole()
+
+
+class InProcessEndpoint:
+    """An endpoint whose models are loaded and run here, each in a thread of its own."""
+
+    def __init__(self, config: ServerConfig, name: str) -> None:
+        """Load the models and start their loops.
+
+        Raises:
+            ConfigError: the endpoint needs a server, or a model can't be loaded or does not fit into memory.
+        """
+        config = _only(config, name)
+        self._served = load_endpoints(config)[name]
+        self._preparing = threading.Lock()  # tokenizers work for one thread at a time
+        loaded = {model: _loaded(_replica_spec(model, role, config)) for model, role in config.roles().items()}
+        self._engine = Engine(
+            {model: (role, loaded[model][0]) for model, role in config.roles().items()},
+            own_options={model: options for model, (_, options) in loaded.items()},
+        )
+        self._engine.__enter__()
+        self._is_open = True
+        while not loaded.keys() <= self._engine.coordinator.models():  # it discovers them in its own thread
+            self._engine.check()
+            time.sleep(_READY_S)
+
+    def close(self) -> None:
+        """End all loops. Requests in progress fail."""
+        if self._is_open:
+            self._is_open = False
+            self._engine.__exit__(None, None, None)
+
+    def completions(self, bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Answer bodies of /v1/completions together; raises InvalidRequestError before any of them begins."""
+        return self._answer([self._completion(body) for body in bodies])
+
+    def chats(self, bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Answer bodies of /v1/chat/completions together; raises InvalidRequestError before any of them begins."""
+        return self._answer([self._chat(body) for body in bodies])
+
+    def stream_completion(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Return the chunks of an answer of /v1/completions."""
+        return self._stream(self._completion({**body, "stream": True}))
+
+    def stream_chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Return the chunks of an answer of /v1/chat/completions."""
+        return self._stream(self._chat({**body, "stream": True}))
+
+    def _completion(self, fields: dict[str, Any]) -> _Call:
+        body = _checked(CompletionRequest.model_validate, {"model": self._served.name, **fields})
+        requests, identity = self._prepare(body)
+        return _Call(requests, CompletionWriter(body, requests, self._served.token_decoder, identity=identity))
+
+    def _chat(self, fields: dict[str, Any]) -> _Call:
+        body = _checked(ChatRequest.model_validate, {"model": self._served.name, **fields})
+        requests, identity = self._prepare(body)
+        return _Call(requests, ChatWriter(body, requests, self._served.token_decoder, identity=identity))
+
+    def _prepare(self, body: CompletionRequest | ChatRequest) -> tuple[list[Request], AnswerIdentity]:
+        if not self._is_open:
+            raise UnavailableError("this model was closed")
+        seed = body.seed_or_new()
+        with self._preparing:
+            requests = self._served.prepare(body, seed=seed)
+        structure = requests[0].params.structure
+        if structure is not None:
+            check = self._served.structures.check(structure, field=body.structure_field)
+            with ThreadPoolExecutor(1) as waiting:  # the caller may have an event loop of its own
+                waiting.submit(asyncio.run, check).result()
+        return requests, AnswerIdentity.new(seed)
+
+    def _answer(self, calls: Sequence[_Call]) -> list[dict[str, Any]]:
+        running = [(call, index, request) for call in calls for index, request in call.running.items()]
+        answers = self._engine.generate([request for _, _, request in running])
+        for (call, index, _), deltas in zip(running, answers, strict=True):
+            for delta in deltas:
+                list(call.add(index, delta))
+        return [call.whole() for call in calls]
+
+    def _stream(self, call: _Call) -> Iterator[dict[str, Any]]:
+        if len(call.running) > 1:
+            raise InvalidRequestError("n: a stream here has one answer; call `generate` or `chat`.", field="n")
+        ((index, request),) = call.running.items()
+        with closing(self._engine.stream(request)) as deltas:  # type: ignore[type-var]  # it is a generator
+            for delta in deltas:
+                yield from call.add(index, delta)
+
+
+def _only(config: ServerConfig, name: str) -> ServerConfig:
+    """Return the configuration of one endpoint, without models that others use.
+
+    Raises:
+        ConfigError: the endpoint needs a server.
+    """
+    endpoint = config.endpoints[name].model_copy(update={"compressor": None})
+    if endpoint.strategy is not None:
+        raise ConfigError(f"endpoints.{name}.strategy: only a server chooses among whole answers: `consort serve`")
+    used = {*endpoint.models, endpoint.drafter}
+    models = {model: settings for model, settings in config.models.items() if model in used}
+    for model, settings in models.items():
+        if settings.tensor_parallel > 1:
+            raise ConfigError(f"models.{model}.tensor_parallel: only a server splits a model: `consort serve`")
+    return config.model_copy(update={"models": models, "endpoints": {name: endpoint}})
+
+
+def _replica_spec(model: str, role: Role, config: ServerConfig) -> ReplicaSpec:
+    (endpoint,) = config.endpoints.values()
+    leader = config.models[endpoint.target].spec(endpoint.target)
+    colocated = config.colocated_drafter_of(model)
+    return ReplicaSpec(
+        role=role,
+        model=config.models[model].spec(model),
+        targets=[leader] if model == endpoint.drafter else [],
+        leaders=[leader] if model in endpoint.through_text else [],
+        colocated=next((drafter.spec(name) for name, drafter in colocated.items()), None),
+        heads=config.heads_of(model),
+    )
+
+
+def _loaded(spec: ReplicaSpec) -> tuple[Runner, LoopOptions]:
+    """Load in a thread that ends, because OpenMP keeps workers for every thread that has computed."""
+    with ThreadPoolExecutor(1, thread_name_prefix=f"loading {spec.model.name}") as loading:
+        return loading.submit(load_replica, spec).result()
+
+
+def _checked(validate: Callable[[dict[str, Any]], _Body], fields: dict[str, Any]) -> _Body:
+    try:
+        return validate(fields)
+    except ValidationError as error:
+        field, problem = problem_of(error)
+        raise InvalidRequestError(f"{field}: {problem}.", field=field or None) from error

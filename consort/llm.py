@@ -1,0 +1,134 @@
+"""A model in this process, with or without a drafter. Knows neither loops nor HTTP."""
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, Unpack
+
+from actors.model.thread_environment import compute_environment
+from consort.text_model import Body, Route, TextModel
+from decoding.errors import ConfigError
+from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config, parse_config
+from deployments.validation.strict import nearest
+
+_NAME = "llm"  # of the target and of the endpoint
+_DRAFTER = "drafter"
+
+
+class ModelOptions(TypedDict, total=False):
+    """Keys of a model in a configuration file (docs/configuration.md)."""
+
+    revision: str | None
+    trust_remote_code: bool
+    safetensors_only: bool
+    adapter: str | None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    quantization: Literal["nf4", "int8"] | None
+    deterministic: bool
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3fn"]
+    kv_tokens: int | Literal["auto"]
+    device: str
+    memory_gib: float | None
+    slots: int | Literal["auto"]
+    max_length: int | None
+    prefill_chunk: int
+    threads: int | None
+
+
+class LLM(TextModel):
+    """A model that answers in this process: many requests in one batch, each with the text it would have alone.
+
+    >>> llm = LLM("Qwen/Qwen3-8B", drafter="Qwen/Qwen3-0.6B", dtype="bfloat16")
+    >>> llm.generate(["Once upon a time"], SamplingParams(max_tokens=64, seed=1))[0].text
+    >>> llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text
+
+    Text, parameters and seeds are as on a server. Several threads may call it. Its own threads end with `close`, with a
+    `with` block, or with the process.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        drafter: str | Path | None = None,
+        draft_length: int = 4,
+        ngram: bool = False,
+        drafter_options: ModelOptions | None = None,
+        **options: Unpack[ModelOptions],
+    ) -> None:
+        """Load a model and, if given, its drafter, which runs on the model's device in turn with it.
+
+        Args:
+            model: a folder, a .gguf file, package:NAME/FILE, or an id on the Hugging Face Hub.
+            drafter: the same, for the model that drafts.
+            draft_length: most draft tokens that one step verifies; 0: plain decoding.
+            ngram: also draft by lookup in the text.
+            drafter_options: like the options, for the drafter.
+
+        Raises:
+            ConfigError: an option is wrong, or a model can't be loaded or does not fit into memory.
+        """
+        models = {_NAME: _model(model, options)}
+        if drafter is not None:
+            models[_DRAFTER] = {**_model(drafter, drafter_options or {}), "colocated_with": _NAME}
+        endpoint: dict[str, Any] = {
+            "target": _NAME,
+            "drafter": None if drafter is None else _DRAFTER,
+            "draft_length": draft_length,
+            "ngram": {} if ngram else None,
+        }
+        self._start(parse_config({"models": models, "endpoints": {_NAME: endpoint}}, folder=Path.cwd()), _NAME)
+
+    @classmethod
+    def from_config(cls, path: str | Path = DEFAULT_CONFIG, endpoint: str | None = None) -> Self:
+        """Load an endpoint of a configuration file: with heads, an ensemble, a drafter with threads of its own.
+
+        Args:
+            path: by default the configuration that `consort serve` has: SmolLM2-135M-Instruct.
+            endpoint: its name; None: the first.
+
+        Raises:
+            ConfigError: the configuration is wrong, has no such endpoint, or a model can't be loaded.
+        """
+        config = load_config(Path(path))
+        name = next(iter(config.endpoints)) if endpoint is None else endpoint
+        if name not in config.endpoints:
+            raise ConfigError(f"{path}: there is no endpoint {name!r}; {nearest(name, config.endpoints)}")
+        made = cls.__new__(cls)
+        made._start(config, name)
+        return made
+
+    def _start(self, config: ServerConfig, name: str) -> None:
+        for variable, value in compute_environment(None).items():
+            os.environ.setdefault(variable, value)  # read when torch is imported
+        from consort.in_process import InProcessEndpoint
+
+        self._endpoint = InProcessEndpoint(config, name)
+        self._finalizer = weakref.finalize(self, self._endpoint.close)  # at the process's end at the latest
+
+    def close(self) -> None:
+        """End the model's threads. Requests in progress fail."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, route: Route, bodies: Sequence[Body]) -> Sequence[Mapping[str, Any]]:
+        chats = route == "/v1/chat/completions"
+        return self._endpoint.chats(bodies) if chats else self._endpoint.completions(bodies)
+
+    def _stream(self, route: Route, body: Body) -> Iterator[Mapping[str, Any]]:
+        chats = route == "/v1/chat/completions"
+        return self._endpoint.stream_chat(body) if chats else self._endpoint.stream_completion(body)
+
+
+def _model(path: str | Path, options: ModelOptions) -> dict[str, Any]:
+    on_gpu = options.get("device", "auto").startswith(("cuda", "balanced"))
+    return {"path": str(path), **options, **({"num_gpus": 1} if on_gpu else {})}

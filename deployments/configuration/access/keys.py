@@ -1,0 +1,122 @@
+"""The configuration of API keys. Reads the secrets and keeps only their digests, which need no protection."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, model_validator
+
+from decoding.errors import ConfigError
+from deployments.configuration.access.key_ring import ApiKey, digest_of
+from deployments.validation.strict import StrictModel, wrong_field
+
+ENVIRONMENT_KEY = "CONSORT_API_KEY"
+
+_Count = Annotated[int, Field(ge=1)]
+
+
+class ApiKeyConfig(StrictModel):
+    """A client's key: the secret itself, an environment variable or a file that has it, or its digest."""
+
+    key: SecretStr | None = Field(None, description="The secret itself.")
+    env: str | None = Field(None, description="An environment variable that has the secret.")
+    file: str | None = Field(None, description="A file that has the secret, relative to the configuration's folder.")
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        None, description="The SHA-256 of the secret, 64 hexadecimal digits, which need not be kept secret."
+    )
+    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="Its share when keys compete.")
+    max_requests: _Count | None = Field(
+        None, description="Its requests in progress or waiting at once; null: no limit of its own."
+    )
+    max_tokens: _Count | None = Field(
+        None,
+        description="Tokens of these requests: prompts plus the longest possible answers; null: no limit of its own.",
+    )
+    requests_per_minute: _Count | None = Field(
+        None, description="Its requests that may begin in a minute, each of `n` answers counted; null: any number."
+    )
+    tokens_per_minute: _Count | None = Field(
+        None,
+        description="Tokens of these requests: prompts plus the longest possible answers, of which the part that an "
+        "answer did not need is given back at its end; null: any number.",
+    )
+    admin: bool = Field(False, description="Whether it may also scale models.")
+    private_cache: bool = Field(
+        False, description="Whether its requests share cached prompts and answers with each other only."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ApiKeyConfig":
+        if sum(source is not None for source in (self.key, self.env, self.file, self.sha256)) != 1:
+            raise wrong_field("key", "should be set, or else env, file or sha256, and only one of them")
+        return self
+
+    def digested(self, name: str, folder: Path) -> "ApiKeyConfig":
+        """Return the key with a digest in place of the secret. folder: the configuration's.
+
+        Raises:
+            ConfigError: the secret is missing, or has characters that clients can't send.
+        """
+        if self.sha256 is not None:
+            return self
+        if self.key is not None:
+            secret, source, missing = self.key.get_secret_value(), "key", "is empty"
+        elif self.env is not None:
+            secret, source, missing = os.environ.get(self.env, ""), "env", f"the environment has no {self.env}"
+        else:
+            assert self.file is not None
+            secret, source, missing = _content(folder / self.file), "file", f"there is no secret in {self.file!r}"
+        digest = _digest(secret, field=f"http.api_keys.{name}.{source}", missing=missing)
+        return self.model_copy(update={"key": None, "env": None, "file": None, "sha256": digest})
+
+    def api_key(self, name: str) -> ApiKey:
+        """Return the key as the server checks it. The secret must have been digested."""
+        assert self.sha256 is not None
+        digest = bytes.fromhex(self.sha256)
+        return ApiKey(
+            name,
+            digest,
+            self.weight,
+            self.max_requests,
+            self.max_tokens,
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.admin,
+            self.private_cache,
+        )
+
+
+def key_of(secret: str, *, field: str, admin: bool) -> ApiKeyConfig:
+    """Return a key without limits of its own. field: where the secret was given, for errors.
+
+    Raises:
+        ConfigError: the secret is empty, or has characters that clients can't send.
+    """
+    missing = "is empty; leave it out to serve anybody"
+    return ApiKeyConfig(sha256=_digest(secret, field=field, missing=missing), admin=admin)
+
+
+def environment_key() -> ApiKeyConfig | None:
+    """Return the admin key in CONSORT_API_KEY; None if it is not set. Raises ConfigError if it is empty."""
+    secret = os.environ.get(ENVIRONMENT_KEY)
+    return None if secret is None else key_of(secret, field=ENVIRONMENT_KEY, admin=True)
+
+
+def _digest(secret: str, *, field: str, missing: str) -> str:
+    """Return the digest in hexadecimal digits. White space around the secret, from files and shells, is ignored.
+
+    missing: the problem to report if the secret is empty.
+    """
+    secret = secret.strip()
+    if not secret:
+        raise ConfigError(f"{field}: {missing}")
+    if not (secret.isascii() and secret.isprintable()):
+        raise ConfigError(f"{field}: has characters that clients can't send; take printable ASCII")
+    return digest_of(secret).hex()
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

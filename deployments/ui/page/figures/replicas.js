@@ -1,0 +1,67 @@
+/** The server's replicas as they are now: load, acceptance, and why drafts rest. Asks only while it is seen. */
+
+import { reasonOf } from "../answers/rests.js";
+import { make } from "../common/dom.js";
+import { number, orDash, percent } from "../common/format.js";
+import { ApiError } from "../server/api.js";
+
+const BETWEEN_MS = 2000;
+
+export class Replicas {
+  /** @param {HTMLDetailsElement} details  @param {HTMLElement} element  @param {import("../server/api.js").Api} api */
+  constructor(details, element, api) {
+    Object.assign(this, { _details: details, _element: element, _api: api, _timer: 0, _last: null });
+    details.addEventListener("toggle", () => this._load());
+    document.addEventListener("visibilitychange", () => this._load());
+  }
+
+  async _load() {
+    clearTimeout(this._timer);
+    if (!this._details.open || document.hidden) return;
+    try {
+      const status = await this._api.status();
+      this._element.replaceChildren(...contentOf(status, this._last));
+      this._last = status;
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this._element.replaceChildren(make("p", { className: "facts", textContent: error.message }));
+    }
+    clearTimeout(this._timer);
+    this._timer = setTimeout(() => this._load(), BETWEEN_MS);
+  }
+}
+
+function contentOf({ requests, endpoints, replicas, uptime_s: nowS }, last) {
+  const words = `${number(requests.running)} running, ${number(requests.waiting)} waiting, at most ${number(requests.max)}`;
+  const before = last && last.uptime_s < nowS ? last : null;
+  return [
+    make("p", { className: "facts", textContent: `Requests: ${words}.` }),
+    ...endpoints.map((endpoint) => endpointLine(endpoint, before, nowS)),
+    make("ul", { className: "replicas" }, ...replicas.map(replicaItem)),
+  ];
+}
+
+/** An endpoint's speed since the last look, and its acceptance; since the server's start if nothing happened. */
+function endpointLine({ name, totals }, before, nowS) {
+  const old = before?.endpoints.find((endpoint) => endpoint.name === name)?.totals;
+  const grown = (key) => totals[key] - (old?.[key] ?? 0);
+  const recent = old && grown("drafted") > 0;
+  const [accepted, drafted] = recent ? [grown("accepted"), grown("drafted")] : [totals.accepted, totals.drafted];
+  const speed = grown("tokens") / (nowS - (before?.uptime_s ?? 0));
+  const words = `${orDash(speed, 1)} tokens/s, ${percent(accepted / drafted)} accepted${recent ? "" : " since the start"}`;
+  return make("p", { className: "facts" }, make("b", { textContent: name }), `: ${words}`);
+}
+
+function replicaItem(replica) {
+  const { name, role, running, waiting, slots, kv_usage: kv, drafting } = replica;
+  const load = `${number(running)} of ${number(slots)}${waiting ? `, ${number(waiting)} wait` : ""}`;
+  const state = drafting === null ? "" : reasonOf(replica) || "Wants drafts.";
+  return make(
+    "li",
+    {},
+    make("span", {}, make("b", { textContent: name }), make("span", { className: "facts", textContent: ` ${role}` })),
+    make("span", { className: "facts", textContent: `${load} · KV ${percent(kv)}` }),
+    make("meter", { min: 0, max: Math.max(slots, 1), value: running, "aria-label": `Load of ${name}` }),
+    make("span", { className: "facts state", textContent: state }),
+  );
+}

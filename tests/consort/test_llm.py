@@ -1,0 +1,127 @@
+"""`LLM` writes what transformers writes and what a server would, with a drafter or without, alone or in a batch."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from consort import LLM, ConfigError, ContextLengthError, InvalidRequestError, SamplingParams, UnavailableError
+from deployments.configuration.model import ROOT
+
+TARGET, DRAFTER = ROOT / "models" / "target", ROOT / "models" / "drafter"
+PROMPTS = ["def add(a, b):", "class Stack:\n", "import os\n\n"]
+GREEDY = SamplingParams(max_tokens=16, temperature=0)
+SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, seed=3)
+QUESTION = [{"role": "user", "content": "Write a function that adds two numbers."}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(TARGET, drafter=DRAFTER, dtype="float32", threads=1, max_length=256) as llm:
+        yield llm
+
+
+def test_greedy_texts_are_those_of_transformers(llm: LLM) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    for prompt, answer in zip(PROMPTS, llm.generate(PROMPTS, GREEDY), strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        expected = model.generate(ids, max_new_tokens=GREEDY.max_tokens, do_sample=False)[0, ids.shape[1] :]
+        assert answer.text == tokenizer.decode(expected, skip_special_tokens=True)
+        assert answer.prompt_tokens == ids.shape[1]
+
+
+def test_a_seed_names_a_text(llm: LLM) -> None:
+    """Whatever is in the batch, with drafts or without, whole or in pieces."""
+    together = llm.generate(PROMPTS, SAMPLED)
+    plain = llm.generate(PROMPTS, replace(SAMPLED, speculate=False))
+    assert sum(answer.drafted for answer in together) > 0 == sum(answer.drafted for answer in plain)
+    for prompt, answer, other in zip(PROMPTS, together, plain, strict=True):
+        (alone,) = llm.generate(prompt, SAMPLED)
+        pieces = list(llm.stream(prompt, SAMPLED))
+        assert answer.text == other.text == alone.text == "".join(piece.text for piece in pieces)
+        assert answer.seed == SAMPLED.seed
+        assert pieces[-1].finish_reason == answer.choices[0].finish_reason
+
+
+def test_token_ids_are_prompts_too(llm: LLM) -> None:
+    ids = AutoTokenizer.from_pretrained(TARGET)(PROMPTS[0]).input_ids
+    assert llm.generate(ids, GREEDY)[0].text == llm.generate([ids], GREEDY)[0].text
+    assert llm.generate(ids, GREEDY)[0].text == llm.generate(PROMPTS[0], GREEDY)[0].text
+    assert llm.generate([]) == []
+
+
+def test_conversations(llm: LLM) -> None:
+    answer = llm.chat(QUESTION, SAMPLED)
+    assert [other.text for other in llm.chat_all([QUESTION, QUESTION], SAMPLED)] == [answer.text] * 2
+    assert "".join(piece.text for piece in llm.stream_chat(QUESTION, SAMPLED)) == answer.text
+
+
+def test_parameters_are_the_servers(llm: LLM) -> None:
+    (answer,) = llm.generate(PROMPTS[0], replace(SAMPLED, n=3, logprobs=2))
+    assert len({choice.text for choice in answer.choices}) > 1
+    assert all(choice.logprobs and len(choice.logprobs["tokens"]) > 0 for choice in answer.choices)
+    (number,) = llm.generate("x = ", replace(SAMPLED, structured_outputs={"regex": "[0-9]{3}"}))
+    assert number.text.isdigit()
+    assert number.choices[0].finish_reason == "stop"
+    (searched,) = llm.generate("x = ", SamplingParams(max_tokens=5, num_beams=3, n=2))
+    assert len(searched.choices) == 2
+    (short,) = llm.generate(PROMPTS[0], replace(GREEDY, stop="return"))
+    assert "return" not in short.text
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (SamplingParams(temperature=-1), "temperature"),
+        (SamplingParams(top_k=-7), "top_k"),
+        (SamplingParams(stop=[""]), "stop"),
+        (SamplingParams(structured_outputs={"regex": "("}), "structured_outputs"),
+        (SamplingParams(proposers=["ngram"]), "proposers"),
+    ],
+)
+def test_a_wrong_parameter_is_one_line_that_names_it(llm: LLM, params: SamplingParams, field: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"^{field}[^\n]*$"):
+        llm.generate(PROMPTS, params)
+
+
+def test_other_mistakes(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^messages\.0\.role: "):
+        llm.chat([{"role": "robot", "content": "Hello"}])
+    with pytest.raises(ContextLengthError):
+        llm.generate(PROMPTS, SamplingParams(max_tokens=10_000))
+    with pytest.raises(InvalidRequestError, match=r"^n: "):
+        list(llm.stream(PROMPTS[0], SamplingParams(n=2)))
+    with pytest.raises(InvalidRequestError, match="chat_template_kwarg"):
+        llm.chat(QUESTION, chat_template_kwarg={})
+
+
+def test_wrong_models_are_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        LLM("./nowhere")
+    with pytest.raises(ConfigError, match=r"models\.llm\.slots"):
+        LLM(TARGET, slots=0)
+    with pytest.raises(ConfigError, match="there is no endpoint 'emsemble'; did you mean 'ensemble'"):
+        LLM.from_config("deployments/ensemble.yaml", "emsemble")
+    with pytest.raises(ConfigError, match="only a server chooses among whole answers"):
+        LLM.from_config("deployments/ensemble.yaml", "majority")
+
+
+def test_an_ensemble_of_a_configuration() -> None:
+    with LLM.from_config("deployments/ensemble.yaml", "ensemble") as ensemble:
+        (answer,) = ensemble.generate(PROMPTS[0], SAMPLED)
+        assert answer.text == ensemble.generate(PROMPTS[0], replace(SAMPLED, speculate=False))[0].text
+    with pytest.raises(UnavailableError, match="closed"):
+        ensemble.generate(PROMPTS[0])
+
+
+def test_importing_all_names_is_cheap() -> None:
+    program = (
+        "import sys, consort; [getattr(consort, n) for n in consort.__all__]; print({'torch', 'ray'} & {*sys.modules})"
+    )
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "set()"
