@@ -14,6 +14,7 @@ from training.distillation.rates import held_out_rates
 from training.distillation.student import Student
 
 OPTIONS = DistillationOptions(epochs=4, learning_rate=2e-2, device="cpu", bfloat16=False, save_every_s=0.0)
+RATES = {eagle3_student: 2e-2, medusa_student: 0.4}
 KINDS = pytest.mark.parametrize("new", [eagle3_student, medusa_student])
 
 
@@ -22,7 +23,7 @@ class KilledError(Exception):
 
 
 def train(
-    student: Student, folder: Path, *, killed_after: int | None = None, epochs: int = 4
+    student: Student, folder: Path, *, killed_after: int | None = None, epochs: int = 4, rate: float = 2e-2
 ) -> dict[str, torch.Tensor]:
     reports = 0
 
@@ -32,7 +33,7 @@ def train(
         if reports == killed_after:
             raise KilledError
 
-    options = replace(OPTIONS, report_every_s=0.0, epochs=epochs)
+    options = replace(OPTIONS, report_every_s=0.0, epochs=epochs, learning_rate=rate)
     distil(student, lessons(), options, folder, report=report)
     return student.module.state_dict()
 
@@ -64,7 +65,7 @@ def test_heads_learn_what_their_target_writes(new: Callable[[], Student], tmp_pa
     features = [MadeUp(chat) for chat in chats]
     before = held_out_rates(new(), chats, tokens=64, longest=64, features=features)
     student = new()
-    train(student, tmp_path, epochs=60)
+    train(student, tmp_path, epochs=60, rate=RATES[new])
     after = held_out_rates(student, chats, tokens=64, longest=64, features=features)
     for early, late in zip(before, after, strict=True):
         assert late.agreement > early.agreement + 0.3
