@@ -1,7 +1,7 @@
 # Images that serve: on CPUs by default, or on NVIDIA's GPUs. kubernetes/rayservice.yaml runs them too.
 #   docker build --tag consort:0.1.0 .
 #   docker build --tag consort:0.1.0-gpu --build-arg DEVICE=gpu .
-#   docker run --rm --init --shm-size 2g --publish 127.0.0.1:8000:8000 consort:0.1.0
+#   docker run --rm --init --shm-size 2g --publish 127.0.0.1:8000:8000 --env CONSORT_API_KEY consort:0.1.0
 # docs/operation.md says more.
 ARG DEVICE=cpu
 ARG PYTHON=python:3.11-slim-bookworm
@@ -30,7 +30,8 @@ RUN pip install --no-cache-dir -c /tmp/install/constraints.txt torch
 FROM torch-${DEVICE}
 COPY --from=wheel /wheels /tmp/install/
 COPY models/requirements.txt /tmp/install/
-RUN pip install --no-cache-dir -c /tmp/install/constraints.txt /tmp/install/*.whl \
+RUN pip install --no-cache-dir -c /tmp/install/constraints.txt \
+        "$(echo /tmp/install/consort-*.whl)[lora,mbr,quantization,tracing]" \
     && pip install --no-cache-dir --no-deps -r /tmp/install/requirements.txt
 USER consort
 WORKDIR /home/consort

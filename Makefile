@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test test-cluster test-slow lint types format chaos chaos-serve soak
+.PHONY: audit fuzz-http test-clients help install demo serve bench bench-serve bench-peers models test test-cluster test-slow lint types format chaos chaos-serve soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +114,15 @@ lint: install ## check formatting, lint, the order of imports, and types
 
 types: install ## check types alone
 	$(BIN)/mypy
+
+audit: install .bench/audit/.installed ## look for known weaknesses of the pinned packages, and for versions that don't fit
+	$(BIN)/python -m pip check
+	.bench/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
+.bench/audit/.installed:
+	$(PYTHON) -m venv --clear .bench/audit
+	.bench/audit/bin/python -m pip install 'pip-audit==2.*'
+	@touch $@
 
 format: install ## format, and fix what the linter can fix
 	$(BIN)/ruff format

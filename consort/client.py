@@ -11,6 +11,7 @@ from deployments.client import DEFAULT_URL
 from deployments.client import Client as HttpClient
 
 _CONNECTIONS = 32  # requests that one call has in progress at once
+_STRICT = {"strict": True}  # unknown fields are mistakes here
 
 
 class Client(TextModel):
@@ -44,7 +45,7 @@ class Client(TextModel):
         model = self.model
 
         def ask(body: Body) -> Mapping[str, Any]:
-            reply = self._http.post(route, {"model": model, **body})
+            reply = self._http.post(route, {"model": model, **_STRICT, **body})
             document: Mapping[str, Any] = self._http.checked(route, reply)
             return document
 
@@ -52,4 +53,4 @@ class Client(TextModel):
             return list(connections.map(ask, bodies))
 
     def _stream(self, route: Route, body: Body) -> Iterator[Mapping[str, Any]]:
-        return self._http.stream(route, {"model": self.model, **body})
+        return self._http.stream(route, {"model": self.model, **_STRICT, **body})

@@ -73,7 +73,7 @@ class LLM(TextModel):
         models = {_NAME: _model(model, options)}
         if drafter is not None:
             models[_DRAFTER] = {**_model(drafter, drafter_options or {}), "colocated_with": _NAME}
-        endpoint = {
+        endpoint: dict[str, Any] = {
             "target": _NAME,
             "drafter": None if drafter is None else _DRAFTER,
             "draft_length": draft_length,

@@ -13,7 +13,15 @@ ConsortError
 
 from typing import Literal
 
-Bound = Literal["max_requests", "max_tokens", "max_queue_wait_s", "key_max_requests", "key_max_tokens"]
+Bound = Literal[
+    "max_requests",
+    "max_tokens",
+    "max_queue_wait_s",
+    "key_max_requests",
+    "key_max_tokens",
+    "key_requests_per_minute",
+    "key_tokens_per_minute",
+]
 
 
 class ConsortError(Exception):

@@ -1,5 +1,22 @@
 """`python -m deployments` is the `consort` command."""
 
-from deployments.ui.cli import main
+import signal
 
-main(prog_name="consort")
+
+def main() -> None:
+    """Run the command. Ctrl-C ends it without a traceback, also while it is imported and after it has ended."""
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from deployments.ui import cli  # takes a second
+
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        cli.main(prog_name="consort")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ builds the application starts fast.
 
 import asyncio
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from actors.model.thread_environment import compute_environment
 from decoding.errors import ConfigError, UnavailableError
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ModelConfig
+from deployments.planning.server_plan import give_cluster_gpus
 from deployments.scaling.options import ScalingConfig
 from deployments.scaling.scaler import autoscaling_config, set_replicas
 from deployments.tensor_parallel import start_group
@@ -47,6 +49,7 @@ _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpre
 _ANSWER_TIMEOUT_S = 2.0  # a hanging replica delays the others' answers, which must not make them look hung
 _DRAIN_S = 25.0
 _STOP_S = 5.0  # for a coordinator without requests to end
+_logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class ModelReplica:
             colocated=drafter,
             heads=heads,
             rank=rank,
+            adaptation=None if config.adaptation is None else config.adaptation.options(),
         )
         self._replica = Replica(replica, host)
         gc.collect()
@@ -156,6 +160,11 @@ class CoordinatorIngress:
         from deployments.monitoring.tracing_setup import make_tracer
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            _logger.warning(
+                "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run "
+                "any code. Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
+            )
         endpoints = load_endpoints(config)
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
@@ -201,6 +210,7 @@ class CoordinatorIngress:
             max_body_bytes=bound,
             add_request_id=False,  # Serve does
             cors_origins=self._http.cors_origins,
+            allowed_hosts=self._http.allowed_hosts,
             ask_others=self._ask_others,
             drain=self._drain,
         )
@@ -278,6 +288,7 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
 
     autoscale: let Serve scale models with `scaling`. That needs the policy, which only a Serve file can name.
     """
+    config = give_cluster_gpus(config, ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0)
     models = {name: _model_deployment(name, role, config, autoscale) for name, role in config.roles().items()}
     options = _options() | {
         "graceful_shutdown_timeout_s": config.http.drain_s + _STOP_S
@@ -326,7 +337,7 @@ def _model_deployment(name: str, role: "Role", config: ServerConfig, autoscale: 
 def _actor_options(model: ModelConfig) -> dict[str, Any]:
     return {
         "num_cpus": model.num_cpus,
-        "num_gpus": model.num_gpus,
+        "num_gpus": model.num_gpus or 0,
         "resources": model.resources,
         "runtime_env": _runtime_env(model.threads),
     }
@@ -336,7 +347,7 @@ def _bundles(model: ModelConfig) -> dict[str, Any]:
     """Return a bundle for each rank of a tensor-parallel model; the replica itself is rank 0."""
     if model.tensor_parallel == 1:
         return {}
-    bundle = {"CPU": model.num_cpus, "GPU": model.num_gpus, **model.resources}
+    bundle = {"CPU": model.num_cpus, "GPU": model.num_gpus or 0, **model.resources}
     ranks = [{name: amount for name, amount in bundle.items() if amount}] * model.tensor_parallel
     return {"placement_group_bundles": ranks}
 

@@ -1,6 +1,7 @@
 """A small HTTP client for the commands: JSON requests, JSON or event-stream responses. Standard library only."""
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Mapping
@@ -27,8 +28,13 @@ class Reply:
 class Client:
     """A client of one server."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        """url: with or without http:// and OpenAI's /v1. api_key: sent with every request, if given."""
+    def __init__(self, url: str, api_key: str | None = None, *, tls: ssl.SSLContext | None = None) -> None:
+        """
+        url: with or without http:// and OpenAI's /v1.
+        api_key: sent with every request, if given.
+        tls: whose certificates are trusted; None: those that this machine trusts.
+        """
+        self._tls = tls
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         api_key = (api_key or "").strip()  # files and shells add line ends
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -94,7 +100,8 @@ class Client:
     def _open(self, path: str, body: Mapping[str, object] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
-        return urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=_TIMEOUT_S)
+        request = urllib.request.Request(self.url + path, data, headers)
+        return urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls)
 
     def _unreachable(self, error: Exception) -> UnavailableError:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error

@@ -7,15 +7,18 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from decoding.errors import ConfigError, UnavailableError
+from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.http import HttpConfig
@@ -23,6 +26,7 @@ from deployments.configuration.model import IS_CHECKOUT, ROOT, ModelConfig
 from deployments.http.proxy import CALLBACK
 
 if TYPE_CHECKING:
+    from ray import LoggingConfig
     from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 State = Literal["waiting", "loading", "converting", "ready"]
@@ -31,6 +35,19 @@ Watch = Callable[[list["StartProgress"]], None]
 _POLL_S = 0.2
 _MARGIN_S = 5.0  # for coordinators to answer after a drain
 _FLUSH_S = 0.3  # for the proxy to pass on the last bytes
+_SHOWN_CHARACTERS = 400  # of another library's error
+# Intervals of a local Ray, a tenth of a second by default or thereabouts: an idle server should cost next to nothing.
+_INTERVALS = {
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_memory_monitor_refresh_ms": "1000",
+    "RAY_task_events_report_interval_ms": "0",  # no record of tasks, which only Ray's dashboard shows
+    "RAY_event_stats": "0",
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # look for new log files at the interval below, not all the time
+    "LOG_NAME_UPDATE_INTERVAL_S": "10",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",
+}
 _OUR_ERROR = re.compile(r"^(?:\w+\.)*(?:ConfigError|UnavailableError): (.*)$", re.MULTILINE)
 
 
@@ -43,37 +60,52 @@ class StartProgress:
 
 
 @contextmanager
-def serving(config: ServerConfig, *, address: str | None, verbose: bool, watch: Watch) -> Iterator[None]:
+def serving(
+    config: ServerConfig, *, address: str | None, verbose: bool, watch: Watch, log_level: str = "info"
+) -> Iterator[None]:
     """Run the application, on the Ray cluster at `address` or on a local one, until the block ends.
 
+    verbose, log_level: whether to show what Ray and the replicas log, and from which level on.
     watch: called repeatedly with the progress of all deployments until they are ready.
 
     Raises:
-        ConfigError: a model could not be loaded, or the port is taken.
-        UnavailableError: no cluster answers at the address.
+        ConfigError: a model could not be loaded, or the port is taken. Once Ray runs, a note names its logs.
+        UnavailableError: no cluster answers at the address, or Ray or Serve did not start in time.
     """
     if not verbose:
         warnings.simplefilter("ignore")
     watch([StartProgress("Ray", "loading")])
     if address is None:
-        _check_port(config.http)
-        _start_ray(config, verbose=verbose)
+        _check_port(config.http.host, config.http.port, key="http.port")
+        if config.http.metrics_port is not None:
+            _check_port("127.0.0.1", config.http.metrics_port, key="http.metrics_port")
+        _start_ray(config, verbose=verbose, log_level=log_level)
     else:
-        _join_ray(address, verbose=verbose)
+        _join_ray(address, verbose=verbose, log_level=log_level)
     import ray
 
     try:
-        if address is None:
-            _check_demand(config, ray.cluster_resources())
-        _deploy(config)
-        _wait_until_ready(watch, {} if address is not None else _deployments_to_convert(config))
-        if address is None:
-            _wait_for_discovery(Client(config.http.url))
+        with _in_a_line("the server could not start"):
+            if address is None:
+                check_demand(config, ray.cluster_resources())
+            _deploy(config)
+            _wait_until_ready(watch, {} if address is not None else _deployments_to_convert(config))
+            if address is None:
+                _wait_for_discovery(local_client(config.http))
         yield
+    except ConsortError as error:
+        error.add_note(f"Logs: {_logs()}")
+        raise
     finally:
-        if address is not None:
-            _delete()
-        ray.shutdown()
+        with _uninterrupted():
+            if address is not None:
+                _delete()
+            ray.shutdown()
+
+
+def local_client(http: HttpConfig, api_key: str | None = None) -> Client:
+    """Return a client of a server on this machine, whatever its certificate says."""
+    return Client(http.url, api_key, tls=None if http.tls is None else http.tls.client_context())
 
 
 def drain(config: ServerConfig) -> int:
@@ -98,7 +130,40 @@ def failure(message: str) -> str | None:
     return errors[-1].strip() if errors else None
 
 
-def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
+def _logs() -> str:
+    """Return the folder where Ray and the replicas of this session log."""
+    import ray
+
+    session = ray.get_runtime_context().get_session_name()
+    return f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/{session}/logs, those of the replicas in serve/"
+
+
+@contextmanager
+def _in_a_line(what: str) -> Iterator[None]:
+    """Turn errors of other libraries in the block into UnavailableError. what: went wrong."""
+    try:
+        yield
+    except ConsortError:
+        raise
+    except Exception as error:  # what Ray raises is not documented
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnavailableError(f"{what}: {reason[:_SHOWN_CHARACTERS]}") from error
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C in the block, which ends by itself; interrupted, it would leave processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
         # With clusters "disabled", Ray's default on macOS, its processes listen on loopback only.
@@ -108,6 +173,8 @@ def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
+        "RAY_enable_metrics_collection": "0" if config.http.metrics_port is None else "1",
+        **_INTERVALS,
     }
     for name, value in environment.items():
         os.environ.setdefault(name, value)
@@ -115,16 +182,20 @@ def _start_ray(config: ServerConfig, *, verbose: bool) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     import ray
 
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        resources=_all_resources(config),
-        log_to_driver=verbose,
-        logging_level=_log_level(verbose),
-    )
+    logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "session_latest" / "logs"
+    with _in_a_line(f"Ray could not start (logs: {logs})"):
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            resources=_all_resources(config),
+            log_to_driver=verbose,
+            logging_level=_log_level(verbose, log_level),
+            logging_config=_logging_config(verbose, log_level),
+            _metrics_export_port=config.http.metrics_port,
+        )
 
 
-def _join_ray(address: str, *, verbose: bool) -> None:
+def _join_ray(address: str, *, verbose: bool, log_level: str) -> None:
     import ray
 
     try:
@@ -132,7 +203,7 @@ def _join_ray(address: str, *, verbose: bool) -> None:
             address=address,
             runtime_env={"working_dir": str(ROOT)} if IS_CHECKOUT else {"py_modules": [str(ROOT)]},
             log_to_driver=verbose,
-            logging_level=_log_level(verbose),
+            logging_level=_log_level(verbose, log_level),
         )
     except ConnectionError as error:
         raise UnavailableError(f"no Ray cluster answers at {address!r}: {error}") from error
@@ -145,6 +216,8 @@ def _deploy(config: ServerConfig) -> None:
 
     logging.getLogger("ray.serve").setLevel(logging.getLogger("ray").level)
     http_options = {"host": config.http.host, "port": config.http.port}
+    if (tls := config.http.tls) is not None:
+        http_options |= {"ssl_keyfile": tls.key, "ssl_certfile": tls.certificate}  # in the order that Serve checks
     serve.start(proxy_location="HeadOnly", http_options=http_options)
     application = build_application(config)
     target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/", external_scaler_enabled=True)
@@ -208,21 +281,21 @@ def _check_deployments(status: "ApplicationStatusOverview") -> None:
         raise ConfigError(f"the application could not start: {status.message}")
 
 
-def _check_port(http: HttpConfig) -> None:
-    """Raise ConfigError if the port is taken."""
-    with socket.socket(socket.AF_INET6 if ":" in http.host else socket.AF_INET) as probe:
+def _check_port(host: str, port: int, *, key: str) -> None:
+    """Raise ConfigError if the port is taken. key: the port's."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((http.host, http.port))
+            probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"http.port: can't listen on {http.host}:{http.port}: {error.strerror}") from error
+            raise ConfigError(f"{key}: can't listen on {host}:{port}: {error.strerror}") from error
 
 
-def _check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
+def check_demand(config: ServerConfig, available: Mapping[str, float]) -> None:
     """Raise ConfigError if the replicas need more than the machine has: they would wait for ever."""
     models = config.models.values()
     demands = {
-        "GPU": ("num_gpus", sum(model.num_gpus * model.processes for model in models)),
+        "GPU": ("num_gpus", sum((model.num_gpus or 0) * model.processes for model in models)),
         "CPU": ("num_cpus", sum(model.num_cpus * model.processes for model in models)),
     }
     for resource, (key, wanted) in demands.items():
@@ -244,5 +317,12 @@ def _all_resources(config: ServerConfig) -> dict[str, float]:
     return total
 
 
-def _log_level(verbose: bool) -> int:
-    return logging.INFO if verbose else logging.ERROR
+def _log_level(verbose: bool, log_level: str) -> int:
+    return int(logging.getLevelNamesMapping()[log_level.upper()]) if verbose else logging.ERROR
+
+
+def _logging_config(verbose: bool, log_level: str) -> "LoggingConfig | None":
+    """Return the level of the replicas' loggers; None: Ray's default."""
+    from ray import LoggingConfig
+
+    return LoggingConfig(log_level=log_level.upper()) if verbose else None

@@ -23,7 +23,10 @@ class SpeculationLimits:
 
     @property
     def hidden(self) -> float:
-        """S*: the speed-up over plain decoding with drafting and transport fully hidden."""
+        """S*: the speed-up over plain decoding with drafting and transport fully hidden.
+
+        At most E, as long as verification takes no less time than a plain step.
+        """
         slowest_s = max(self.verify_step_s, self.draft_length * self.draft_step_s)
         return self.tokens_per_step * self.plain_step_s / slowest_s
 

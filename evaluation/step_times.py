@@ -1,8 +1,9 @@
 """Seconds of a model's steps as a server takes them, sampling included. Must not know which model it is."""
 
 import time
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
 
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
@@ -18,8 +19,19 @@ _TIMING_S = 12.0  # no round starts after that
 Step = tuple[int, int]  # streams, tokens of each
 
 
-def time_steps(runner: Runner, steps: Sequence[Step], params: SamplingParams) -> dict[Step, float]:
-    """Seconds of each step, sampling included: the median of several rounds over all of them. Scribbles over slots."""
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """Seconds of each step, and how far the rounds of the measurement were apart."""
+
+    seconds: Mapping[Step, float]
+    spread: float  # median over the steps: the middle half of the rounds' times, relative to their median
+
+
+def time_steps(runner: Runner, steps: Sequence[Step], params: SamplingParams) -> MeasuredSteps:
+    """Time steps, sampling included: the median of several rounds over all of them. Scribbles over slots.
+
+    More tokens of as many streams never take less time, whatever was measured.
+    """
     times: dict[Step, list[float]] = {step: [] for step in steps}
     began_s = time.perf_counter()
     for done in range(1 + _MAX_ROUNDS):
@@ -27,7 +39,36 @@ def time_steps(runner: Runner, steps: Sequence[Step], params: SamplingParams) ->
             seconds.append(_time_step(runner, *step, params))
         if done >= _MIN_ROUNDS and time.perf_counter() - began_s > _TIMING_S:
             break
-    return {step: median(seconds[1:]) for step, seconds in times.items()}  # the first round warms up
+    rounds = {step: seconds[1:] for step, seconds in times.items()}  # the first round warms up
+    spread = median(_spread(seconds) for seconds in rounds.values())
+    return MeasuredSteps(never_falling({step: median(seconds) for step, seconds in rounds.items()}), spread)
+
+
+def never_falling(times: Mapping[Step, float]) -> dict[Step, float]:
+    """Return the least-squares fit of times that don't fall as tokens of as many streams are added.
+
+    Neighbours in the wrong order become their mean, again and again (Barlow et al., Statistical Inference under Order
+    Restrictions, 1972, section 1.2: pool adjacent violators).
+    """
+    fitted: dict[Step, float] = {}
+    for streams in {streams for streams, _ in times}:
+        pools: list[list[Step]] = []
+        for step in sorted(step for step in times if step[0] == streams):
+            pools.append([step])
+            while len(pools) > 1 and _mean(times, pools[-2]) > _mean(times, pools[-1]):
+                pools[-2:] = [pools[-2] + pools[-1]]
+        fitted |= {step: _mean(times, pool) for pool in pools for step in pool}
+    return {step: fitted[step] for step in times}
+
+
+def _mean(times: Mapping[Step, float], pool: Sequence[Step]) -> float:
+    return sum(times[step] for step in pool) / len(pool)
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Return the distance between the quartiles, relative to the median."""
+    lower, middle, upper = quantiles(seconds, n=4)
+    return (upper - lower) / middle
 
 
 def _time_step(runner: Runner, streams: int, width: int, params: SamplingParams) -> float:

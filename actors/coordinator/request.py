@@ -18,7 +18,8 @@ from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.drafts.trie import ProposerName
-from decoding.errors import ConsortError, InvalidRequestError
+from decoding.errors import ConsortError, InvalidRequestError, require
+from decoding.prompt_positions import PromptPositions
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
@@ -76,7 +77,15 @@ class Request:
     timeline: Timeline | None = None  # filled in by the coordinator
     cache_salt: str = ""  # cached text is shared only with requests of the same salt
     may_cache: bool = True  # whether its whole answer may be cached
+    prompt_positions: PromptPositions | None = None  # of a shortened prompt; None: the prompt is whole
     request_id: int = field(default_factory=new_request_id)
+
+    def __post_init__(self) -> None:
+        if self.prompt_positions is not None:
+            count = len(self.prompt_positions.kept)
+            require(count == len(self.prompt), "positions", count, f"one for each of {len(self.prompt)} tokens")
+            alone = self.beams is None and not self.endpoint.members
+            require(alone, "positions", "a shortened prompt", "a whole one for beam searches and ensembles")
 
     @property
     def ensemble_options(self) -> EnsembleOptions:
@@ -161,6 +170,7 @@ class Delta:
     error: ConsortError | None = None
     score: float | None = None  # of a beam search
     proposers: Sequence[ProposerName | None] = ()  # of each token: who drafted it, if it was accepted
+    prompt_attention: Sequence[float] | None = None  # to each token of the prompt, if requested, in the last delta
     others: "Sequence[Delta]" = ()  # further answers of the beam search, best first
 
 
@@ -245,6 +255,7 @@ class ActiveRequest:
             attached_drafter=self.drafter,
             admission=self.admission,
             cache_salt=request.cache_salt,
+            prompt_positions=request.prompt_positions,
         )
 
     def _ensemble(self) -> Ensemble | None:
@@ -304,6 +315,7 @@ class ActiveRequest:
                 *message.accepted_from[:accepted],
                 *[None] * (piece.used - len(message.accepted_from[:accepted])),
             ],
+            prompt_attention=message.prompt_attention,
         )
 
     def finish_search(self, message: Beams) -> Delta:

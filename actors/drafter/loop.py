@@ -55,9 +55,10 @@ class Drafter:
         self._runner = runner
         self._alternatives = min(alternatives, WIDTH)
         self._ahead = ahead
+        self._adaptation = options.adaptation
         self._link = link
         self._targets: Counter[str] = Counter()  # rows by connected target
-        self._rows: RowTable[DrafterRow] = RowTable(runner.cache, removed=self._release_target)
+        self._rows: RowTable[DrafterRow] = RowTable(runner.cache, removed=self._forget)
         self._chain = DraftChain(runner)
         self._chain.warm_up()
         self._mailbox = Mailbox(link, self._rows, self.times)
@@ -91,6 +92,9 @@ class Drafter:
             self._give_back(row, error)
         for part in self._parts(self._scheduler.schedule(self._due())):
             self._scheduler.run(self._step, part)
+        if self._adaptation is not None:
+            self._adaptation.turn(idle=len(self._rows) == 0)
+            self._rows.adaptation = self._adaptation.state
         self._mailbox.close_turn()
 
     def timeout_s(self) -> float:
@@ -202,8 +206,11 @@ class Drafter:
             self._link.connect(target)
         self._targets[target.name] += 1
 
-    def _release_target(self, row: DrafterRow) -> None:
+    def _forget(self, row: DrafterRow) -> None:
         self._targets[row.target] -= 1
+        # Requests with a salt share nothing; the texts of other tokenizers would be learned as the target's.
+        if self._adaptation is not None and not row.cache_salt and row.draft_mapping is None:
+            self._adaptation.note(row.tokens, row.prompt_length, row.params)
 
     def _advance(self, peer: str, message: Advance) -> None:
         """Apply newly committed text; give the request back if that is impossible."""

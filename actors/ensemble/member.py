@@ -8,7 +8,7 @@ from actors.model.runner import Runner
 from actors.wire.logits_codec import pack
 from actors.wire.logits_memory import accept
 from actors.wire.messages import Admit, Join, Joined, LogitsReply, LogitsRequest
-from decoding.drafts.trie import Draft
+from decoding.drafts.trie import NO_DRAFT, Draft
 from decoding.sampling.params import SamplingParams
 
 
@@ -31,7 +31,7 @@ class MemberRow(ServedRow):
         self.join = join
         self.memory = None if join.shared is None else accept(join.shared)  # for the logits of its replies
         self._runner = runner
-        self._draft = Draft([], [])  # of the last request
+        self._draft = NO_DRAFT  # of the last request
         self._best_count = join.best_count
         self.joined = False
         self.request: LogitsRequest | None = None  # without a reply yet
@@ -90,10 +90,10 @@ class MemberRow(ServedRow):
         """Return a chunk of the text, or its last token and the draft."""
         return super().inputs(limit) if self.prefilling else [self._step_input()]
 
-    def take(self, logits: Tensor) -> LogitsReply | None:
+    def take(self, logits: Tensor, rows: range) -> LogitsReply | None:
         """Return the reply to the leader; None if the row has more to run."""
         if not self.prefilling:
-            return self._reply(logits)
+            return self._reply(logits[rows.start : rows.stop])
         self.cached = self._chunk.end
         return None
 

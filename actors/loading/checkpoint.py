@@ -94,20 +94,15 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     """
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    devices = spec.devices
-    if not devices:
-        raise ConfigError(f"models.{spec.name}.device is 'balanced', but there is no GPU")
-    config = _load_config(spec)
-    skeleton = _skeleton(spec, config)
+    config, skeleton = check_model(spec)
     options: dict[str, Any] = {}
     if spec.quantization is not None:
         if getattr(config, "quantization_config", None) is not None:
             raise ConfigError(f"models.{spec.name}.quantization: the checkpoint is quantised already; leave it out")
         try:
-            options["quantization_config"] = quantization_config(spec.quantization, skeleton, devices[0])
+            options["quantization_config"] = quantization_config(spec.quantization, skeleton, spec.devices[0])
         except ConfigError as error:
             raise ConfigError(f"models.{spec.name}.quantization: {error}") from error
-    _check_memory(spec, config, skeleton)
     token_ids = _load_draft_vocabulary(spec, config) if is_trimmed(config) else None
     model = _load_weights(spec, options)
     if spec.adapter is not None:
@@ -115,6 +110,21 @@ def load_model(spec: ModelSpec) -> PreTrainedModel:
     if token_ids is not None:
         DraftVocabulary(token_ids.to(model.device), vocabulary_size(config)).attach(model)
     return model
+
+
+def check_model(spec: ModelSpec) -> tuple[PretrainedConfig, PreTrainedModel]:
+    """Return a model's configuration and the model on the meta device, without reading weights.
+
+    Raises:
+        ConfigError: the model can't be served, needs more memory than there is, or has fewer positions than
+            `max_length`.
+    """
+    if not spec.devices:
+        raise ConfigError(f"models.{spec.name}.device is 'balanced', but there is no GPU")
+    config = _load_config(spec)
+    skeleton = _skeleton(spec, config)
+    _check_memory(spec, config, skeleton)
+    return config, skeleton
 
 
 def load_tokenizer(

@@ -60,6 +60,12 @@ def is_converted(path: str, dtype: str) -> bool:
     return all((cache / kind).is_dir() for kind in (_SETTINGS, dtype))
 
 
+def converted_folder(path: str, dtype: str) -> Path | None:
+    """Return the folder of a GGUF file's weights if it was converted before; None if not, or if there is no file."""
+    folder = _cache_of(Path(path)) / dtype if is_gguf(path) and Path(path).is_file() else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
 def _converted(file: Path, kind: str, convert: Callable[[Path, Path], None]) -> str:
     """Return the folder that `convert` writes for a file. It appears whole or not at all."""
     if not file.is_file():

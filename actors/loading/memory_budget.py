@@ -1,22 +1,18 @@
 """Memory for models and their KV caches: how much is free, how many pages fit. Knows nothing of requests."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 import torch
 from torch import nn
 
+from actors.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, USABLE, free_host_bytes
 from actors.model.kv_pages import KVPages
 from actors.model.page_tables import PAGE_SIZE
 from decoding.errors import ConfigError
 
 GIB = 2**30
-_USABLE = 0.9  # share of free memory; the rest is for activations, CUDA graphs and other processes
-_CPU_SHARE = 0.25  # of free memory for a KV cache on a CPU, which other programs use, too
-_AUTO_SLOTS = {"cuda": 256, "cpu": 64}
-_CGROUP = Path("/sys/fs/cgroup")
 
 Bytes = Mapping[torch.device, int]
 
@@ -25,20 +21,7 @@ def free_bytes(device: torch.device) -> int:
     """Return how much a process can still allocate on a device. On the CPU, the container's limit counts too."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return min(available, _container_room())
-
-
-def _container_room() -> int:
-    """Return the bytes left in the control group (version 2). File pages that can be dropped count as free."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
-        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-        statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
-    except OSError:  # no container, or another version
-        return 2**63
-    return 2**63 if limit == "max" else int(limit) - used + int(statistics.get("inactive_file", 0))
+    return free_host_bytes()
 
 
 def weights_on_devices(model: nn.Module) -> dict[torch.device, int]:
@@ -80,7 +63,7 @@ def check_weights(name: str, needed: int, smaller: Mapping[str, int], *, room: i
 
 def choose_slots(wanted: int | Literal["auto"], device: torch.device) -> int:
     """Return how many requests run at once. "auto": as many as the device computes well together."""
-    return _AUTO_SLOTS.get(device.type, _AUTO_SLOTS["cpu"]) if wanted == "auto" else wanted
+    return AUTO_SLOTS.get(device.type, AUTO_SLOTS["cpu"]) if wanted == "auto" else wanted
 
 
 def fit_pages(
@@ -134,7 +117,7 @@ def room_for_pages(
     if limit is not None:
         return room
     return {
-        device: int(free_bytes(device) * _CPU_SHARE) if device.type == "cpu" else size for device, size in room.items()
+        device: int(free_bytes(device) * CPU_SHARE) if device.type == "cpu" else size for device, size in room.items()
     }
 
 
@@ -144,7 +127,7 @@ def room_for_weights(devices: Iterable[torch.device], limit: int | None) -> int:
 
 
 def _within(free: int, used: int, limit: int | None) -> int:
-    usable = int(free * _USABLE)
+    usable = int(free * USABLE)
     return usable if limit is None else max(min(usable, limit - used), 0)
 
 

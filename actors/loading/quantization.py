@@ -6,6 +6,7 @@ all tokens of a call, so a text would depend on the other rows of its batch.
 """
 
 import logging
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -27,8 +28,10 @@ def quantization_config(kind: Quantization, skeleton: PreTrainedModel, device: t
     """Return the configuration for transformers. skeleton: the model on the meta device.
 
     Raises:
-        ConfigError: no layer of the model can be quantised on that device.
+        ConfigError: no layer of the model can be quantised on that device, or bitsandbytes is not installed.
     """
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError(f"{kind} needs bitsandbytes: pip install 'consort[quantization]'")
     layers = quantized_weights(kind, skeleton, device)
     if not layers:
         fitting = f" with dimensions that are multiples of {_BLOCK}" if kind == "nf4" and device.type == "cpu" else ""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from actors.adaptation.adaptation import Adaptation
 from actors.heads.proposer import HeadProposer
 from actors.loops.grammar_jobs import LoadTokenizer
 from actors.model.runner import Runner
@@ -19,5 +20,6 @@ class LoopOptions:
     adaptive: bool = True  # a target verifies as many draft tokens as pay; else as many as the request allows
     colocated: Runner | None = None  # of a drafter in a target's thread: at least as many slots as the target's
     heads: HeadProposer | None = None  # on a target's hidden states, which its runner keeps
+    adaptation: Adaptation | None = None  # of a drafter that answers no requests
     draft_mappings: Mapping[str, DraftMapping] = field(default_factory=dict)  # by target with another tokenizer
     logits_mappings: Mapping[str, LogitsMapping] = field(default_factory=dict)  # by leader with another tokenizer

@@ -8,7 +8,7 @@ from typing import Generic
 
 from actors.loops.row import R, RowKey
 from actors.model.page_tables import PageTables, extend_keys
-from actors.wire.messages import Report
+from actors.wire.messages import AdaptationState, Report
 
 PREPARING_S = 0.002  # polling period while no row is ready
 
@@ -25,6 +25,7 @@ class RowTable(Generic[R]):
         self.drafting = True  # whether drafts are wanted
         self.in_trial = False  # whether `drafting` was set for a trial only
         self.speculation_gain = 1.0  # as in Report
+        self.adaptation: AdaptationState | None = None  # as in Report
 
     def __iter__(self) -> Iterator[R]:
         """Iterate over the rows that hold a slot."""
@@ -73,6 +74,7 @@ class RowTable(Generic[R]):
             self._cache.allocator.pages,
             self._cache.allocator.used,
             self._cache.allocator.shared,
+            self.adaptation,
         )
 
     @property
@@ -99,7 +101,8 @@ class RowTable(Generic[R]):
     def make_ready(self) -> list[tuple[R, BaseException]]:
         """Let rows enter, share pages and get their grammars. Return rows whose grammar failed, with the error."""
         for row in self._active.values():
-            self._note_text(row)
+            if row.cached // self._cache.page_size > self._cache.known_pages(row.slot):
+                self._note_text(row)
         self._fill_slots()
         failed: list[tuple[R, BaseException]] = []
         computing: set[bytes] = set()  # the next page of each row
@@ -110,7 +113,9 @@ class RowTable(Generic[R]):
                     row.structure, row.preparing = row.preparing.result(), None
                 else:
                     failed.append((row, error))
-            self._share_pages(row, computing)
+            row.waits_for_pages = False
+            if row.pending > 1:
+                self._share_pages(row, computing)
         return failed
 
     def _note_text(self, row: R) -> None:
@@ -122,7 +127,6 @@ class RowTable(Generic[R]):
 
     def _share_pages(self, row: R, computing: set[bytes]) -> None:
         """Take over pages of the row's prompt. If a row before it computes the next one, it waits a turn."""
-        row.waits_for_pages = False
         if (len(row.tokens) - 1) // self._cache.page_size <= row.cached // self._cache.page_size:
             return
         reusable = self._reusable_pages(row)

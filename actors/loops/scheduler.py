@@ -7,6 +7,7 @@ nothing of models, messages or drafts.
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from traceback import clear_frames
 from typing import Generic, NamedTuple
 
@@ -66,7 +67,7 @@ class Scheduler(Generic[R]):
         chunks: list[R] = []
         for row in due:
             (chunks if row.prefilling else steps).append(row)
-        for row in sorted(steps, key=lambda row: row.last_step):
+        for row in sorted(steps, key=attrgetter("last_step")):
             tokens = row.step_tokens
             if not shares or 0 < tokens <= left:
                 shares.append(Share(row, max(1, tokens)))
@@ -76,7 +77,7 @@ class Scheduler(Generic[R]):
             if not shares or 0 < tokens <= left:
                 shares.append(Share(row, max(1, tokens)))
                 left, chunk_left = left - tokens, chunk_left - tokens
-        return sorted(shares, key=lambda share: share.row.slot)
+        return sorted(shares, key=attrgetter("row.slot"))
 
     def run(self, compute: Callable[[Sequence[Share[R]]], None], shares: Sequence[Share[R]]) -> None:
         """Compute the shares; undo them if memory runs out."""

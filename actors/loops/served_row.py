@@ -21,10 +21,10 @@ class ServedRow(Row):
         """Return how much longer its step should wait for a draft, in seconds."""
         return 0.0
 
-    def take(self, logits: Tensor) -> Message | None:
+    def take(self, logits: Tensor, rows: range) -> Message | None:
         """Take the logits after what `inputs` returned. Returns what to tell the peer that admitted the row.
 
-        logits: [n, V] float, after the tokens that wanted them.
+        logits: [N, V] float, a step's. rows: those after this row's tokens, as far as they wanted any.
         """
         raise NotImplementedError
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from decoding.drafts.trie import Draft
+from decoding.prompt_positions import PromptPositions
 
 
 class RowInput(msgspec.Struct, frozen=True, gc=False):
@@ -15,6 +16,8 @@ class RowInput(msgspec.Struct, frozen=True, gc=False):
     and its own column last. Columns from `trunk` to `start` may contain nodes of earlier calls.
 
     Logits are wanted after the last `wanted` tokens; None: after all.
+
+    The text's prompt may be a shortened one whose tokens keep their positions in the whole prompt.
     """
 
     slot: int
@@ -23,6 +26,7 @@ class RowInput(msgspec.Struct, frozen=True, gc=False):
     trunk: int = 0
     paths: Sequence[Sequence[int]] | None = None
     wanted: int | None = None
+    prompt_positions: PromptPositions | None = None  # None: a token's position is its column
 
     @property
     def logits_count(self) -> int:

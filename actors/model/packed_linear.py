@@ -144,6 +144,7 @@ class GroupedLinear(nn.Module):
     def __init__(self, group: LinearGroup, index: int) -> None:
         super().__init__()
         self.group, self._index = group, index
+        self.joined = group.joined  # a module below this one, as weights are elsewhere
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features]; returns [..., out_features]."""

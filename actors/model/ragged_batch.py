@@ -24,7 +24,7 @@ class RaggedBatch(NamedTuple):
     offsets: Tensor  # [B + 1] int64, the index of each row's first token, and N
     lengths: Tensor  # [B] int64, how many columns a row may read, its new ones included
     columns: Tensor  # [N] int64, the column that each token is written to
-    positions: Tensor  # [N] int64, each token's position in its text
+    positions: Tensor  # [N] int64, each token's position in its text, without the gaps of a shortened prompt
     row_of: Tensor  # [N] int64, the index of each token's row
     trunks: Tensor  # [N] int64: a token sees all columns < trunk, which hold the text at these positions
     branches: Tensor  # [N] int64: with bit i it also sees column trunk + i, the next position of its path
@@ -104,6 +104,25 @@ def pack_inputs(
             if window is not None:
                 branches[1][index] = _bits(trunk, branch[-window:])
     return PackedInputs(torch.from_numpy(integers), sizes)
+
+
+def have_gaps(rows: Sequence[RowInput]) -> bool:
+    """Whether a token of the rows may have another position than its column's."""
+    return any(row.prompt_positions is not None for row in rows)
+
+
+def whole_positions(rows: Sequence[RowInput], positions: Tensor) -> Tensor:
+    """Return positions in whole texts, [1, N] int64: those for the model, where some prompts are shortened.
+
+    positions: [1, N] int64 on the CPU, in the texts as they are in the cache.
+    """
+    whole, first = positions.clone(), 0
+    for row in rows:
+        end = first + len(row.tokens)
+        if row.prompt_positions is not None:
+            whole[0, first:end] = row.prompt_positions.translate(whole[0, first:end])
+        first = end
+    return whole
 
 
 def wanted_tokens(rows: Sequence[RowInput]) -> list[int]:

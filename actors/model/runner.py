@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.model.attention.interface import NAME
+from actors.model.attention.reader import AttentionReader
 from actors.model.cuda_graphs import CudaGraphs, usual_tokens
 from actors.model.fixed_order.layers import FixedOrderLinear
 from actors.model.forward_input import RowInput
@@ -20,9 +21,9 @@ from actors.model.hidden_states import HiddenStateHooks, HiddenStates
 from actors.model.kv_pages import KVPages
 from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.packed_linear import padded_size
-from actors.model.ragged_batch import RaggedBatch, pack_inputs, wanted_tokens
+from actors.model.ragged_batch import RaggedBatch, have_gaps, pack_inputs, wanted_tokens, whole_positions
 from decoding.errors import ConfigError
-from decoding.sampling.transfer import tensor_on
+from decoding.sampling.transfer import copy_to, tensor_on
 
 _MAX_TRACED_TOKENS = 128  # with more, the cost of Python is negligible
 _TRACED_SIZES = (10, 3), (6, 2)  # tokens, and the number of logits
@@ -180,7 +181,7 @@ class Runner:
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
         wanted = wanted_tokens(rows)
-        shape = self._graphs.shape(rows, len(wanted)) if self._graphs else None
+        shape = self._graphs.shape(rows, len(wanted)) if self._graphs and not have_gaps(rows) else None
         if self._graphs and shape:
             self.cache.reserve_all(extents)
             logits, *hidden = self._graphs.outputs(shape, rows, wanted)
@@ -209,6 +210,18 @@ class Runner:
         count = sum([len(row.tokens) for row in rows])
         return HiddenStates(*(states[:count] for states in kept))
 
+    @torch.inference_mode()
+    def attention(self, row: RowInput) -> Tensor:
+        """Return how much each new token attends to each column, [Q, columns] float32. It is slow.
+
+        The largest weight over all layers and heads. The model must be on a single device.
+        """
+        self.cache.prepare_writes([(row.slot, row.start, row.end)])
+        tokens, positions, batch = self._inputs([row])
+        reader = AttentionReader(len(row.tokens))
+        self._model_logits(tokens, positions, self._to_keep([0], tokens.numel()), batch, attention_reader=reader)
+        return reader.largest
+
     def _outputs(
         self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
     ) -> tuple[Tensor, ...]:
@@ -229,7 +242,7 @@ class Runner:
         return (logits, *kept)
 
     def _model_logits(
-        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch
+        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch, **options: object
     ) -> Tensor:
         logits: Tensor = self.model(
             input_ids=tokens,
@@ -239,6 +252,7 @@ class Runner:
             logits_to_keep=0 if logits_to_keep is None else logits_to_keep,
             ragged_batch=batch,
             kv_pages=self.cache,
+            **options,
         ).logits
         return logits[0].float()
 
@@ -253,7 +267,10 @@ class Runner:
             token_count=padded,
             spare_slot=self.cache.slots,
         )
-        return packed.copy_to(self.device).unpack()
+        tokens, positions, batch = packed.copy_to(self.device).unpack()
+        if have_gaps(rows):
+            positions = copy_to(self.device, whole_positions(rows, packed.unpack()[1]))
+        return tokens, positions, batch
 
     def _to_keep(self, wanted: Sequence[int], count: int) -> Tensor | None:
         """Return the indices of the tokens whose logits the model computes, int64, at least one; None: all `count`.

@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
+from actors.adaptation.adaptation import Adaptation, AdaptationOptions
+from actors.adaptation.learner_process import LearnerProcess
+from actors.adaptation.messages import Begin
 from actors.heads.loader import LoadedHeads, load_heads
 from actors.heads.proposer import HeadProposer
 from actors.heads.spec import HeadsSpec
@@ -31,6 +34,7 @@ from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.roles import Loop, Role, make_loop
+from actors.replica.weights import copy_weights
 from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
@@ -73,6 +77,36 @@ def load_pair(spec: ModelSpec, drafter: ModelSpec) -> tuple[Runner, Runner]:
     """Load a target and the drafter on its device, with as many slots and pages each. Errors as in `load_runner`."""
     target_runner, drafter_runner = _allocate([_load(spec), _load(drafter)])
     return target_runner, drafter_runner
+
+
+def make_adaptation(options: AdaptationOptions, runner: Runner, spec: ModelSpec) -> Adaptation:
+    """Return the adaptation of a drafter that was loaded by a spec."""
+    begin = Begin(
+        path=spec.path,
+        revision=spec.revision,
+        trust_remote_code=spec.trust_remote_code,
+        safetensors_only=spec.safetensors_only,
+        adapter=spec.adapter,
+        texts=options.texts,
+        update_after=options.update_after,
+        learning_rate=options.learning_rate,
+    )
+    return Adaptation(options, partial(LearnerProcess, options.module, begin), partial(publish_weights, runner, spec))
+
+
+def publish_weights(runner: Runner, spec: ModelSpec, folder: str) -> None:
+    """Put the weights of a checkpoint into a running model. spec: what the model was loaded by.
+
+    Raises:
+        ConfigError: they can't be loaded.
+        ValueError: they are of another model.
+        RuntimeError: there is too little memory for them and the present ones together.
+    """
+    dtype = str(runner.model.dtype).removeprefix("torch.")
+    fresh = load_model(replace(spec, path=folder, revision=None, adapter=None, dtype=dtype))
+    use_faster_layers(fresh, deterministic=spec.deterministic)
+    copy_weights(runner.model, fresh.eval())
+    runner.cache.allocator.forget_unheld()  # prefixes that the old weights computed
 
 
 class _Loaded(NamedTuple):
@@ -150,6 +184,7 @@ class ReplicaSpec:
     leaders: Sequence[ModelSpec] = ()  # of ensembles with this model as a member; may have other tokenizers
     colocated: ModelSpec | None = None  # the drafter in a target's thread
     heads: HeadsSpec | None = None  # on a target's hidden states; not with a tensor-parallel group
+    adaptation: AdaptationOptions | None = None  # of a model that is a drafter only, on one device
     rank: Rank | None = None  # rank 0 of a tensor-parallel group, whose other ranks run elsewhere
 
 
@@ -174,6 +209,7 @@ def load_replica(spec: ReplicaSpec) -> tuple[Runner, LoopOptions]:
         load_tokenizer=lambda: structure_tokenizer(load_tokenizer(model.path, model.revision)),
         colocated=drafter,
         heads=heads,
+        adaptation=None if spec.adaptation is None else make_adaptation(spec.adaptation, runner, model),
         draft_mappings=load_draft_mappings(colocated or model, spec.targets if colocated is None else [model]),
         logits_mappings=load_logits_mappings(model, spec.leaders),
     )
@@ -192,6 +228,7 @@ class Replica:
         self._link = ReplicaZmqLink(spec.model.name, host)
         self.address = self._link.address
         self._loop: Loop
+        self._adaptation: Adaptation | None = None
         self._thread = LoopThread(self._link.name, self._turn, self._link.wake, prepare=partial(self._load, spec))
         try:
             self._thread.start()
@@ -202,6 +239,7 @@ class Replica:
     def _load(self, spec: ReplicaSpec) -> None:
         runner, options = load_replica(spec)
         self._thread.usual_turn_s = _measure_prefill(runner, min(spec.model.prefill_chunk, runner.max_query))
+        self._adaptation = options.adaptation
         self._loop = make_loop(spec.role, runner, self._link, options)
 
     def _turn(self) -> None:
@@ -240,6 +278,8 @@ class Replica:
         """End the loop after its current turn, and close the link."""
         self._thread.stop()
         self._link.close()
+        if self._adaptation is not None:
+            self._adaptation.close()
 
 
 def _measure_prefill(runner: Runner, tokens: int) -> float:

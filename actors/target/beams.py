@@ -78,17 +78,17 @@ class BeamRow(ServedRow):
         beams = zip(self._by_beam, columns, answers, strict=True)
         return [RowInput(self.slots[index], column, answer[-1:]) for index, column, answer in beams]
 
-    def take(self, logits: Tensor) -> Beams | Failed | None:
+    def take(self, logits: Tensor, rows: range) -> Beams | Failed | None:
         """Advance every beam by one token. Returns the answers, or why there are none, once the search has ended.
 
-        logits: [B, V] of any float type; first [1, V] after the prompt, before that [0, V].
+        rows: [B] of the logits; first [1] after the prompt, before that none.
         """
         if self.prefilling:
             self.cached = self._chunk.end
             if self.prefilling:
                 return None
         self._is_taking = True
-        self._advance(logits)
+        self._advance(logits[rows.start : rows.stop])
         self._is_taking = False
         return self._result() if self.done else None
 

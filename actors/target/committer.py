@@ -3,8 +3,9 @@
 Knows nothing of logits, or of when steps are taken.
 """
 
-from collections import Counter
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from actors.loops.mailbox import Mailbox
 from actors.loops.served_row import ServedRow
@@ -16,6 +17,7 @@ from actors.target.row import TargetRow, Verification
 from actors.target.rows import TargetRows
 from actors.wire.messages import Commit
 from decoding.drafts.trie import Draft
+from decoding.errors import OutOfPagesError
 from decoding.sampling.stopping import cut_at_stop
 
 
@@ -59,24 +61,31 @@ class Committer:
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
         was_rejected = verdict.rejected and finish is None
-        commit = Commit(
-            request_id=request_id,
-            base=base,
-            tokens=kept,
-            drafted=len(draft.tokens),
-            accepted=min(len(verdict.path), len(kept)),
-            drafted_by=dict(Counter(draft.proposers)),
-            accepted_from=[draft.proposers[index] for index in verdict.path[: len(kept)]] if draft.proposers else [],
-            finish=finish,
-            logprobs=verdict.logprobs and verdict.logprobs[: len(kept)],
-            prompt_logprobs=row.prompt_logprobs if is_first and row.wants_prompt_logprobs else None,
-            members=row.ensemble.shares() if row.ensemble else None,
-            views=row.ensemble.views and row.ensemble.views[: len(kept)] if row.ensemble else None,
-            rejected=was_rejected,
-            hit=was_rejected and bool(row.trie),
-            admission=row.admission,
-            cached_tokens=min(row.reused or 0, row.prompt_length) if is_first else 0,
+        proposers, ensemble = draft.proposers, row.ensemble
+        commit = Commit(  # by position, because a step has one per row, and msgspec takes four times as long by name
+            request_id,
+            base,
+            kept,
+            len(draft.tokens),
+            min(len(verdict.path), len(kept)),
+            finish,
+            verdict.logprobs and verdict.logprobs[: len(kept)],
+            row.prompt_logprobs if is_first and row.wants_prompt_logprobs else None,
+            ensemble.shares() if ensemble else None,
+            ensemble.views and ensemble.views[: len(kept)] if ensemble else None,
+            was_rejected,
+            was_rejected and bool(row.trie),
+            {name: proposers.count(name) for name in set(proposers)} if proposers else {},
+            [proposers[index] for index in verdict.path[: len(kept)]] if proposers else [],
+            row.admission,
+            min(row.reused or 0, row.prompt_length) if is_first else 0,
         )
+        if finish is not None and row.params.prompt_attention:
+            try:
+                commit = replace(commit, prompt_attention=self._attention(row))
+            except OutOfPagesError as error:
+                self._inbox.fail(row, error)
+                return
         if finish is None:
             self._inbox.update_drafter(row)  # before the coordinator: the target waits for its drafts
         self._mailbox.put(peer, commit)
@@ -84,3 +93,9 @@ class Committer:
             self._rows.remove(row.key)
         elif self._rows.drafting:
             row.propose()
+
+    def _attention(self, row: TargetRow) -> list[float]:
+        """Return how much the answer attends to each token of the prompt: the mean over the answer's tokens."""
+        attention = self._runner.attention(row.attention_input())[:, : row.prompt_length]  # [Q, prompt]
+        weights: list[float] = attention.mean(dim=0).tolist()
+        return weights

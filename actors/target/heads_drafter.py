@@ -101,8 +101,8 @@ class HeadsDrafter:
             if row.key in judged:
                 verification, verdict = judged[row.key]
                 wanted = verdict.logits_rows()
-                if wanted_end - len(verification.logits) + wanted[-1] >= 0:
-                    last_row = wanted_end - len(verification.logits) + wanted[-1]
+                if wanted_end - len(verification.rows) + wanted[-1] >= 0:
+                    last_row = wanted_end - len(verification.rows) + wanted[-1]
                 if len(wanted) > 1:  # a step with a draft; after a prompt, the last chunk's tokens count
                     rows = wanted
                 self._learn(row, verification, verdict)
@@ -128,7 +128,7 @@ class HeadsDrafter:
         choices = choices[: self._draft_length(row)]
         base, kind = len(row.tokens), self._heads.kind
         self._guesses[row.key] = _Guess(base, choices)
-        if row.params.rejects:
+        if row.rejects:
             tokens = [choice.tokens[0] for choice in choices]
             row.trie.offer(base, tokens, distributions=[choice.drawn_from for choice in choices], proposer=kind)
             return
@@ -150,7 +150,7 @@ class HeadsDrafter:
         proposers = verification.draft.proposers
         accepted = sum(proposers[index] == self._heads.kind for index in verdict.path) if proposers else 0
         self._worth.note_verdict(accepted, len(verdict.path) + 1)
-        if row.params.rejects:
+        if row.rejects:
             return
         for depth, (choice, token) in enumerate(zip(guess.choices, row.tokens[guess.base :], strict=False)):
             rank = choice.tokens.index(token) if token in choice.tokens else None

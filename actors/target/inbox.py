@@ -64,9 +64,11 @@ class TargetInbox:
 
     def update_drafter(self, row: TargetRow) -> None:
         """Send the row's new text to its attached drafter, if it has one."""
+        if row.attached_drafter is None:
+            return
         # The useful draft length is that of the step before, which is recent enough for the drafter.
         advance = row.next_advance(row.useful_draft_length if self._rows.drafting else 0)
-        if row.attached_drafter is not None and advance is not None:
+        if advance is not None:
             self._mailbox.put(row.attached_drafter, advance)
 
     def rest_drafter(self, row: TargetRow) -> None:
@@ -81,11 +83,11 @@ class TargetInbox:
 
     def _handle(self, peer: str, message: Message) -> None:
         match message:
-            case Offer(request_id, _, tokens):
+            case Offer(request_id):
                 row = self._rows.writer((message.coordinator, request_id))
-                if row is not None and self._runner.can_run([*tokens, *message.drawn_from()]):
+                if row is not None and self._runner.can_run(message.all_tokens()):
                     # A late draft never fits if it was drawn at random, so there a misfit tells nothing.
-                    fits = row.offer(message) or row.params.rejects
+                    fits = row.offer(message) or row.rejects
                     self._planner.note_offer(row, time.perf_counter(), fits=fits)
             case Admit() | Join() | LogitsRequest():
                 self._handle_request(peer, message)
@@ -134,6 +136,10 @@ class TargetInbox:
         if not self._runner.can_run(message.tokens):
             size = self._runner.vocab_size
             raise UnavailableError(f"the prompt is empty, or has tokens outside the target's vocabulary of {size}")
+        if message.params.prompt_attention and not self._runner.single_device:
+            raise InvalidRequestError(
+                "attention can't be read from a model in parts", field="prompt_compression.method"
+            )
         if message.beams is not None:
             self._admit_beams(peer, message, message.beams)
             return

@@ -4,7 +4,7 @@ Knows nothing of messages, caches or where the logits come from.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -41,30 +41,28 @@ class Verdict(NamedTuple):
 def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
     """Launch the verification of drafts. The function that is returned waits for the device, and returns the verdicts.
 
-    logits: [N or more, V] a step's, which contain those of the verifications, one after the other.
+    logits: [N, V] a step's.
     """
-    starts = [0, *accumulate([len(draft.tokens) + 1 for _, draft, *_ in verifications])]
-    if starts[-1] < len(logits):
-        logits = torch.cat([logits[:0], *(verification.logits for verification in verifications)])
-    waits: list[tuple[list[int], Callable[[], list[Verdict]]]] = []
-    for rule in (_coupled, _by_rejection):
-        chosen = [i for i, (row, *_) in enumerate(verifications) if row.params.rejects == (rule is _by_rejection)]
-        if not chosen:
-            continue
-        chosen_logits = logits
-        if len(chosen) < len(verifications):
-            logits_rows = [logits_row for index in chosen for logits_row in range(starts[index], starts[index + 1])]
-            chosen_logits = logits[tensor_on(logits.device, logits_rows, torch.int64)]
-        waits.append((chosen, rule([verifications[index] for index in chosen], chosen_logits)))
+    coupled = [verification for verification in verifications if not verification.row.rejects]
+    rejecting = [verification for verification in verifications if verification.row.rejects]
+    parts = (_coupled, coupled), (_by_rejection, rejecting)
+    waits = [rule(part, _rows_of(part, logits)) if part else list for rule, part in parts]
 
     def wait() -> list[Verdict]:
-        by_row = {index: verdict for chosen, wait in waits for index, verdict in zip(chosen, wait(), strict=True)}
-        verdicts = [by_row[index] for index in range(len(verifications))]
-        if all(row.params.logprobs is None for row, *_ in verifications):
-            return verdicts
-        return _with_logprobs(verifications, verdicts, logits, starts)
+        by_rule = [iter(wait()) for wait in waits]
+        verdicts = [next(by_rule[v.row.rejects]) for v in verifications]
+        if any(v.row.params.logprobs is not None for v in verifications):
+            return _with_logprobs(verifications, verdicts, logits)
+        return verdicts
 
     return wait
+
+
+def _rows_of(verifications: Sequence[Verification], logits: Tensor) -> Tensor:
+    """Return the logits that decide on these drafts, row after row. logits: [N, V] a step's."""
+    if sum([len(v.rows) for v in verifications]) == len(logits):
+        return logits
+    return logits[tensor_on(logits.device, [*chain.from_iterable([v.rows for v in verifications])], torch.int64)]
 
 
 def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
@@ -76,10 +74,11 @@ def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[
         tokens: list[int] = sampled.tolist()  # the step's only copy to the host
         verdicts, start = [], 0
         for _, draft, *_ in verifications:
-            own = tokens[start : start + len(draft.tokens) + 1]
-            start += len(own)
+            end = start + len(draft.tokens) + 1
+            own = tokens[start:end]
             path, rejected = accepted_path(own, draft)
             verdicts.append(Verdict(path, own[path[-1] + 1 if path else 0], rejected))
+            start = end
         return verdicts
 
     return wait
@@ -95,19 +94,19 @@ def _by_rejection(verifications: Sequence[Verification], logits: Tensor) -> Call
 def _positions(verification: Verification) -> Positions:
     """Return the positions after a row's text and after each of its draft tokens."""
     row, draft, _, mask = verification
+    if not draft.tokens and mask is None:
+        return row.history.end
     return Positions(row.history, (0, *draft.depths()), lambda: [(), *draft.paths()], mask)
 
 
-def _with_logprobs(
-    verifications: Sequence[Verification], verdicts: list[Verdict], logits: Tensor, starts: Sequence[int]
-) -> list[Verdict]:
-    """Add log-probabilities to the verdicts on rows that want them. starts: [B + 1] each row's first of `logits`."""
+def _with_logprobs(verifications: Sequence[Verification], verdicts: list[Verdict], logits: Tensor) -> list[Verdict]:
+    """Add log-probabilities to the verdicts on rows that want them. logits: [N, V] a step's."""
     logits_rows: list[int] = []
     tokens: list[int] = []
     counts: list[int] = []
-    for (row, draft, *_), verdict, start in zip(verifications, verdicts, starts[:-1], strict=True):
+    for (row, draft, rows, _), verdict in zip(verifications, verdicts, strict=True):
         if row.params.logprobs is not None:
-            logits_rows += [start + logits_row for logits_row in verdict.logits_rows()]
+            logits_rows += [rows[index] for index in verdict.logits_rows()]
             tokens += verdict.tokens(draft)
             counts += [row.params.logprobs] * (len(verdict.path) + 1)
     chosen_logits = logits[tensor_on(logits.device, logits_rows, torch.int64)]

@@ -7,7 +7,7 @@ members; as a member it computes logits for leaders, in the same batches.
 
 import time
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 
 from torch import Tensor
 
@@ -93,7 +93,7 @@ class Target:
         logits = self._forward(inputs, samplers)  # [N, V]
         if self._heads is not None:
             self._heads.begin_step([self._rows.writer(row.key) for row, _ in shares], inputs)
-        verifications = self._take(shares, logits.split([sum([run.logits_count for run in runs]) for runs in inputs]))
+        verifications = self._take(shares, inputs, logits)
         wait_for_verdicts = judge(verifications, logits)
         timer.stop()
         self._inbox.receive(0.0)  # while the device computes: a late draft still tells what follows the verdict
@@ -137,10 +137,11 @@ class Target:
             for row, mask in zip(samplers, wait_for_masks(), strict=True):
                 row.mask = mask
 
-    def _take(self, shares: Shares, logits_per_row: Sequence[Tensor]) -> list[Verification]:
-        """Let rows take their logits, [n, V] each, and answer. Returns what is left to verify."""
-        for (row, _), logits in zip(shares, logits_per_row, strict=True):
-            message = row.take(logits)
+    def _take(self, shares: Shares, inputs: Sequence[Sequence[RowInput]], logits: Tensor) -> list[Verification]:
+        """Let rows take their part of the logits, [N, V], and answer. Returns what is left to verify."""
+        ends = accumulate([sum([run.logits_count for run in runs]) for runs in inputs])
+        for (row, _), (start, end) in zip(shares, pairwise(chain([0], ends)), strict=True):
+            message = row.take(logits, range(start, end))
             if message is not None:
                 self._mailbox.put(row.key[0], message)
             if row.done:
@@ -153,10 +154,10 @@ class Target:
         ensembles = [row.ensemble for row in rows if row.ensemble is not None]
         rounds = [ensemble.round for ensemble in ensembles if ensemble.round is not None]
         blended = blend_rounds(ensembles)
-        logits_per_row = blended.split([len(round_.draft.tokens) + 1 for round_ in rounds])
+        ends = accumulate([len(round_.draft.tokens) + 1 for round_ in rounds])
         verifications = [
-            Verification(row, round_.draft, logits, round_.mask)
-            for row, round_, logits in zip(rows, rounds, logits_per_row, strict=True)
+            Verification(row, round_.draft, range(start, end), round_.mask)
+            for row, round_, (start, end) in zip(rows, rounds, pairwise(chain([0], ends)), strict=True)
         ]
         verdicts = judge(verifications, blended)()
         for ensemble, round_, verdict in zip(ensembles, rounds, verdicts, strict=True):

@@ -9,7 +9,7 @@ from actors.target.row import TargetRow
 from actors.target.speculation_trial import SpeculationTrial
 from actors.target.step_cost import StepCost, measure_step_cost
 from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, choose_draft_tokens
-from decoding.drafts.trie import Draft
+from decoding.drafts.trie import NO_DRAFT, Draft
 
 _PATIENCE = 1.5  # draft latencies that a row waits for a draft
 _SMOOTHING = 0.1  # weight of the newest value in running means
@@ -51,18 +51,19 @@ class DraftPlanner:
 
     def choose_drafts(self, rows: Sequence[TargetRow], now_s: float, *, others: int = 0) -> list[Draft]:
         """Return as much of each row's draft as pays in this step. others: tokens of other rows in the same forward."""
-        drafts = [row.best_draft(branching=self._branching) for row in rows]
+        if self.speculates():
+            drafts = [row.best_draft(branching=self._branching) for row in rows]
+        else:
+            drafts = [NO_DRAFT] * len(rows)
         for row, draft in zip(rows, drafts, strict=True):
             if row.incomplete_since_s is not None:  # the wanted draft did not come in time
                 self._note_latency(row, now_s)
             row.expects_drafts &= bool(draft.tokens)  # a late drafter is not waited for until its next offer
-        if not self._adaptive:
-            return drafts
-        if not self.speculates():
-            return [draft.first(0) for draft in drafts]
-        cost_s = self._cost_s(rows)
         probabilities = [draft.probabilities for draft in drafts]
-        counts = choose_draft_tokens(probabilities, lambda tokens: cost_s(tokens + others))
+        if not self._adaptive or not any(probabilities):
+            return drafts
+        cost_s = self._cost_s(rows)
+        counts = choose_draft_tokens(probabilities, lambda tokens: cost_s.of_many(tokens + others))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
@@ -75,8 +76,9 @@ class DraftPlanner:
         Rows that just committed begin to wait for it, for at most the time of a step.
         """
         limits = [row.usable_draft_length if row.speculates else 0 for row in rows]
-        wanted = self._lengths(rows, limits, latency_s=self._draft_token_s or 0.0)
-        useful = wanted if self._alternating else self._lengths(rows, limits, latency_s=0.0)
+        latency_s = self._draft_token_s or 0.0
+        wanted = self._lengths(rows, limits, latency_s=latency_s)
+        useful = self._lengths(rows, limits, latency_s=0.0) if latency_s and not self._alternating else wanted
         if self._draft_token_s is not None:
             self._draft_token_s *= _DRIFT
         for row, wanted_length, useful_length in zip(rows, wanted, useful, strict=True):
@@ -159,17 +161,17 @@ class DraftPlanner:
     def _note_latency(self, row: TargetRow, now_s: float) -> None:
         """Learn the latency per draft token. A row that got none while it waited counts as half a token."""
         assert row.incomplete_since_s is not None
-        tokens = max(len(row.draft()) - row.drafted_at_plan, 0.5)
+        tokens = max(row.drafted_length - row.drafted_at_plan, 0.5)
         self.note_drafting((now_s - row.incomplete_since_s) / tokens)
         row.incomplete_since_s = None
 
     def _lengths(self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float) -> list[int]:
-        if not self._adaptive or not rows:
+        if not self._adaptive or not any(limits):
             return limits
         if not self.speculates():
             return [0] * len(rows)
         rates = [row.acceptance.value for row in rows]
-        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=self._alternating)
+        return choose_draft_lengths(rates, limits, self._cost_s(rows).of_many, latency_s, alternating=self._alternating)
 
     def _cost_s(self, rows: Sequence[TargetRow]) -> StepCost:
         """Return the cost of such rows' steps. With an ensemble it lasts until the slowest member's reply."""

@@ -11,19 +11,17 @@ from actors.model.forward_input import RowInput, draft_input
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.length import AcceptanceEstimate
 from decoding.drafts.proposer import Proposer
-from decoding.drafts.trie import Draft, DraftTrie
+from decoding.drafts.trie import NO_DRAFT, Draft, DraftTrie
 from decoding.sampling.history import History
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 
-_NO_DRAFT = Draft([], [])
-
 
 class Verification(NamedTuple):
-    """A draft of K tokens that was run, and the logits that decide on it."""
+    """A draft of K tokens that was run, and which of the step's logits decide on it."""
 
     row: "TargetRow"
     draft: Draft
-    logits: Tensor  # [K + 1, V] after the text, and after each draft token
+    rows: range  # [K + 1] the rows of the logits after the text, and after each draft token
     mask: Tensor | None  # [K + 1, ⌈V / 32⌉] int32, the tokens that the row's structure allows; None for all
 
 
@@ -33,13 +31,17 @@ class TargetRow(ServedRow):
     def __init__(self, peer: str, admit: Admit, *, acceptance: float, proposer: Proposer | None = None) -> None:
         """acceptance: the expected acceptance rate of its drafts. proposer: drafts in this loop, beside the drafter."""
         super().__init__(peer, admit)
-        self.trie = DraftTrie(self.tokens, rejects=self.params.rejects)
+        self.rejects = self.params.rejects  # whether it verifies by rejection sampling
+        self.trie = DraftTrie(self.tokens, rejects=self.rejects)
         self.acceptance = AcceptanceEstimate(expected=acceptance)
         self.trie.default_probability = self.acceptance.value
         self.history = History(self.params, self.tokens, self.prompt_length)
         self.proposer = proposer
         self.ensemble: EnsembleRounds | None = None  # if it leads one
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if wanted
+        self.prompt_positions = admit.prompt_positions
+        if admit.prompt_positions is not None:  # pages hold keys at these positions
+            self.cache_salt += f" {admit.prompt_positions.digest}"
         self.drafter = admit.drafter  # whether a drafter works on the request
         self.heads = admit.heads and self.draft_length > 0  # whether heads of the target draft for it
         self.attached_drafter = admit.attached_drafter
@@ -52,17 +54,17 @@ class TargetRow(ServedRow):
         self.drafted_at_plan = 0  # draft tokens that were there when the wait began
         self.deadline_s = 0.0
         self.rejected_at = 0  # length of the text when a draft token was last rejected
-        self.step_draft = _NO_DRAFT  # that the next step verifies
+        self.step_draft = NO_DRAFT  # that the next step verifies
         self.mask: Tensor | None = None  # as in Verification
         self._verification: Verification | None = None  # of the logits that were taken last
 
     @property
     def due(self) -> bool:
-        return self.ready and (len(self.tokens) - self.cached > 1 or self.verifies)
+        return (len(self.tokens) - self.cached > 1 and self.ready) or self.verifies
 
     @property
     def verifies(self) -> bool:
-        if len(self.tokens) - self.cached > 1 or not self.ready:
+        if len(self.tokens) - self.cached > 1 or self.preparing is not None or self.waits_for_pages:
             return False
         return self.ensemble is None or (self.ensemble.is_joined and self.ensemble.round is None)
 
@@ -77,33 +79,38 @@ class TargetRow(ServedRow):
     def inputs(self, limit: int) -> list[RowInput]:
         """Return a chunk of the prompt, or the text's last token and a draft of what follows it."""
         if not self.prefilling:
-            return [draft_input(self.slot, self.cached, self.tokens[-1], self.step_draft)]
-        chunks = super().inputs(limit)
-        return [replace(chunk, wanted=None) for chunk in chunks] if self.wants_prompt_logprobs else chunks
+            inputs = [draft_input(self.slot, self.cached, self.tokens[-1], self.step_draft)]
+        else:
+            inputs = super().inputs(limit)
+            if self.wants_prompt_logprobs:
+                inputs = [replace(chunk, wanted=None) for chunk in inputs]
+        if self.prompt_positions is not None:
+            inputs = [replace(row_input, prompt_positions=self.prompt_positions) for row_input in inputs]
+        return inputs
 
-    def take(self, logits: Tensor) -> None:
-        """Keep what decides on the draft. The leader of an ensemble blends it with what the members reply."""
+    def take(self, logits: Tensor, rows: range) -> None:
+        """Note what decides on the draft. The leader of an ensemble blends it with what the members reply."""
         if self.prefilling:
             if self.wants_prompt_logprobs:
-                self._note_prompt(self._chunk, logits)
+                self._note_prompt(self._chunk, logits[rows.start : rows.stop])
             self.cached = self._chunk.end
             if self.pending:
                 return
             self.cached -= 1  # as in a step, which runs the last token
-            logits = logits[-1:]
+            rows = rows[-1:]
         if self.ensemble is None:
-            self._verification = Verification(self, self.step_draft, logits, self.mask)
+            self._verification = Verification(self, self.step_draft, rows, self.mask)
         else:
-            self.ensemble.add_own_logits(logits, self.mask)
-        self.step_draft, self.mask = _NO_DRAFT, None
+            self.ensemble.add_own_logits(logits[rows.start : rows.stop], self.mask)
+        self.step_draft, self.mask = NO_DRAFT, None
 
     def claim_verification(self) -> Verification | None:
-        """Return what the logits that were taken last decide on, once."""
+        """Return what the logits of the last step decide on, once."""
         verification, self._verification = self._verification, None
         return verification
 
     def undo(self) -> None:
-        self.step_draft, self.mask, self._verification = _NO_DRAFT, None, None
+        self.step_draft, self.mask, self._verification = NO_DRAFT, None, None
         if self.ensemble is not None:
             self.ensemble.round = None  # the next step requests logits again
 
@@ -125,16 +132,17 @@ class TargetRow(ServedRow):
         """The most draft tokens that a step can use. The request's last token needs no draft."""
         return min(self.draft_length, self.prompt_length + self.params.max_tokens - len(self.tokens) - 1)
 
-    def draft(self) -> list[int]:
-        """Return the most probable draft chain, as much of it as a step can use."""
-        return self.trie.best_path(self.usable_draft_length)
+    @property
+    def drafted_length(self) -> int:
+        """The length of the most probable draft chain, as much of it as a step can use."""
+        return min(self.trie.best_length, self.usable_draft_length)
 
     def best_draft(self, *, branching: bool = True) -> Draft:
         """Return the most probable draft tokens, as many as a step can use: a tree if it may branch, or a chain."""
         length = self.usable_draft_length
         draft = self.trie.best_draft(length, length, branching=branching)
         # Rejection sampling needs all tokens as they were drawn, also those that the structure forbids.
-        return draft if self.structure is None or self.params.rejects else self.structure.prune(draft)
+        return draft if self.structure is None or self.rejects else self.structure.prune(draft)
 
     def offer(self, offer: Offer) -> bool:
         """Add a draft in the target's tokens to the trie. Returns whether any of it fits the text."""
@@ -152,7 +160,7 @@ class TargetRow(ServedRow):
         self.trie.commit(tokens)
         if rejected:
             self.rejected_at = len(self.tokens)
-        if rejected and self.params.rejects:
+        if rejected and self.rejects:
             self.trie.fence()
 
     def attach_drafter(self, drafter: str | None) -> None:
@@ -186,6 +194,11 @@ class TargetRow(ServedRow):
             request_id, coordinator, self.admission, base, self.tokens[base:], draft_length, self.rejected_at
         )
 
+    def attention_input(self) -> RowInput:
+        """Return what the answer was drawn after, whose attention to the prompt is wanted once the answer is there."""
+        start = self.prompt_length - 1
+        return RowInput(self.slot, start, self.tokens[start:-1], prompt_positions=self.prompt_positions)
+
     def _note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
         """Keep the prompt's log-probabilities. logits: [N, V], after each token of a prefill chunk."""
         following = self.tokens[chunk.start + 1 : min(chunk.end + 1, self.prompt_length)]
@@ -194,17 +207,15 @@ class TargetRow(ServedRow):
         self.prompt_logprobs += token_logprobs(logits[: len(following)], following, counts)
 
     def has_wanted_draft(self) -> bool:
-        wanted = min(self.wanted_draft_length, self.usable_draft_length)
-        return wanted <= 0 or len(self.trie.best_path(wanted)) == wanted
+        return self.trie.best_length >= min(self.wanted_draft_length, self.usable_draft_length)
 
     def wait_s(self, now_s: float) -> float:
-        if self.incomplete_since_s is None or not self.expects_drafts or not self.verifies:
-            return 0.0
-        return max(0.0, self.deadline_s - now_s)
+        waits = self.incomplete_since_s is not None and self.expects_drafts and self.verifies
+        return max(0.0, self.deadline_s - now_s) if waits else 0.0
 
     def await_draft(self, now_s: float, patience_s: float) -> None:
         """Begin to wait for the wanted draft, for at most `patience_s`."""
         self.incomplete_since_s = None
         if self.expects_drafts and not self.has_wanted_draft():
             self.incomplete_since_s, self.deadline_s = now_s, now_s + patience_s
-            self.drafted_at_plan = len(self.draft())
+            self.drafted_at_plan = self.drafted_length

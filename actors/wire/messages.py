@@ -24,6 +24,7 @@ from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.drafts.trie import Distribution, ProposerName
+from decoding.prompt_positions import PromptPositions
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason
@@ -85,6 +86,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     drafts_only: bool = False  # for replicas that run both loops: draft for `target`
     admission: int = 0
     cache_salt: str = ""  # KV pages and drafts are shared only with requests of the same salt
+    prompt_positions: PromptPositions | None = None  # of a shortened prompt; drafters read it without gaps
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -135,11 +137,12 @@ class Offer(msgspec.Struct, frozen=True, tag=True, gc=False):
     distributions: list[Distribution | None] | None = None  # from which tokens were drawn, for rejection sampling
     coordinator: str = ""  # that admitted the request
 
-    def drawn_from(self) -> list[int]:
-        """Return the tokens of all distributions."""
+    def all_tokens(self) -> list[int]:
+        """Return the draft tokens, and those of all distributions."""
         if self.distributions is None:
-            return []
-        return [token for distribution in filter(None, self.distributions) for token in distribution.tokens]
+            return self.tokens
+        drawn_from = filter(None, self.distributions)
+        return [*self.tokens, *[token for distribution in drawn_from for token in distribution.tokens]]
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -161,6 +164,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True, gc=False):
     accepted_from: list[ProposerName] = []  # who offered each accepted token first
     admission: int = 0  # as in Admit
     cached_tokens: int = 0  # in the first Commit: tokens of the prompt whose KV pages were there already
+    prompt_attention: list[float] | None = None  # to each token of the prompt, if requested, in the last Commit
 
 
 class Beams(msgspec.Struct, frozen=True, tag=True):
@@ -237,6 +241,15 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A coordinator's sign of life. Replicas forget the requests of a silent coordinator."""
 
 
+class AdaptationState(msgspec.Struct, frozen=True):
+    """What online adaptation has done for a drafter. Acceptance: on recent texts that were not learned."""
+
+    updates: int = 0  # weights published since the start
+    texts: int = 0  # on which acceptance was measured last
+    acceptance_before: float | None = None  # share of their tokens that the drafter's files would have drafted
+    acceptance_after: float | None = None  # share that its present weights would have drafted
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
     """A sign of life of a replica's loop, with its load. Sent to every peer once a second."""
 
@@ -250,6 +263,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     pages: int = 0  # of the KV cache
     used_pages: int = 0  # that requests hold
     shared_pages: int = 0  # that more than one holds
+    adaptation: AdaptationState | None = None  # of a drafter that adapts
 
     @property
     def capacity(self) -> int:

@@ -7,6 +7,7 @@ After a rejection they are drawn anew (docs/verification.md).
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate, count
 from operator import itemgetter, mul
@@ -40,6 +41,12 @@ class Distribution(NamedTuple):
         )
 
 
+@lru_cache(maxsize=2 * MAX_DRAFT_LENGTH)
+def chain_parents(length: int) -> list[int]:
+    """Return the parents of a chain's tokens, [length]. All callers share the list, so it must not change."""
+    return list(range(-1, length - 1))
+
+
 class Draft(msgspec.Struct, frozen=True, gc=False):
     """A tree of K draft tokens, often a chain. Parents come before their children."""
 
@@ -51,12 +58,14 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == list(range(-1, len(self.parents) - 1))
+        return self.parents == chain_parents(len(self.parents))
 
     def first(self, count: int) -> "Draft":
         """Return the first `count` tokens as a draft."""
         if count >= len(self.tokens):
             return self
+        if count == 0:
+            return NO_DRAFT
         return Draft(
             self.tokens[:count],
             self.parents[:count],
@@ -87,6 +96,9 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
         for token, parent in zip(self.tokens, self.parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))
         return paths
+
+
+NO_DRAFT = Draft([], [])
 
 
 class _Node:
@@ -153,7 +165,7 @@ class DraftTrie:
             return False
         if probabilities is None or len(probabilities) != len(tokens):
             probabilities = [-1.0] * len(tokens)
-        if distributions is None and (parents is None or parents == list(range(-1, len(tokens) - 1))):
+        if distributions is None and (parents is None or parents == chain_parents(len(tokens))):
             return self._offer_chain(overlap, tokens, probabilities, proposer)
         if distributions is None or not self._rejects:
             distributions = [None] * len(tokens)
@@ -179,7 +191,7 @@ class DraftTrie:
         self, overlap: int, tokens: Sequence[int], probabilities: Sequence[float], proposer: ProposerName
     ) -> bool:
         """Add a chain, which is usual. overlap: how many committed tokens it should begin with."""
-        if len(tokens) <= overlap or list(tokens[:overlap]) != self._committed[len(self._committed) - overlap :]:
+        if len(tokens) <= overlap or (overlap and list(tokens[:overlap]) != self._committed[-overlap:]):
             return False
         self._best = None
         end = overlap + MAX_DRAFT_LENGTH
@@ -262,8 +274,9 @@ class DraftTrie:
         """Append committed tokens, keep the subtree below them and drop the rest."""
         self._best = None
         self._committed.extend(tokens)
-        gone = len(tokens) if self._chain[: len(tokens)] == list(tokens) else len(self._chain)
-        del self._chain[:gone], self._chain_probabilities[:gone], self._chain_proposers[:gone]
+        if self._chain:
+            gone = len(tokens) if self._chain[: len(tokens)] == list(tokens) else len(self._chain)
+            del self._chain[:gone], self._chain_probabilities[:gone], self._chain_proposers[:gone]
         if self._root.drawn or self._root.children:
             for token in tokens:
                 self._root = self._root.drawn.get(token) or self._root.children.get(token) or _Node()
@@ -277,6 +290,13 @@ class DraftTrie:
         self._chain, self._chain_probabilities, self._chain_proposers = [], [], []
         self._root, self._best = _Node(), None
         self._fence = len(self._committed)
+
+    @property
+    def best_length(self) -> int:
+        """The length of `best_path` without limit."""
+        if self._root.drawn or self._root.children:
+            return len(self._best_chain().tokens)
+        return len(self._chain)
 
     def best_path(self, limit: int) -> list[int]:
         """Return a greedy path of at most `limit` tokens: always the most probable child, the earliest one at a tie."""
@@ -317,6 +337,8 @@ class DraftTrie:
 
     def _best_chain(self) -> Draft:
         """Return the whole `best_path` as a draft. It is the only one unless `_has_choice`."""
+        if self._best is None and not self:
+            self._best, self._has_choice = NO_DRAFT, False
         if self._best is None:
             tokens = list(self._chain)
             probabilities = list(accumulate(self._chain_probabilities, mul))
@@ -333,8 +355,7 @@ class DraftTrie:
                 tokens.append(token)
                 probabilities.append(probability)
                 proposers.append(node.proposer)
-            parents = list(range(-1, len(tokens) - 1))
-            self._best = Draft(tokens, parents, probabilities, [None] * len(tokens), proposers)
+            self._best = Draft(tokens, chain_parents(len(tokens)), probabilities, proposers=proposers)
         return self._best
 
     def _children(self, node: _Node) -> Iterator[tuple[float, int, _Node]]:

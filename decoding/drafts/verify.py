@@ -21,6 +21,8 @@ def accepted_path(sampled: Sequence[int], draft: Draft) -> tuple[list[int], bool
         The indices of the A accepted tokens, top down; the row commits them, then sampled[last index + 1].
         Whether a draft token was rejected after them; False if the draft ends there.
     """
+    if not draft.tokens:
+        return [], False
     path: list[int] = []
     last = -1
     rejected = False

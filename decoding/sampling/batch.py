@@ -16,7 +16,7 @@ from decoding.sampling.history import History, Position, Positions
 from decoding.sampling.noise import noise_keys
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON, RARE, Stage
-from decoding.sampling.shaping import Shaping, is_shaped, never_needs_shaping
+from decoding.sampling.shaping import Shaping, is_shaped
 from decoding.sampling.transfer import copy_to
 
 COLUMNS = (*COMMON, "first key", "second key")
@@ -55,30 +55,28 @@ class SamplingBatch:
     @classmethod
     def of(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str = "cpu") -> "SamplingBatch":
         """Build from the positions of requests, N in all."""
-        params = [request.history.params for request in requests]
-        random = [p for p in params if not p.greedy]
+        traits = {request.history.traits for request in requests}
+        used = frozenset[str]().union(*[each.common for each in traits])
         return cls(
-            settings=_settings(requests, device),
-            used=used_processors(params),
-            largest_k=max((p.top_k for p in random), default=0),
-            stages=tuple(_stages(requests, device)) if any(map(has_rare_processors, random)) else (),
+            settings=_settings(requests, device, random=bool(used)),
+            used=used,
+            largest_k=max([each.top_k for each in traits], default=0),
+            stages=tuple(_stages(requests, device)) if any(each.has_cutoffs for each in traits) else (),
             shaping=Shaping.build(requests, vocab_size, device) if any(map(is_shaped, requests)) else None,
         )
 
 
-_OFF = {field: SamplingParams.__dataclass_fields__[field].default for field in (*COMMON, *RARE)}
+_OFF = {field: SamplingParams.__dataclass_fields__[field].default for field in RARE}
 
 
 def used_processors(rows: Iterable[SamplingParams]) -> frozenset[str]:
     """Return the common processors that act on any row; "temperature" if any is random."""
-    random = [params for params in rows if not params.greedy]
-    used = {field for field in ("top_k", "top_p", "min_p") if any(getattr(p, field) != _OFF[field] for p in random)}
-    return frozenset(used | ({"temperature"} if random else set()))
+    return frozenset[str]().union(*[params.traits.common for params in rows])
 
 
 def can_chain(params: SamplingParams) -> bool:
     """Whether all that decides on a token is in a row of `chain_settings` and the logits."""
-    return not (params.rejects or params.structure or has_rare_processors(params)) and never_needs_shaping(params)
+    return not (params.rejects or params.structure or params.traits.has_cutoffs or params.traits.is_shaped)
 
 
 def chain_settings(rows: Sequence[tuple[SamplingParams, int]], length: int, count: int) -> Tensor:
@@ -89,35 +87,33 @@ def chain_settings(rows: Sequence[tuple[SamplingParams, int]], length: int, coun
     """
     settings = numpy.zeros((length, count, len(COLUMNS)))
     if rows:
-        histories = [History(params, [], 0) for params, _ in rows]
-        streams = numpy.array([history.stream_key for history in histories], dtype=numpy.uint32)  # [B, 2]
+        own = _own_settings([History(params, [], 0) for params, _ in rows])  # [B, 6]
+        streams = own[:, -2:].astype(numpy.uint32)  # [B, 2]
         firsts = numpy.array([first for _, first in rows], dtype=numpy.uint32)
         positions = numpy.arange(length, dtype=numpy.uint32)[:, None] + firsts  # [length, B]
-        settings[:, : len(rows), :-2] = [history.settings for history in histories]
+        settings[:, : len(rows), :-2] = own[:, :-2]
         settings[:, : len(rows), -2:] = noise_keys(numpy.tile(streams, (length, 1)), positions.ravel()).reshape(
             length, -1, 2
         )
     return torch.from_numpy(settings)
 
 
-def has_rare_processors(params: SamplingParams) -> bool:
-    """Whether the distribution is shaped by more than the columns of a batch's settings say."""
-    return params.typical_p != 1 or params.epsilon_cutoff != 0 or params.eta_cutoff != 0
-
-
-def _settings(requests: Sequence[Positions], device: torch.device | str) -> Tensor:
+def _settings(requests: Sequence[Positions], device: torch.device | str, *, random: bool) -> Tensor:
     """Return the settings of N positions, [N, 6] float64. Greedy requests need no copy to the device."""
     counts = [len(request.depths) for request in requests]
-    histories = [request.history for request in requests]
-    if all(history.params.greedy for history in histories):
+    if not random:
         return torch.zeros(sum(counts), len(COLUMNS), dtype=torch.float64, device=device)
-    streams = [(*history.stream_key, len(history.tokens)) for history in histories]  # [B, 3]
-    noises = numpy.array(streams, dtype=numpy.uint32).repeat(counts, axis=0)  # [N, 3]
-    depths = list(chain.from_iterable(request.depths for request in requests))
-    settings = numpy.empty((len(depths), len(COLUMNS)))
-    settings[:, :-2] = numpy.array([history.settings for history in histories]).repeat(counts, axis=0)
-    settings[:, -2:] = noise_keys(noises[:, :2], noises[:, 2] + numpy.array(depths, dtype=numpy.uint32))
+    settings = _own_settings([request.history for request in requests]).repeat(counts, axis=0)
+    lengths = numpy.array([len(request.history.tokens) for request in requests], dtype=numpy.uint32)  # [B]
+    depths = list(chain.from_iterable([request.depths for request in requests]))
+    positions = lengths.repeat(counts) + numpy.array(depths, dtype=numpy.uint32)  # [N]
+    settings[:, -2:] = noise_keys(settings[:, -2:].astype(numpy.uint32), positions)
     return copy_to(device, torch.from_numpy(settings))
+
+
+def _own_settings(histories: Sequence[History]) -> numpy.ndarray:
+    """Return what requests themselves say of their settings, [B, 6] float64: the keys are those of their streams."""
+    return numpy.frombuffer(b"".join([history.settings for history in histories])).reshape(-1, len(COLUMNS))
 
 
 def _stages(requests: Sequence[Positions], device: torch.device | str) -> Iterator[Stage]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from decoding.sampling.noise import stream_key
-from decoding.sampling.params import SamplingParams
+from decoding.sampling.params import SamplingParams, Traits
 from decoding.sampling.token_lists import TokenSet
 
 
@@ -26,15 +26,21 @@ class History:
         self.params, self.tokens, self.prompt_length = params, tokens, prompt_length
 
     @cached_property
-    def settings(self) -> tuple[float, ...]:
-        """Temperature, top_k, top_p and min_p."""
-        params = self.params
-        return params.temperature, params.top_k, params.top_p, params.min_p
+    def traits(self) -> Traits:
+        """Which processors act."""
+        return self.params.traits
 
     @cached_property
-    def stream_key(self) -> tuple[int, int]:
-        """The part of the noise keys that all positions share."""
-        return stream_key(self.params.seed)
+    def settings(self) -> bytes:
+        """[6] float64: temperature, top_k, top_p, min_p, and the part of the noise keys that all positions share."""
+        params = self.params
+        values = params.temperature, params.top_k, params.top_p, params.min_p
+        return array("d", (*values, *stream_key(params.seed))).tobytes()
+
+    @cached_property
+    def end(self) -> "Positions":
+        """The position after the text, however long it is."""
+        return Positions(self)
 
     @cached_property
     def end_token_ids(self) -> frozenset[int]:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from decoding.errors import require
 
@@ -14,6 +14,17 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 100
 
 Verification = Literal["coupled", "rejection"]
 StructureKind = Literal["json", "regex", "choice", "grammar"]
+
+
+class Traits(NamedTuple):
+    """Which processors act on a request."""
+
+    common: frozenset[str]  # of "top_k", "top_p" and "min_p", with "temperature"; none if the request is greedy
+    top_k: int  # 0 if the request is greedy
+    has_cutoffs: bool  # typical_p, epsilon_cutoff or eta_cutoff; False if the request is greedy
+    is_penalised: bool  # repetition, frequency or presence penalty
+    may_forbid: bool  # tokens, grammars aside
+    is_shaped: bool  # by any processor that depends on the text, grammars aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +80,8 @@ class SamplingParams:
     # Log-probabilities to return, of the model's own distribution.
     logprobs: int | None = None  # number of most probable tokens beside each answer token; None: off
     prompt_logprobs: int | None = None  # the same for prompt tokens
+
+    prompt_attention: bool = False  # return how much the answer's tokens attend to each token of the prompt
 
     def __post_init__(self) -> None:
         require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "a whole number of at least 1")
@@ -126,6 +139,29 @@ class SamplingParams:
     def rejects(self) -> bool:
         """Whether drafts are verified by rejection sampling; never for greedy requests, where both rules agree."""
         return self.verification == "rejection" and not self.greedy
+
+    @property
+    def traits(self) -> Traits:
+        """Which processors act. Computed at each access."""
+        penalised = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+        forced = self.forced_bos_token_id is not None or self.forced_eos_token_id is not None
+        may_forbid = forced or bool(
+            self.no_repeat_ngram_size
+            or self.bad_words_ids
+            or self.min_tokens
+            or self.allowed_token_ids
+            or self.suppress_tokens
+            or self.begin_suppress_tokens
+        )
+        acting = {"temperature": True, "top_k": self.top_k != 0, "top_p": self.top_p != 1, "min_p": self.min_p != 0}
+        return Traits(
+            frozenset(field for field, acts in acting.items() if acts and not self.greedy),
+            0 if self.greedy else self.top_k,
+            not self.greedy and (self.typical_p, self.epsilon_cutoff, self.eta_cutoff) != (1, 0, 0),
+            penalised,
+            may_forbid,
+            bool(self.logit_bias) or penalised or may_forbid,
+        )
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:

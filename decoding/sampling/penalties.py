@@ -14,7 +14,6 @@ from torch import Tensor
 from decoding.kernels.native import library
 from decoding.kernels.native_penalties import penalise_, restore_
 from decoding.sampling.history import Positions
-from decoding.sampling.params import SamplingParams
 from decoding.sampling.token_lists import Entries, Span, TokenLists, find_spans
 from decoding.sampling.transfer import copy_all
 
@@ -113,11 +112,6 @@ class Penalties:
         return penalised
 
 
-def is_penalised(params: SamplingParams) -> bool:
-    """Whether the request has any of the three penalties."""
-    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
-
-
 class _PenaltyLists:
     """Gathers what penalties need of the positions of requests."""
 
@@ -136,7 +130,7 @@ class _PenaltyLists:
     def add(self, request: Positions) -> None:
         """Add a request, with penalties or without."""
         params, start = request.history.params, self._size
-        if is_penalised(params):
+        if request.history.traits.is_penalised:
             tokens, counts = request.history.counts.of_text()
             self._tokens.append(tokens)
             self._counts.append(counts)

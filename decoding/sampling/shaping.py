@@ -23,8 +23,7 @@ from decoding.sampling.bans import (
 )
 from decoding.sampling.constraints import AllowedTokens, ForcedTokens, GrammarMasks, forced_token, unpack_bits
 from decoding.sampling.history import Position, Positions
-from decoding.sampling.params import SamplingParams
-from decoding.sampling.penalties import LogitBias, Penalties, is_penalised
+from decoding.sampling.penalties import LogitBias, Penalties
 from decoding.sampling.transfer import tensor_on
 
 _Penalty = LogitBias | Penalties
@@ -33,28 +32,11 @@ _Constraint = Bans | AllowedTokens | ForcedTokens | GrammarMasks
 
 def is_shaped(request: Positions) -> bool:
     """Whether any processor may act on the positions."""
-    return request.allowed is not None or not never_needs_shaping(request.history.params)
-
-
-def never_needs_shaping(params: SamplingParams) -> bool:
-    """Whether no processor acts on any position of a request, grammars aside."""
-    return not (params.logit_bias or is_penalised(params) or _may_forbid(params))
+    return request.allowed is not None or request.history.traits.is_shaped
 
 
 def _is_constrained(request: Positions | Position) -> bool:
-    return request.allowed is not None or _may_forbid(request.history.params)
-
-
-def _may_forbid(params: SamplingParams) -> bool:
-    forced = params.forced_bos_token_id is not None or params.forced_eos_token_id is not None
-    return forced or bool(
-        params.no_repeat_ngram_size
-        or params.bad_words_ids
-        or params.min_tokens
-        or params.allowed_token_ids
-        or params.suppress_tokens
-        or params.begin_suppress_tokens
-    )
+    return request.allowed is not None or request.history.traits.may_forbid
 
 
 @dataclass(frozen=True, slots=True, eq=False)

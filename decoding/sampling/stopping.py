@@ -1,13 +1,13 @@
 """When an answer ends: the target checks end tokens and length, the coordinator checks stop strings."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from typing import Literal
 
 FinishReason = Literal["stop", "length"]
 
 
 def cut_at_stop(
-    tokens: Sequence[int], generated: int, *, end_token_ids: Collection[int], max_tokens: int
+    tokens: Sequence[int], generated: int, *, end_token_ids: Set[int], max_tokens: int
 ) -> tuple[list[int], FinishReason | None]:
     """Return the tokens of a step that belong to the answer, and the reason if the answer ends with them.
 
@@ -17,6 +17,8 @@ def cut_at_stop(
         end_token_ids: tokens that end the answer; they are committed too.
         max_tokens: maximum number of answer tokens.
     """
+    if generated + len(tokens) < max_tokens and end_token_ids.isdisjoint(tokens):  # as in most steps
+        return list(tokens), None
     kept: list[int] = []
     for token in tokens:
         kept.append(token)

@@ -10,15 +10,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import Bound, ConsortError, DeadlineError, OverloadedError
 from deployments.admission.fair_queue import FairQueue
 from deployments.admission.load import Load
+from deployments.admission.rate_limit import RateLimit
 from deployments.admission.ticket import Sink, Ticket
+from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.configuration.config import ServerConfig
-from deployments.configuration.key_ring import ANYBODY, ApiKey
 from deployments.configuration.model import ModelConfig
 
 _MOST_SLOTS = 64  # of a replica whose slots are `auto`
@@ -46,6 +47,38 @@ class Limits:
     # By target: requests that may run, more if its replicas have more slots. Targets not listed: any number.
     running: Mapping[str, int] = field(default_factory=dict)
     max_queue_wait_s: float | None = math.inf  # predicted; None: half the time of an answer
+
+
+class _Reached(NamedTuple):
+    """A bound that new requests would exceed."""
+
+    bound: Bound
+    reason: str
+    wait_s: float = 0.0  # until it would not, whatever the queue
+
+
+class _KeyRates:
+    """What a key may begin in a minute."""
+
+    def __init__(self, key: ApiKey) -> None:
+        self._requests = None if key.requests_per_minute is None else RateLimit(key.requests_per_minute)
+        self._tokens = None if key.tokens_per_minute is None else RateLimit(key.tokens_per_minute)
+
+    def reached(self, requests: int, tokens: int, now_s: float) -> _Reached | None:
+        """Return the limit that the new requests would exceed; None: none."""
+        if self._requests is not None and (wait_s := self._requests.wait_s(requests, now_s)):
+            reason = "this API key has begun as many requests as it may in a minute."
+            return _Reached("key_requests_per_minute", reason, wait_s)
+        if self._tokens is not None and (wait_s := self._tokens.wait_s(tokens, now_s)):
+            reason = f"with {tokens} more, this API key would exceed its tokens of a minute."
+            return _Reached("key_tokens_per_minute", reason, wait_s)
+        return None
+
+    def take(self, requests: int, tokens: int, now_s: float) -> None:
+        """Count requests; negative numbers give back."""
+        for limit, amount in ((self._requests, requests), (self._tokens, tokens)):
+            if limit is not None:
+                limit.take(amount, now_s)
 
 
 def limits_of(config: ServerConfig) -> Limits:
@@ -85,6 +118,7 @@ class Admission:
         self._queue = FairQueue()
         self._running: Counter[str] = Counter()  # by target
         self._held = Counter[ApiKey]()  # requests that need no model
+        self._rates: dict[ApiKey, _KeyRates] = {}
         self._loads = defaultdict[str, Load](Load)  # by target
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
@@ -135,7 +169,7 @@ class Admission:
         """Raise OverloadedError if the server or the key has no room for one more request."""
         reached = self._reached_bound(1, 0, key)
         if reached is not None:
-            raise _overloaded(*reached, 0.0)
+            raise _overloaded(reached, 0.0)
 
     @contextmanager
     def hold(self, key: ApiKey) -> Iterator[None]:
@@ -161,7 +195,8 @@ class Admission:
         reached = self._reached_bound(1, ticket.tokens, key)
         if reached is not None:
             wait_s = self._seconds(ticket.target, self._tokens_ahead(ticket.target, key, priority))
-            self._refuse(ticket.target, _overloaded(*reached, wait_s))
+            self._refuse(ticket.target, _overloaded(reached, wait_s))
+        self._rates_of(key).take(1, ticket.tokens, loop.time())
         if request.timeout_s is not None:
             ticket.deadline = loop.call_later(request.timeout_s, self._expire, request.request_id)
         self._queue.push(ticket, priority, self._holders())
@@ -201,25 +236,32 @@ class Admission:
         wait_s = self._seconds(target, ahead)
         if reached is None and ahead > self._longest_wait(target):
             reason = f"the request would wait for about {wait_s:.0f} s." if wait_s else "the queue is full."
-            reached = "max_queue_wait_s", reason
-        return None if reached is None else _overloaded(*reached, wait_s)
+            reached = _Reached("max_queue_wait_s", reason)
+        return None if reached is None else _overloaded(reached, wait_s)
 
-    def _reached_bound(self, requests: int, tokens: int, key: ApiKey) -> tuple[Bound, str] | None:
-        """Bound that the new requests would exceed, with a message; None: no bound."""
+    def _reached_bound(self, requests: int, tokens: int, key: ApiKey) -> _Reached | None:
+        """Bound that the new requests would exceed; None: no bound."""
         tickets, limits = list(self._tickets.values()), self._limits
         if len(tickets) + self._held.total() + requests > limits.max_requests:
-            return "max_requests", f"{limits.max_requests} requests are in progress already."
+            return _Reached("max_requests", f"{limits.max_requests} requests are in progress already.")
         if limits.max_tokens is not None and _sum(tickets) + tokens > limits.max_tokens:
-            return "max_tokens", f"with {tokens} more, the tokens in progress would exceed {limits.max_tokens}."
+            reason = f"with {tokens} more, the tokens in progress would exceed {limits.max_tokens}."
+            return _Reached("max_tokens", reason)
         if key.max_requests is None and key.max_tokens is None:
-            return None
+            return self._rates_of(key).reached(requests, tokens, _now_s())
         own = [ticket for ticket in tickets if ticket.key == key]
         if key.max_requests is not None and len(own) + self._held[key] + requests > key.max_requests:
-            return "key_max_requests", f"{key.max_requests} requests are of this API key in progress already."
+            reason = f"{key.max_requests} requests are of this API key in progress already."
+            return _Reached("key_max_requests", reason)
         if key.max_tokens is not None and _sum(own) + tokens > key.max_tokens:
             reason = f"with {tokens} more, the tokens of this API key in progress would exceed {key.max_tokens}."
-            return "key_max_tokens", reason
-        return None
+            return _Reached("key_max_tokens", reason)
+        return self._rates_of(key).reached(requests, tokens, _now_s())
+
+    def _rates_of(self, key: ApiKey) -> _KeyRates:
+        if key not in self._rates:
+            self._rates[key] = _KeyRates(key)
+        return self._rates[key]
 
     # Predictions
 
@@ -292,6 +334,7 @@ class Admission:
             return
         if ticket.deadline is not None:
             ticket.deadline.cancel()
+        self._rates_of(ticket.key).take(0, ticket.committed - ticket.request.params.max_tokens, _now_s())
         was_running, ticket.state = ticket.state == "running", "ended"
         if was_running:
             self._running[ticket.target] -= 1
@@ -300,8 +343,9 @@ class Admission:
             self._begin_next(ticket.target)
 
 
-def _overloaded(bound: Bound, reason: str, wait_s: float) -> OverloadedError:
-    return OverloadedError(reason, bound=bound, retry_after_s=min(max(1, math.ceil(wait_s)), _LONGEST_RETRY_S))
+def _overloaded(reached: _Reached, wait_s: float) -> OverloadedError:
+    retry_s = min(max(1, math.ceil(max(wait_s, reached.wait_s))), _LONGEST_RETRY_S)
+    return OverloadedError(reached.reason, bound=reached.bound, retry_after_s=retry_s)
 
 
 def _tokens(request: Request) -> int:

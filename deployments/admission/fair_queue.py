@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from deployments.admission.ticket import Ticket
-from deployments.configuration.key_ring import ApiKey
+from deployments.configuration.access.key_ring import ApiKey
 
 _Entry = tuple[int, int, Ticket]  # priority, order of arrival
 

@@ -12,13 +12,14 @@ from deployments.answers.ensemble_tally import EnsembleTally
 from deployments.answers.events import event as sse
 from deployments.answers.identity import AnswerIdentity
 from deployments.answers.parsing.choice import make_parser
-from deployments.answers.parts import Choice, Part
+from deployments.answers.parts import Choice, Part, reasoning_tokens
 from deployments.answers.schema import (
     Answer,
     AnswerChoice,
     ChatChoice,
     ChatChunkChoice,
     CompletionChoice,
+    CompletionTokensDetails,
     CompressionUsage,
     PromptTokensDetails,
     Usage,
@@ -184,6 +185,7 @@ class AnswerWriter(Writer):
             completion_tokens=committed,
             total_tokens=self._prompt_tokens + committed,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens()),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self._reasoning_tokens()),
         )
         original = self._body.original_prompt_tokens
         if original is not None:
@@ -202,6 +204,10 @@ class AnswerWriter(Writer):
         count = self._body.choices
         groups = [self._choices[start : start + count] for start in range(0, len(self._choices), count)]
         return sum(min(choice.statistics.cached for choice in group) for group in groups)
+
+    def _reasoning_tokens(self) -> int:
+        """Tokens of all answers that belong to reasoning."""
+        return 0
 
     def _total(self) -> Statistics:
         return sum((choice.statistics for choice in self._choices), Statistics())
@@ -269,6 +275,15 @@ class ChatWriter(AnswerWriter):
             *(ChatChunkChoice(index=index, finish_reason=None, delta=delta, logprobs=None) for delta in deltas[:-1]),
             ChatChunkChoice(delta=deltas[-1], logprobs=self._logprobs(part), **common),
         ]
+
+    def _reasoning_tokens(self) -> int:
+        if self._body.structure is not None:  # such answers have none
+            return 0
+        parts = [choice.whole() for choice in self._choices]
+        return sum(
+            reasoning_tokens(self._turn().whole(part).reasoning_content or "", part.tokens, self._decoder)
+            for part in parts
+        )
 
     def _logprobs(self, part: Part) -> Json:
         count = self._body.logprob_count

@@ -91,16 +91,19 @@ class ReasoningItem(OutputItem):
         self._ids["content_index"] = 0
         self._texts: list[str] = []
 
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
     def add(self, text: str) -> Sequence[Event]:
         self._texts.append(text)
         return [("response.reasoning_text.delta", {**self._ids, "delta": text})]
 
     def end(self, status: Status) -> Sequence[Event]:
-        return [("response.reasoning_text.done", {**self._ids, "text": "".join(self._texts)}), *super().end(status)]
+        return [("response.reasoning_text.done", {**self._ids, "text": self.text}), *super().end(status)]
 
     def document(self) -> dict[str, Any]:
-        text = "".join(self._texts)
-        content = [{"type": "reasoning_text", "text": text}] if text else []
+        content = [{"type": "reasoning_text", "text": self.text}] if self.text else []
         return {"id": self.id, "type": "reasoning", "status": self.status, "summary": [], "content": content}
 
 

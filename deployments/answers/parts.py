@@ -1,5 +1,6 @@
 """Parts of an answer, one per delta, which joined are the whole answer. Knows no JSON."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -49,6 +50,17 @@ class Part:
             last.stop_reason,
             last.score,
         )
+
+
+def reasoning_tokens(reasoning: str, tokens: Sequence[int], decoder: TokenDecoder) -> int:
+    """Count the tokens of an answer up to the end of its reasoning, the tag that opens it included; 0 without any."""
+    if not reasoning:
+        return 0
+    begin = max(decoder.decode_with_special(list(tokens)).find(reasoning), 0)
+    end = begin + len(reasoning)
+    lengths = range(1, len(tokens) + 1)
+    reach = bisect_left(lengths, end, key=lambda length: len(decoder.decode_with_special(list(tokens[:length]))))
+    return min(reach + 1, len(tokens))
 
 
 class Choice:

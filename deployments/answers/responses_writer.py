@@ -10,7 +10,7 @@ from deployments.answers.events import typed_event
 from deployments.answers.identity import AnswerIdentity
 from deployments.answers.output_items import CallItem, Event, MessageItem, ReasoningItem, Status
 from deployments.answers.parsing.choice import make_parser
-from deployments.answers.parts import Choice, Part
+from deployments.answers.parts import Choice, Part, reasoning_tokens
 from deployments.answers.schema import speculation_of
 from deployments.answers.token_details import content_logprobs, token_details
 from deployments.answers.writer import Writer
@@ -84,11 +84,14 @@ class ResponsesWriter(Writer):
 
     def whole(self) -> dict[str, Any]:
         statistics = self._choice.statistics
+        reasoning = "".join(item.text for item in self._items if isinstance(item, ReasoningItem))
         usage = {
             "input_tokens": self._prompt_tokens,
             "input_tokens_details": {"cached_tokens": statistics.cached},
             "output_tokens": statistics.committed,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {
+                "reasoning_tokens": reasoning_tokens(reasoning, self._choice.whole().tokens, self._decoder)
+            },
             "total_tokens": self._prompt_tokens + statistics.committed,
         }
         speculation = speculation_of(statistics).model_dump()

@@ -18,6 +18,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int  # not computed, because a cache had them
 
 
+class CompletionTokensDetails(BaseModel):
+    """What the answers' tokens are made of."""
+
+    reasoning_tokens: int  # up to the end of what the model wrote before its content
+
+
 class CompressionUsage(BaseModel):
     """What compression did to the prompts."""
 
@@ -33,6 +39,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
     prompt_compression: CompressionUsage | None = None  # not sent without compression
 
 

@@ -1,14 +1,15 @@
 """Shortens texts by a small model's probabilities. Knows neither messages nor how probabilities are computed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
+from math import isfinite
 from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
 from decoding.errors import InvalidRequestError
-from deployments.compression.pieces import Piece, split
+from deployments.compression.pieces import force_last, split
 from deployments.compression.selection import keep_perplexity, keep_sentences
 
 _KEEP = {"perplexity": keep_perplexity, "sentence": keep_sentences}
@@ -16,13 +17,14 @@ _MOST_TOKENS = 131_072  # of all texts of a request
 _MOST_CHARACTERS = 8 * _MOST_TOKENS
 _WINDOW = 2048  # tokens that are scored in one pass
 _OVERLAP = 256  # of these, tokens before those that are scored
+_UNKNOWN_LOGPROB = -16.0  # nats, of tokens that a trimmed vocabulary lacks, which have −∞
 
 
 @dataclass(frozen=True, slots=True)
 class CompressionOptions:
     """How to shorten texts. Either a rate or a budget."""
 
-    method: str  # perplexity or sentence
+    method: str  # perplexity, sentence or attention
     rate: float | None = None  # share of the tokens to keep
     budget: int | None = None  # tokens to keep
     question: str = ""  # text that is relevant to it stays; empty: none
@@ -45,7 +47,7 @@ class Compression:
             raise _too_long("prompt_compression", f"at most {_MOST_CHARACTERS} characters can be compressed at once")
         self._options, self._tokenizer, self._window = options, tokenizer, min(_WINDOW, window)
         self._texts = split(texts, tokenizer, options.force_tokens)
-        self._pieces = _force_last(list(chain.from_iterable(self._texts)), options.keep_last)
+        self._pieces = force_last(list(chain.from_iterable(self._texts)), options.keep_last)
         self._tokens = [token for piece in self._pieces for token in piece.tokens]
         count = len(self._tokens)
         self._budget = round((options.rate or 0) * count) if options.budget is None else options.budget
@@ -83,7 +85,7 @@ class Compression:
     def _scores(self, logprobs: Sequence[Sequence[float]]) -> list[float]:
         """Return each piece's score: its surprise, or how much the question lowers it, in nats per token."""
         scored = chain.from_iterable(line[-count:] for line, count in zip(logprobs, self._scored, strict=True))
-        in_order = list(scored)
+        in_order = [logprob if isfinite(logprob) else _UNKNOWN_LOGPROB for logprob in scored]
         plain, given = in_order[: len(self._tokens)], in_order[len(self._tokens) :]
         if given:
             by_token = iter([after - before for before, after in zip(plain, given, strict=True)])
@@ -99,6 +101,7 @@ class Compressor:
     model: str  # its name in the configuration
     tokenizer: PreTrainedTokenizerBase
     context_length: int  # tokens
+    has_target_tokens: bool = False  # whether its token ids are the target's, so that it can choose among them
 
     def begin(self, texts: Sequence[str], options: CompressionOptions) -> Compression:
         """Begin a compression; raises InvalidRequestError if the texts, or the question, are too long."""
@@ -107,15 +110,6 @@ class Compressor:
     def count(self, text: str) -> int:
         """Count a text's tokens."""
         return len(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
-
-
-def _force_last(pieces: list[Piece], count: int) -> list[Piece]:
-    """Force the pieces of the last tokens."""
-    left, index = count, len(pieces)
-    while left > 0 and index > 0:
-        index -= 1
-        left -= len(pieces[index].tokens)
-    return [*pieces[:index], *(replace(piece, forced=True) for piece in pieces[index:])]
 
 
 def _too_long(field: str, reason: str) -> InvalidRequestError:

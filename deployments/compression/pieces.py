@@ -5,7 +5,7 @@ Joined, the pieces are the text.
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
@@ -84,6 +84,15 @@ def split(
         paragraph, sentence = paragraph + 1, sentence + 1
         split_texts.append(pieces)
     return split_texts
+
+
+def force_last(pieces: Sequence[Piece], count: int) -> list[Piece]:
+    """Force the pieces of the last tokens."""
+    left, index = count, len(pieces)
+    while left > 0 and index > 0:
+        index -= 1
+        left -= len(pieces[index].tokens)
+    return [*pieces[:index], *(replace(piece, forced=True) for piece in pieces[index:])]
 
 
 def _ends(pattern: re.Pattern[str], text: str) -> list[int]:

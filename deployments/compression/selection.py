@@ -7,12 +7,14 @@ kept is met exactly.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from statistics import fmean
 
 from deployments.compression.pieces import Piece
 
 SEGMENT = 200  # tokens; LLMLingua's
+CHUNK = 16  # tokens
+SMOOTHED = 13  # neighbouring tokens; SpecPrefill's
 _COARSE = 2.0  # the budget controller leaves so many times the budget; LLMLingua's k
 
 
@@ -33,6 +35,23 @@ def keep_perplexity(pieces: Sequence[Piece], scores: Sequence[float], budget: in
 def keep_sentences(pieces: Sequence[Piece], scores: Sequence[float], budget: int) -> list[bool]:
     """Choose whole sentences by their mean score; those with a forced piece stay."""
     return keep_groups(pieces, scores, budget, [piece.sentence for piece in pieces])
+
+
+def keep_chunks(pieces: Sequence[Piece], attention: Sequence[float], free: Sequence[bool], budget: int) -> list[bool]:
+    """Choose chunks of consecutive free pieces by their mean attention. Pieces that are not free stay.
+
+    SpecPrefill (Liu et al., arXiv 2502.02789, section 3): attention is smoothed over neighbours first.
+
+    Args:
+        attention: to each piece.
+        budget: free tokens to keep.
+    """
+    smooth = _smooth(attention)
+    chunks = _chunks(pieces, free)
+    indices = [index for index, is_free in enumerate(free) if is_free]
+    kept = keep_groups([pieces[i] for i in indices], [smooth[i] for i in indices], budget, [chunks[i] for i in indices])
+    chosen = {index for index, keep in zip(indices, kept, strict=True) if keep}
+    return [not is_free or index in chosen for index, is_free in enumerate(free)]
 
 
 def keep_groups(pieces: Sequence[Piece], scores: Sequence[float], budget: int, groups: Sequence[int]) -> list[bool]:
@@ -77,6 +96,26 @@ def keep_tokens(pieces: Sequence[Piece], scores: Sequence[float], budget: int) -
                 room -= size
                 used += size
     return kept
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Return the mean of each value and its neighbours, at most SMOOTHED in all."""
+    sums = list(accumulate(values, initial=0.0))
+    half = SMOOTHED // 2
+    spans = [(max(0, index - half), min(len(values), index + half + 1)) for index in range(len(values))]
+    return [(sums[end] - sums[start]) / (end - start) for start, end in spans]
+
+
+def _chunks(pieces: Sequence[Piece], free: Sequence[bool]) -> list[int]:
+    """Return the number of each piece's chunk; one ends where it has CHUNK tokens, or beside what is not free."""
+    chunk = size = 0
+    numbers: list[int] = []
+    for piece, is_free in zip(pieces, free, strict=True):
+        if size >= CHUNK or not is_free:
+            chunk, size = chunk + 1, 0
+        numbers.append(chunk)
+        size = size + len(piece.tokens) if is_free else CHUNK
+    return numbers
 
 
 def _segments(pieces: Sequence[Piece]) -> Iterable[list[int]]:

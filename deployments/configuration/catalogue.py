@@ -10,6 +10,7 @@ from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import MAX_LENGTH, ModelConfig, locate
+from deployments.configuration.paths import positions_of, read_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,11 @@ def _least(lengths: list[int | None]) -> int | None:
 
 def _context_length(model: ModelConfig) -> int | None:
     """Return the most tokens of a request; None if only the missing checkpoint tells."""
-    file = Path(locate(model.path)) / "config.json"
-    if model.max_length is not None or not file.is_file():
+    folder = Path(locate(model.path))
+    if model.max_length is not None or not (folder / "config.json").is_file():
         return model.max_length
-    try:
-        header = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from error
-    positions = header.get("text_config", header).get("max_position_embeddings")
-    return None if positions is None else min(int(positions), MAX_LENGTH)
+    positions = positions_of(read_header(folder))
+    return None if positions is None else min(positions, MAX_LENGTH)
 
 
 def _description(name: str, config: ServerConfig) -> str:
@@ -74,12 +71,23 @@ def _drafters(endpoint: EndpointConfig, config: ServerConfig) -> Iterator[str]:
         yield "n-grams"
 
 
-def _parameters_in(file: Path) -> int:
-    """Count the parameters that a safetensors header lists: a JSON document that follows its length in 8 bytes."""
+def tensors_in(file: Path) -> dict[str, tuple[list[int], int]]:
+    """Return the shape and the bytes of each tensor in a safetensors file, by name.
+
+    The header is a JSON document that follows its length in 8 bytes.
+
+    Raises:
+        ConfigError: it is no safetensors file.
+    """
     try:
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+        offsets = {name: tensor["data_offsets"] for name, tensor in tensors.items()}
+        return {name: (tensor["shape"], offsets[name][1] - offsets[name][0]) for name, tensor in tensors.items()}
     except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
         raise ConfigError(f"{file} is not a safetensors file: {error}") from error
-    return sum(math.prod(shape) for shape in shapes)
+
+
+def _parameters_in(file: Path) -> int:
+    return sum(math.prod(shape) for shape, _ in tensors_in(file).values())

@@ -1,17 +1,28 @@
 """The configuration of a server, read from YAML. Must not know Ray or loaded models."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
 from pydantic import Field, ValidationError
 
-from decoding.errors import ConfigError
+from decoding.errors import ConfigError, InvalidRequestError
+from decoding.sampling.params import SamplingParams
+from deployments.configuration.access.keys import environment_key
+from deployments.configuration.document import read_document
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.keys import environment_key
-from deployments.configuration.model import ROOT, ModelConfig, locate
+from deployments.configuration.model import MAX_LENGTH, ROOT, ModelConfig, locate
 from deployments.configuration.names import Name, check_names
+from deployments.configuration.paths import (
+    check_checkpoint,
+    check_local,
+    expanded,
+    is_local,
+    positions_of,
+    read_header,
+)
 from deployments.configuration.roles import check_roles, roles_in
 from deployments.configuration.templates import TemplateSource
 from deployments.validation.strict import StrictModel, problem_of
@@ -21,6 +32,7 @@ if TYPE_CHECKING:
     from actors.replica.roles import Role
 
 DEFAULT_CONFIG = ROOT / "deployments" / "default.yaml"
+ENSEMBLE_CONFIG = ROOT / "deployments" / "ensemble.yaml"  # an endpoint of each kind, of the bundled models
 TINY_CONFIG = ROOT / "models" / "tiny.yaml"  # the bundled pair, for tests and benchmarks
 
 
@@ -66,24 +78,31 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     check_roles(config.models, config.endpoints)
     _check_devices(config)
     _read_keys(config.http, folder)
+    config.http.tls = config.http.tls and config.http.tls.anchored(folder)
     for name, endpoint in config.endpoints.items():
+        _check_defaults(name, endpoint)
         if endpoint.heads is not None:
-            endpoint.heads.path = _anchor(endpoint.heads.path, folder)
-            if endpoint.heads.path.startswith((".", "/", "~")) and not Path(locate(endpoint.heads.path)).is_dir():
-                raise ConfigError(f"endpoints.{name}.heads.path: there is no folder {endpoint.heads.path!r}")
+            endpoint.heads.path = _anchored(endpoint.heads.path, folder, key=f"endpoints.{name}.heads.path")
     for name, model in config.models.items():
-        model.path = _anchor(model.path, folder)
-        try:
-            located = locate(model.path)
-        except ConfigError as error:
-            raise ConfigError(f"models.{name}.path: {error}") from error
-        if model.path.startswith((".", "/", "~")) and not _is_checkpoint(located):
-            raise ConfigError(f"models.{name}.path: there is no folder or .gguf file {model.path!r}")
+        model.path = _anchored(model.path, folder, key=f"models.{name}.path")
+        if model.adapter is not None:
+            model.adapter = _anchored(model.adapter, folder, key=f"models.{name}.adapter")
     return config
 
 
-def _is_checkpoint(path: str) -> bool:
-    return Path(path).is_file() if path.lower().endswith(".gguf") else Path(path).is_dir()
+def check_checkpoints(config: ServerConfig) -> None:
+    """Raise ConfigError if a model's folder lacks a file that is needed, or has fewer positions than `max_length`."""
+    for name, model in config.models.items():
+        folder = Path(locate(model.path))
+        if not folder.is_dir():
+            continue
+        with _naming(f"models.{name}.path"):
+            check_checkpoint(folder, safetensors_only=model.safetensors_only)
+            positions = positions_of(read_header(folder))
+        if positions is not None and model.max_length is not None and model.max_length > positions:
+            raise ConfigError(
+                f"models.{name}.max_length: is {model.max_length}, but the model has {positions} positions; lower it"
+            )
 
 
 def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
@@ -96,23 +115,45 @@ def load_config(path: Path = DEFAULT_CONFIG) -> ServerConfig:
     """
     if not path.exists() and (ROOT / path).is_file():
         path = ROOT / path
+    data = read_document(path)
+    with _naming(str(path)):
+        config = parse_config(data, folder=path.resolve().parent)
+        check_checkpoints(config)
+    return config
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Put a key before the text of a ConfigError in the block."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"can't read {path}: {error}") from error
-    try:
-        return parse_config(data, folder=path.resolve().parent)
+        yield
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
 
 
-def _anchor(path: str, folder: Path) -> str:
-    """Return a path that does not depend on the configuration's folder or on the working directory."""
-    for candidate in (folder / path, Path(path)):
-        if _is_checkpoint(str(candidate)):
-            absolute = candidate.resolve()
-            return str(absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute)
+def _anchored(path: str, folder: Path, *, key: str) -> str:
+    """Return a path that does not depend on the configuration's folder or on the working directory.
+
+    Raises:
+        ConfigError: it has a variable that is not set, or is no Hub id and names nothing here.
+    """
+    with _naming(key):
+        path = expanded(path)
+        for candidate in (folder / path, Path(path)):
+            if candidate.is_file() if path.lower().endswith(".gguf") else candidate.is_dir():
+                absolute = candidate.resolve()
+                return str(absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute)
+        if locate(path) == path and is_local(path):
+            check_local(path)
     return path
+
+
+def _check_defaults(name: str, endpoint: EndpointConfig) -> None:
+    """Raise ConfigError if a default sampling parameter is out of range."""
+    try:
+        SamplingParams(max_tokens=MAX_LENGTH, **endpoint.defaults.arguments())
+    except InvalidRequestError as error:
+        raise ConfigError(f"endpoints.{name}.defaults.{error}") from error
 
 
 def _read_keys(http: HttpConfig, folder: Path) -> None:
@@ -124,10 +165,8 @@ def _read_keys(http: HttpConfig, folder: Path) -> None:
 
 def _check_devices(config: ServerConfig) -> None:
     for name, model in config.models.items():
-        if model.tensor_parallel > 1 and not (model.num_cpus or model.num_gpus or model.resources):
-            raise ConfigError(
-                f"models.{name}.tensor_parallel: set num_cpus or num_gpus, which each of its devices gets"
-            )
+        if model.tensor_parallel > 1 and model.num_gpus == 0 and not (model.num_cpus or model.resources):
+            raise ConfigError(f"models.{name}.tensor_parallel: set num_cpus, which each of its devices gets")
         gpus = config.models[model.colocated_with or name].num_gpus
         if model.device.startswith(("cuda", "balanced")) and gpus == 0:
             raise ConfigError(f"models.{name}.device: is {model.device!r}, but num_gpus gives its replicas no GPU")

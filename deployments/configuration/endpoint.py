@@ -65,7 +65,7 @@ class EndpointConfig(EnsembleConfig):
     )
     compressor: str | None = Field(
         None,
-        description="The small model whose probabilities `prompt_compression` uses, which may be the drafter; null: "
+        description="The small model by which `prompt_compression` shortens, which may be the drafter; null: "
         "prompts can't be compressed.",
     )
     ngram: NgramConfig | None = Field(None, description="Also draft by lookup in the text; null: don't.")

@@ -1,25 +1,43 @@
 """The configuration of the HTTP interface: address, limits and API keys."""
 
+from ipaddress import ip_address
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from decoding.errors import ConfigError
 from decoding.sampling.params import MAX_LOGPROBS
-from deployments.configuration.key_ring import KeyRing
-from deployments.configuration.keys import ApiKeyConfig
+from deployments.configuration.access.key_ring import KeyRing
+from deployments.configuration.access.keys import ApiKeyConfig
+from deployments.configuration.access.tls import TlsConfig
 from deployments.configuration.model import Count
 from deployments.configuration.names import Name
 from deployments.configuration.tracing import TracingConfig
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.validation.strict import StrictModel
 
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+def _check_host(host: str) -> str:
+    if "/" in host or host.count(":") == 1:
+        raise PydanticCustomError("host", "should be an address alone, such as 0.0.0.0 (the port has a key of its own)")
+    return host
+
 
 class HttpConfig(StrictModel):
     """Address, limits and API keys of the server."""
 
-    host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address to listen on.")
+    host: Annotated[str, Field(min_length=1), AfterValidator(_check_host)] = Field(
+        "127.0.0.1", description="Address to listen on."
+    )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="Port to listen on.")
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None,
+        description="Port of Ray's metrics, the replicas' own among them, under `consort serve`; null: none are "
+        "collected. A cluster has its own.",
+    )
     max_requests: Count | None = Field(
         None,
         description="Requests in progress or waiting at once; further ones are refused with 429. null: twice as many "
@@ -58,6 +76,14 @@ class HttpConfig(StrictModel):
         description='Web pages that may use the server from a browser, such as `https://chat.example.org`; `["*"]`: '
         "all, `[]`: none but its own. null: pages from this machine (`localhost`, `127.0.0.1`, `[::1]`).",
     )
+    allowed_hosts: list[Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:/\s]+)$")]] | None = Field(
+        None,
+        description="Names, without ports, by which clients may ask for the server; others get 421. null: any; but "
+        "only this machine's names if `consort serve` listens for this machine alone and needs no key.",
+    )
+    tls: TlsConfig | None = Field(
+        None, description="The certificate with which `consort serve` speaks HTTPS; null: plain HTTP."
+    )
     tracing: TracingConfig | None = Field(
         None, description="Traces through OpenTelemetry; null: only if its environment variables ask for them."
     )
@@ -76,8 +102,35 @@ class HttpConfig(StrictModel):
         """Return all keys. The secrets must have been digested."""
         return KeyRing(key.api_key(name) for name, key in self.api_keys.items())
 
+    def guarded(self, *, insecure: bool = False) -> "HttpConfig":
+        """Return the configuration for a server that listens by itself, not behind Serve's own configuration.
+
+        Args:
+            insecure: whether anybody on the network may ask it without a key.
+
+        Raises:
+            ConfigError: other machines can reach it, and it needs no key.
+        """
+        if self.api_keys or insecure:
+            return self
+        if not self._is_local:
+            raise ConfigError(
+                f"http.host: other machines can reach {self.host}, and there are no API keys. Set CONSORT_API_KEY or "
+                "http.api_keys; or let anybody in, with --insecure"
+            )
+        hosts = [*_LOCAL_NAMES, *({self.host} - {"::1", *_LOCAL_NAMES})]
+        return self if self.allowed_hosts is not None else self.model_copy(update={"allowed_hosts": hosts})
+
+    @property
+    def _is_local(self) -> bool:
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
+
     @property
     def url(self) -> str:
         """The base URL for clients on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
 from decoding.errors import ConfigError
+from deployments.configuration.adaptation import AdaptationConfig
 from deployments.scaling.options import ScalingConfig
 from deployments.validation.renamed_keys import rename_keys
 from deployments.validation.strict import StrictModel
@@ -85,11 +86,20 @@ class ModelConfig(StrictModel):
     tensor_parallel: Count = Field(
         1, description="Devices over which a replica splits every layer; each gets num_cpus, num_gpus and resources."
     )
-    threads: Count | None = Field(None, description="CPU threads of a replica; null: num_cpus, at least 1.")
+    threads: Count | None = Field(
+        None,
+        description="CPU threads of a replica; null: num_cpus or, without it, a share of the cores (`consort serve`) "
+        "or 1 (on a cluster).",
+    )
     colocated_with: str | None = Field(
         None,
         description="For a drafter: the target whose replicas run it. Both alternate on the same device. null: the "
         "drafter has replicas of its own.",
+    )
+    adaptation: AdaptationConfig | None = Field(
+        None,
+        description="For a drafter with replicas of its own: learn from the texts that it drafts for, while it is "
+        "idle; null: don't.",
     )
     replicas: Count = Field(1, description="Number of replicas.")
     scaling: ScalingConfig | None = Field(
@@ -99,7 +109,11 @@ class ModelConfig(StrictModel):
     num_cpus: Annotated[float, Field(ge=0)] = Field(
         0, description="CPUs that Ray reserves for a replica; 0: none, so it can run on any node."
     )
-    num_gpus: Annotated[float, Field(ge=0)] = Field(0, description="GPUs, or the fraction of one, for a replica.")
+    num_gpus: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="GPUs, or the fraction of one, for a replica; 0: it runs on the CPU. null: a GPU of its own where "
+        "there is one, targets and members before drafters.",
+    )
     resources: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict, description="Custom Ray resources that a replica needs, by name, for placement."
     )

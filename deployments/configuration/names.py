@@ -1,13 +1,28 @@
 """Names of models, endpoints and keys. An endpoint's base URL starts with its name, so no route may have that name."""
 
+import re
 from collections.abc import Iterable
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from decoding.errors import ConfigError
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", max_length=200)]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]*")
+
+
+def _check_name(value: object) -> object:
+    if not isinstance(value, str):
+        raise PydanticCustomError("name", "is no text; put the name in quotes")
+    if not _NAME.fullmatch(value):
+        raise PydanticCustomError(
+            "name", "should have only letters, digits and . _ / : - in its name, and begin with a letter or a digit"
+        )
+    return value
+
+
+Name = Annotated[str, BeforeValidator(_check_name), Field(max_length=200)]
 
 # The first segments of all routes, FastAPI's own included.
 RESERVED = {

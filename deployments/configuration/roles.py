@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Models = Mapping[str, ModelConfig]  # by name
 Endpoints = Mapping[str, EndpointConfig]  # by name
 
-_REPLICA_KEYS = {
+REPLICA_KEYS = {  # that a colocated drafter does not have
     "kv_tokens",
     "memory_gib",
     "num_cpus",
@@ -54,6 +54,7 @@ def check_roles(models: Models, endpoints: Endpoints) -> None:
     roles = roles_in(endpoints.values())
     for name, role in roles.items():
         model_config = models[name]
+        _check_adaptation(name, role, model_config)
         if role == "both" and model_config.tensor_parallel > 1:
             raise ConfigError(
                 f"models.{name}.tensor_parallel: a tensor-parallel model can't be target and drafter at once; "
@@ -63,6 +64,23 @@ def check_roles(models: Models, endpoints: Endpoints) -> None:
     unused = set(models) - set(roles)
     if unused:
         raise ConfigError(f"models.{min(unused)}: no endpoint uses it; remove it or name it in an endpoint")
+
+
+def _check_adaptation(name: str, role: "Role", model: ModelConfig) -> None:
+    """Raise ConfigError if a model is to adapt, but is not a drafter alone, on one device, with plain weights."""
+    if model.adaptation is None:
+        return
+    reason = None
+    if role != "drafter":
+        reason = f"{name!r} answers requests, too, whose text would change; name another drafter"
+    elif model.colocated_with is not None:
+        reason = f"{name!r} runs in its target's thread, which would wait while weights are loaded; give it replicas"
+    elif model.tensor_parallel > 1:
+        reason = "a tensor-parallel model can't adapt; set tensor_parallel to 1"
+    elif model.quantization is not None:
+        reason = f"weights stored as {model.quantization} can't be replaced; remove `quantization`"
+    if reason is not None:
+        raise ConfigError(f"models.{name}.adaptation: {reason}, or remove the key")
 
 
 def _check_heads(models: Models, endpoints: Endpoints) -> None:
@@ -100,5 +118,5 @@ def _check_colocated(name: str, drafter: ModelConfig, models: Models, endpoints:
             pair = f"{endpoint.drafter!r} with the target {endpoint.target!r}"
             reason = f"{name!r} is colocated with {target!r}, so they work for each other only"
             raise ConfigError(f"{where}.drafter: {pair}: {reason}")
-    if own := sorted(drafter.model_fields_set & _REPLICA_KEYS):
+    if own := sorted(drafter.model_fields_set & REPLICA_KEYS):
         raise ConfigError(f"models.{name}.{own[0]}: {name!r} runs in the replicas of {target!r}; remove the key")

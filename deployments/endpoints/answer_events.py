@@ -5,7 +5,7 @@ from contextlib import aclosing
 from functools import partial
 
 from actors.coordinator.request import Delta, Request
-from deployments.configuration.key_ring import ANYBODY, ApiKey
+from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.strategies.deliberation import Deliberation

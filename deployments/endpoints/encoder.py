@@ -64,14 +64,33 @@ class Encoder:
         continue_final_message: bool | None = None,
         tools: Sequence[Tool] = (),
     ) -> list[int]:
-        """Token ids of a conversation in the chat template, by default with the begin of the assistant's turn.
+        """Token ids of a conversation; takes and raises what `conversation_text` does, or if it is far too long."""
+        text = self.conversation_text(
+            messages,
+            variables,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+        )
+        return self.text(text, "messages", add_special_tokens=False)
+
+    def conversation_text(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
+        tools: Sequence[Tool] = (),
+    ) -> str:
+        """Text of a conversation in the chat template, by default with the begin of the assistant's turn.
 
         Args:
             variables: variables of the chat template. The other options are those of `apply_chat_template`.
 
         Raises:
-            InvalidRequestError: there is no chat template, or it has no tools but the request has; the template
-                refuses the messages; or the text is far too long.
+            InvalidRequestError: there is no chat template, or it has no tools but the request has; or the template
+                refuses the messages.
         """
         if not self.tokenizer.chat_template:
             raise InvalidRequestError(f"messages: the model {self._model!r} has no chat template.", field="messages")
@@ -93,11 +112,10 @@ class Encoder:
             "tools": [tool.model_dump(exclude_none=True) for tool in tools] or None,
         }
         try:
-            text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, **options))
+            return str(self.tokenizer.apply_chat_template(turns, tokenize=False, **options))
         except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             reason = f"messages: the model's chat template refuses them: {error}"
             raise InvalidRequestError(reason, field="messages") from error
-        return self.text(text, "messages", add_special_tokens=False)
 
     def text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; raises InvalidRequestError, naming the field, if it is far too long for the context."""

@@ -96,12 +96,20 @@ class ServedEndpoint:
                 range or leaves no token; the chat template refuses the conversation.
         """
         prompts = self.prompts(body)
+        shortened = body.shortened_prompts
+        positions = [None] * len(prompts) if shortened is None else [prompt.positions for prompt in shortened]
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
         most = self.budget.answer_tokens(body, prompts)
         sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # checking many token ids takes long
         requests = [
-            replace(self._request(prompt, body, sampling(self._max_tokens(prompt, body, most))), cache_salt=cache_salt)
-            for prompt in prompts
+            replace(
+                self._request(
+                    prompt, body, sampling(self._max_tokens(kept.length if kept else len(prompt), body, most))
+                ),
+                cache_salt=cache_salt,
+                prompt_positions=kept,
+            )
+            for prompt, kept in zip(prompts, positions, strict=True)
         ]
         if body.searches:
             return [request for request in requests for _ in range(body.choices)]
@@ -109,25 +117,29 @@ class ServedEndpoint:
 
     def prompts(self, body: GenerationRequest) -> list[list[int]]:
         """Token ids of the body's prompts; raises InvalidRequestError as `prepare` does."""
+        if body.shortened_prompts is not None:
+            return [prompt.tokens for prompt in body.shortened_prompts]
         match body:
             case CompletionRequest():
                 return [self.encoder.prompt(prompt) for prompt in body.prompt]
             case ChatRequest():
-                return [
-                    self.encoder.conversation(
-                        body.messages,
-                        {**body.switches, **(body.chat_template_kwargs or {})},
-                        add_generation_prompt=body.add_generation_prompt,
-                        continue_final_message=body.continue_final_message,
-                        tools=body.offered_tools,
-                    )
-                ]
+                return [self.encoder.text(self.chat_text(body), "messages", add_special_tokens=False)]
             case ResponsesRequest():
                 return [self.encoder.conversation(body.messages, body.switches, tools=body.offered_tools)]
             case MessagesRequest():
                 return [self._anthropic_prompt(body)]
             case _:
                 raise TypeError(f"a {type(body).__name__} has no prompt")
+
+    def chat_text(self, body: ChatRequest) -> str:
+        """Text of a chat's prompt; raises InvalidRequestError if the chat template refuses it."""
+        return self.encoder.conversation_text(
+            body.messages,
+            {**body.switches, **(body.chat_template_kwargs or {})},
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            tools=body.offered_tools,
+        )
 
     def ignored_fields(self, body: GenerationRequest) -> list[str]:
         """Fields without effect because the chat template has no such switch.
@@ -234,15 +246,18 @@ class ServedEndpoint:
             raise InvalidRequestError("use_beam_search: ensembles don't search.", field="use_beam_search")
         return options
 
-    def _max_tokens(self, prompt: list[int], body: GenerationRequest, most: int | None) -> int:
-        """Limit of an answer's tokens: the client's, or the default within the context. most: the logprob budget's."""
+    def _max_tokens(self, length: int, body: GenerationRequest, most: int | None) -> int:
+        """Limit of an answer's tokens: the client's, or the default within the context.
+
+        length: tokens of the whole prompt. most: the logprob budget's.
+        """
         field, wanted = body.prompt_field, body.wanted_max_tokens
-        room = self.context_length - len(prompt)
-        if not prompt:
+        room = self.context_length - length
+        if not length:
             raise InvalidRequestError(f"{field}: should have at least one token.", field=field)
         if room < 1:
             raise ContextLengthError(
-                f"{field}: has {len(prompt)} tokens, but should have 1 to {self.context_length - 1}.", field=field
+                f"{field}: has {length} tokens, but should have 1 to {self.context_length - 1}.", field=field
             )
         if wanted is None:
             return min(body.default_max_tokens or room, room, most or room)
@@ -250,7 +265,7 @@ class ServedEndpoint:
             return min(wanted, room, most or room)
         if wanted > room:
             raise ContextLengthError(
-                f"{field} and max_tokens: {len(prompt)} + {wanted} tokens don't fit into the context of "
+                f"{field} and max_tokens: {length} + {wanted} tokens don't fit into the context of "
                 f"{self.context_length}; set max_tokens to {room} or less, or shorten {field}.",
                 field="max_tokens",
             )
@@ -309,13 +324,15 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         through_text,
         LogprobBudget(config.http.max_logprobs, config.http.max_logprobs_per_request),
         _turn_decoder(tokenizer),
-        None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config),
+        None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config, tokenizer),
     )
 
 
-def _load_compressor(name: str, config: ServerConfig) -> Compressor:
+def _load_compressor(name: str, config: ServerConfig, target: PreTrainedTokenizerBase) -> Compressor:
     model = config.models[name]
-    return Compressor(name, _tokenizer(name, model), _context_length(model))
+    tokenizer = _tokenizer(name, model)
+    same = tokenizer.get_vocab() == target.get_vocab()
+    return Compressor(name, tokenizer, _context_length(model), has_target_tokens=same)
 
 
 def _recommended(model: ModelConfig) -> SamplingFields:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from actors.coordinator.request import Endpoint, Request
+from actors.coordinator.request import Delta, Endpoint, Request
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
+from deployments.compression.chunks import LOOK_AHEAD, ChunkCompression
 from deployments.compression.compressor import Compression, CompressionOptions, Compressor
 from deployments.compression.pieces import Stretch, last_paragraph, stretches
 from deployments.endpoints.endpoint import ServedEndpoint
@@ -18,8 +19,7 @@ from deployments.requests.message import Message, TextPart
 from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest, PromptCompression
 from deployments.requests.schema import ChatRequest, CompletionRequest
 
-# From token ids to the log-probability of each but the first, for several texts.
-Score = Callable[[Sequence[Sequence[int]]], Awaitable[list[list[float]]]]
+AnswerAll = Callable[[Sequence[Request]], Awaitable[list[list[Delta]]]]  # runs requests; returns all their deltas
 _Result = TypeVar("_Result")
 
 
@@ -46,7 +46,7 @@ class _Text:
 
 
 async def compress_body(
-    body: CompletionRequest | ChatRequest, endpoint: ServedEndpoint, score: Score, in_thread: InThread
+    body: CompletionRequest | ChatRequest, endpoint: ServedEndpoint, answer: AnswerAll, in_thread: InThread
 ) -> None:
     """Replace the body's prompts by compressed ones, and note how long they were.
 
@@ -55,15 +55,18 @@ async def compress_body(
     """
     options = body.prompt_compression
     assert options is not None
+    if options.method == "attention":
+        await _choose_chunks(body, options, endpoint, answer, in_thread)
+        return
     match body:
         case ChatRequest():
             before = [message.text for message in body.messages]
-            body.messages = await _compress_messages(body.messages, options, endpoint, score, in_thread)
+            body.messages = await _compress_messages(body.messages, options, endpoint, answer, in_thread)
             after = [message.text for message in body.messages]
         case CompletionRequest():
             before = _texts_of(body)
             after = [
-                await _compress_text(text, _question_of(text, options), options, endpoint, score, in_thread)
+                await _compress_text(text, _question_of(text, options), options, endpoint, answer, in_thread)
                 for text in before
             ]
             body.prompt = [text or " " for text in after]
@@ -76,18 +79,18 @@ async def compress_body(
 
 
 async def compress_alone(
-    body: CompressRequest, endpoint: ServedEndpoint, score: Score, in_thread: InThread
+    body: CompressRequest, endpoint: ServedEndpoint, answer: AnswerAll, in_thread: InThread
 ) -> CompressedPrompt:
     """Answer /compress; raises InvalidRequestError as `compress_body` does."""
     turns: list[dict[str, Any]] | None = None
     prompt: str | None = None
     if body.messages is not None:
-        messages = await _compress_messages(body.messages, body, endpoint, score, in_thread)
+        messages = await _compress_messages(body.messages, body, endpoint, answer, in_thread)
         before, after = [[message.text for message in given] for given in (body.messages, messages)]
         turns = [message.turn for message in messages]
     else:
         text = body.prompt or ""
-        prompt = await _compress_text(text, body.question or "", body, endpoint, score, in_thread)
+        prompt = await _compress_text(text, body.question or "", body, endpoint, answer, in_thread)
         before, after = [text], [prompt]
     lengths = await in_thread(lambda: (_count(endpoint, before), _count(endpoint, after)))
     ratio = round(lengths[1] / lengths[0], 4) if lengths[0] else 1.0
@@ -96,12 +99,12 @@ async def compress_alone(
     )
 
 
-def scoring_requests(endpoint: ServedEndpoint, texts: Sequence[Sequence[int]]) -> list[Request]:
-    """Return requests to the endpoint's compressor whose first delta has the texts' log-probabilities."""
+def _compressor_requests(endpoint: ServedEndpoint, texts: Sequence[Sequence[int]], **params: Any) -> list[Request]:
+    """Return requests to the endpoint's compressor. params: of their answers."""
     model = _compressor(endpoint).model
     compressor = Endpoint(f"{endpoint.name}/compressor", model, None, 0, endpoint.endpoint.decode)
-    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    return [Request(compressor, text, params, speculate=False, may_cache=False) for text in texts]
+    greedy = SamplingParams(temperature=0, **params)
+    return [Request(compressor, text, greedy, speculate=False, may_cache=False) for text in texts]
 
 
 def _compressor(endpoint: ServedEndpoint) -> Compressor:
@@ -128,16 +131,90 @@ def _question_of(text: str, options: PromptCompression) -> str:
     return "" if paragraph == text.strip() else paragraph
 
 
+async def _choose_chunks(
+    body: CompletionRequest | ChatRequest,
+    options: PromptCompression,
+    endpoint: ServedEndpoint,
+    answer: AnswerAll,
+    in_thread: InThread,
+) -> None:
+    """Shorten the body's prompts to chunks that keep their positions."""
+    _check_attention(body, endpoint)
+    compressions = await in_thread(partial(_begin_chunks, body, options, endpoint))
+    passes = [tokens for compression in compressions for tokens in compression.passes]
+    wanted = {"max_tokens": LOOK_AHEAD, "min_tokens": LOOK_AHEAD, "prompt_attention": True}
+    requests = _compressor_requests(endpoint, passes, **wanted)
+    answers = iter(await answer(requests) if requests else [])
+
+    def finish() -> None:
+        body.shortened = [
+            compression.result([next(answers)[-1].prompt_attention or () for _ in compression.passes])
+            for compression in compressions
+        ]
+        body.original_tokens = sum(len(compression.tokens) for compression in compressions)
+
+    await in_thread(finish)
+
+
+def _check_attention(body: CompletionRequest | ChatRequest, endpoint: ServedEndpoint) -> None:
+    """Raise InvalidRequestError if the endpoint can't keep positions."""
+    compressor = _compressor(endpoint)
+    reason = ""
+    if not compressor.has_target_tokens:
+        reason = f"attention needs a compressor with the target's tokens, which {compressor.model!r} has not"
+    elif endpoint.config.kind not in ("plain", "speculative"):
+        reason = "attention works at endpoints with a single target"
+    elif body.searches:
+        reason = "attention and use_beam_search don't go together"
+    if reason:
+        field = "prompt_compression.method"
+        raise InvalidRequestError(f"{field}: {reason}; use sentence or perplexity.", field=field)
+
+
+def _begin_chunks(
+    body: CompletionRequest | ChatRequest, options: PromptCompression, endpoint: ServedEndpoint
+) -> list[ChunkCompression]:
+    compressor, code = _compressor(endpoint), bool(options.compress_code)
+    match body:
+        case ChatRequest():
+            parts = [_chat_parts(endpoint.chat_text(body), body.messages, options)]
+        case CompletionRequest():
+            parts = [stretches(text, _question_of(text, options), code=code) for text in _texts_of(body)]
+    wanted = _options(options, "", options.target_tokens)
+    return [
+        ChunkCompression(tokens, part, wanted, compressor.tokenizer, compressor.context_length - 1)
+        for tokens, part in zip(endpoint.prompts(body), parts, strict=True)
+    ]
+
+
+def _chat_parts(text: str, messages: Sequence[Message], options: PromptCompression) -> list[Stretch]:
+    """Return what of a chat's prompt may be shortened. What the template changed stays."""
+    asking, kept = _asking(messages, options)
+    parts: list[Stretch] = []
+    end = 0
+    for index, message in enumerate(messages):
+        question = kept if index == asking else None
+        code = bool(options.compress_code)
+        free = _may_shorten(message)
+        for stretch in stretches(message.text, question, code=code) if free else [Stretch(message.text, True)]:
+            shown = stretch.text.strip()
+            start = text.find(shown, end)
+            if shown and start >= 0:
+                parts += [Stretch(text[end:start], True), Stretch(shown, stretch.protected)]
+                end = start + len(shown)
+    return [*parts, Stretch(text[end:], True)]
+
+
 async def _compress_text(
     text: str,
     question: str,
     options: PromptCompression,
     endpoint: ServedEndpoint,
-    score: Score,
+    answer: AnswerAll,
     in_thread: InThread,
 ) -> str:
     parts = _Text(stretches(text, question, code=bool(options.compress_code)))
-    (shortened,) = await _shorten([parts], question, 0, options, endpoint, score, in_thread)
+    (shortened,) = await _shorten([parts], question, 0, options, endpoint, answer, in_thread)
     return shortened
 
 
@@ -145,23 +222,29 @@ async def _compress_messages(
     messages: Sequence[Message],
     options: PromptCompression,
     endpoint: ServedEndpoint,
-    score: Score,
+    answer: AnswerAll,
     in_thread: InThread,
 ) -> list[Message]:
-    asking = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
-    asked = messages[asking].text if asking >= 0 else ""
-    question = last_paragraph(asked) if options.question is None else options.question
-    kept = question if question and question in asked else last_paragraph(asked)
+    asking, kept = _asking(messages, options)
+    question = kept if options.question is None else options.question
     free = [index for index, message in enumerate(messages) if _may_shorten(message)]
     code = bool(options.compress_code)
     texts = [_Text(stretches(messages[i].text, kept if i == asking else None, code=code)) for i in free]
     others = "".join(message.text for index, message in enumerate(messages) if index not in free)
     protected = _compressor(endpoint).count(others)
-    shortened = await _shorten(texts, question, protected, options, endpoint, score, in_thread)
+    shortened = await _shorten(texts, question, protected, options, endpoint, answer, in_thread)
     result = list(messages)
     for index, text in zip(free, shortened, strict=True):
         result[index] = messages[index].model_copy(update={"content": [TextPart(type="text", text=text)]})
     return result
+
+
+def _asking(messages: Sequence[Message], options: PromptCompression) -> tuple[int, str]:
+    """Return the index of the last user message, −1 if there is none, and the question that stays in it."""
+    asking = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
+    asked = messages[asking].text if asking >= 0 else ""
+    question = options.question
+    return asking, question if question and question in asked else last_paragraph(asked)
 
 
 def _may_shorten(message: Message) -> bool:
@@ -174,13 +257,15 @@ async def _shorten(
     protected: int,
     options: PromptCompression,
     endpoint: ServedEndpoint,
-    score: Score,
+    answer: AnswerAll,
     in_thread: InThread,
 ) -> list[str]:
     """Return the texts with what may be shortened shortened. protected: tokens of other texts, which stay."""
     begin = partial(_begin, texts, question, protected, options, _compressor(endpoint))
     compression = await in_thread(begin)
-    logprobs = await score(compression.passes) if compression.passes else []
+    requests = _compressor_requests(endpoint, compression.passes, max_tokens=1, prompt_logprobs=0)
+    answers = await answer(requests) if requests else []
+    logprobs = [[token.logprob for delta in deltas for token in delta.prompt_logprobs or ()] for deltas in answers]
     shortened = iter(await in_thread(partial(compression.result, logprobs)))
     return [text.shortened([next(shortened) for _ in text.free]) for text in texts]
 
@@ -198,14 +283,18 @@ def _begin(
         budget -= protected
     return compressor.begin(
         [free for text in texts for free in text.free],
-        CompressionOptions(
-            method=options.method,
-            rate=options.rate,
-            budget=budget,
-            question=question,
-            keep_last=options.keep_last or 0,
-            force_tokens=frozenset(options.force_tokens or ()),
-        ),
+        _options(options, question, budget),
+    )
+
+
+def _options(options: PromptCompression, question: str, budget: int | None) -> CompressionOptions:
+    return CompressionOptions(
+        method=options.method,
+        rate=options.rate,
+        budget=budget,
+        question=question,
+        keep_last=options.keep_last or 0,
+        force_tokens=frozenset(options.force_tokens or ()),
     )
 
 

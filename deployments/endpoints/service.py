@@ -17,9 +17,9 @@ from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 from decoding.errors import ConsortError, InvalidRequestError, UnavailableError, UnknownModelError
 from deployments.admission.admission import Admission, Limits
-from deployments.configuration.key_ring import ANYBODY, ApiKey
+from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.endpoints.prompt_compression import compress_alone, compress_body, scoring_requests
+from deployments.endpoints.prompt_compression import compress_alone, compress_body
 from deployments.endpoints.prompt_templates import PromptTemplates
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.monitoring.metrics import Metrics
@@ -145,7 +145,7 @@ class Service:
                 | ChatRequest(prompt_compression=PromptCompression())
             ):
                 await self._in_thread(partial(self.templates.fill, body))
-                await compress_body(body, endpoint, partial(self._score, endpoint, key), self._in_thread)
+                await compress_body(body, endpoint, partial(self._answers, key), self._in_thread)
                 requests = await self._in_thread(partial(prepare, cache_salt=secrets.token_hex(8)))
             case _:
                 requests = await self._in_thread(partial(self._fill_and_prepare, body, prepare))
@@ -161,17 +161,16 @@ class Service:
     async def compress(self, body: CompressRequest, *, key: ApiKey = ANYBODY) -> CompressedPrompt:
         """Answer /compress. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
         endpoint = self.endpoint(body.model)
-        return await compress_alone(body, endpoint, partial(self._score, endpoint, key), self._in_thread)
+        return await compress_alone(body, endpoint, partial(self._answers, key), self._in_thread)
 
-    async def _score(self, endpoint: ServedEndpoint, key: ApiKey, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probabilities of each text's tokens but the first, by the endpoint's compressor."""
-        requests = scoring_requests(endpoint, texts)
-        logprobs: list[list[float]] = [[] for _ in texts]
+    async def _answers(self, key: ApiKey, requests: Sequence[Request]) -> list[list[Delta]]:
+        """All deltas of each request."""
+        answers: list[list[Delta]] = [[] for _ in requests]
         async with aclosing(self.run(requests, key=key)) as batches:
             async for batch in batches:
                 for index, delta in batch:
-                    logprobs[index] += [token.logprob for token in delta.prompt_logprobs or ()]
-        return logprobs
+                    answers[index].append(delta)
+        return answers
 
     async def tokenize(self, body: TokenizeRequest, *, key: ApiKey = ANYBODY) -> Tokenization:
         """Answer /tokenize. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""

@@ -22,7 +22,7 @@ from deployments.answers.responses_writer import ResponsesWriter
 from deployments.answers.resumable import LAST_EVENT_ID, ResumableWriter
 from deployments.answers.schema import Answer
 from deployments.answers.writer import Writer
-from deployments.configuration.key_ring import KeyRing
+from deployments.configuration.access.key_ring import KeyRing
 from deployments.endpoints.answer_events import EventBatch, answer_events
 from deployments.endpoints.logprob_budget import count_reported_tokens
 from deployments.endpoints.resumption import last_event, may_resume
@@ -33,6 +33,7 @@ from deployments.http.drain import Drain, DrainMiddleware
 from deployments.http.middleware.anthropic_errors import AnthropicErrors
 from deployments.http.middleware.early_refusal import EarlyRefusal
 from deployments.http.middleware.gate import Gate
+from deployments.http.middleware.hosts import HostCheck
 from deployments.http.middleware.outcomes import OutcomeMiddleware
 from deployments.http.origins import cors_options
 from deployments.http.page import add_page
@@ -84,6 +85,7 @@ def make_api(
     max_body_bytes: int = MAX_BODY_BYTES,
     add_request_id: bool = True,
     cors_origins: Sequence[str] | None = None,
+    allowed_hosts: Sequence[str] | None = None,
     ask_others: AskOthers = ask_nobody,
     drain: Drain | None = None,
 ) -> FastAPI:
@@ -93,6 +95,7 @@ def make_api(
         keys: None: no key is needed.
         add_request_id: whether to set `X-Request-Id` in responses; false if a proxy does it.
         cors_origins: pages that may use the server; None: those from this machine.
+        allowed_hosts: names by which it may be asked; None: any.
         ask_others: returns the metrics of other coordinators, which /metrics shows too.
         drain: by which the server is told to stop; None: it stops at once.
     """
@@ -116,6 +119,8 @@ def make_api(
     api.add_middleware(OutcomeMiddleware, record=service.metrics.record_outcome, endpoints=service.endpoints)
     api.add_middleware(AnthropicErrors)
     api.add_middleware(CORSMiddleware, **cors_options(cors_origins))
+    if allowed_hosts is not None:
+        api.add_middleware(HostCheck, allowed=allowed_hosts)
     install_error_handlers(api)
     add_status_routes(api, service, ask_others, drain)
     add_page(api)

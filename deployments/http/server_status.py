@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from msgspec import structs
 from pydantic import BaseModel
 
 from actors.wire.addresses import ReplicaAddress
@@ -56,6 +57,15 @@ class EndpointStatus(BaseModel):
     totals: Totals
 
 
+class Adaptation(BaseModel, frozen=True):
+    """What online adaptation has done for a drafter. Acceptance: on recent texts that it did not learn."""
+
+    updates: int  # weights published since the replica's start
+    texts: int  # on which acceptance was measured last; 0: not yet
+    acceptance_before: float | None  # share of their tokens that the drafter's files would have drafted
+    acceptance_after: float | None  # share that its present weights would have drafted
+
+
 class ReplicaLoad(BaseModel, frozen=True):
     """Load of one replica by its latest report, up to a second old."""
 
@@ -66,8 +76,9 @@ class ReplicaLoad(BaseModel, frozen=True):
     waiting: int  # requests that wait for one, or for KV pages
     slots: int
     kv_usage: float  # share of the KV pages that requests hold
-    drafting: bool | None  # whether a target wants drafts now; null for drafters
-    speculation_gain: float | None  # a target's speed with drafts over its speed without, by trials; 1: unknown
+    drafting: bool | None  # whether a target wants drafts now, or rests as plain decoding is faster; null for drafters
+    speculation_gain: float | None  # a target's speed with drafts over its speed without, by trials; null: not known
+    adaptation: Adaptation | None  # null for all but drafters that adapt
 
 
 class ServerStatus(BaseModel):
@@ -152,5 +163,6 @@ def _replica(address: ReplicaAddress, report: Report | None, *, role: str) -> Re
         slots=latest.slots,
         kv_usage=round(latest.used_pages / max(latest.pages, 1), 4),
         drafting=latest.drafting if is_target else None,
-        speculation_gain=round(latest.speculation_gain, 4) if is_target else None,
+        speculation_gain=round(latest.speculation_gain, 4) if is_target and latest.speculation_gain != 1 else None,
+        adaptation=None if latest.adaptation is None else Adaptation(**structs.asdict(latest.adaptation)),
     )

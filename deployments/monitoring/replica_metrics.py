@@ -10,7 +10,7 @@ from typing import Any
 from ray.serve.metrics import Counter, Gauge
 
 from actors.loops.thread import LoopTimes
-from actors.wire.messages import Report
+from actors.wire.messages import AdaptationState, Report
 
 GAUGES = {
     "vllm_num_requests_running": "Requests that hold a slot.",
@@ -21,6 +21,9 @@ GAUGES = {
     "consort_kv_pages_shared": "KV pages that more than one request holds.",
     "consort_drafting": "Target: 1 while drafts are wanted, 0 while plain decoding is faster.",
     "consort_speculation_gain": "Target: speed with speculation relative to plain decoding, by its trials; 1: unknown.",
+    "consort_adaptation_updates": "Drafter: weights that online adaptation published.",
+    "consort_adaptation_acceptance_before": "Drafter: acceptance of its files on recent texts that it did not learn.",
+    "consort_adaptation_acceptance_after": "Drafter: acceptance of its present weights on the same texts.",
 }
 COUNTERS = {  # by field of LoopTimes, and `malformed`
     "malformed": ("consort_malformed_batches_total", "Malformed batches of messages, which were dropped."),
@@ -68,6 +71,7 @@ class ReplicaMetrics:
         for field, amount in since.items():
             if amount > 0:
                 self._counters[field].inc(amount)
+        adaptation = report.adaptation or AdaptationState()
         values = (
             report.active,
             report.waiting,
@@ -77,6 +81,9 @@ class ReplicaMetrics:
             report.shared_pages,
             report.drafting,
             report.speculation_gain,
+            adaptation.updates,
+            adaptation.acceptance_before or 0,
+            adaptation.acceptance_after or 0,
         )
         for name, value in zip(GAUGES, values, strict=True):
             self._gauges[name].set(float(value))

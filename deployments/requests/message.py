@@ -10,7 +10,17 @@ from deployments.validation.strict import StrictModel, Text, wrong_field
 
 
 def _as_parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    return [refusal_as_text(part, "text") for part in value] if isinstance(value, list) else value
+
+
+def refusal_as_text(part: object, text_type: str) -> object:
+    """Return a text part in place of a refusal of an earlier turn, which is all that the assistant said then."""
+    match part:
+        case {"type": "refusal", "refusal": str(text)}:
+            return {"type": text_type, "text": text}
+    return part
 
 
 class TextPart(StrictModel):

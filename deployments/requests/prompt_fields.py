@@ -1,25 +1,22 @@
 """Fields that make a prompt: a named template with variables and examples, and compression. Knows no models."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+from decoding.prompt_positions import PromptPositions
 from deployments.requests.fields import Items, Words
 from deployments.requests.message import Message
 from deployments.validation.strict import StrictModel, Text, wrong_field
 
 _MOST_EXAMPLES = 256
-_METHODS = ("perplexity", "sentence")
-_NO_ATTENTION = (
-    "should be perplexity or sentence; attention, which keeps chunks in the target's cache, is not supported"
-)
+_METHODS = ("perplexity", "sentence", "attention")
 
 
 def _known_method(method: str) -> str:
     if method not in _METHODS:
-        reason = _NO_ATTENTION if method == "attention" else "should be perplexity or sentence"
-        raise PydanticCustomError("method", "{reason}", {"reason": reason})
+        raise PydanticCustomError("method", "should be perplexity, sentence or attention")
     return method
 
 
@@ -54,7 +51,9 @@ class PromptCompression(StrictModel):
     always_strict: ClassVar[bool] = True
 
     method: Annotated[Text, AfterValidator(_known_method), Field(json_schema_extra={"enum": list(_METHODS)})] = Field(
-        "perplexity", description="`perplexity`: drop paragraphs, then single tokens; `sentence`: drop whole sentences."
+        "perplexity",
+        description="`perplexity`: drop paragraphs, then single tokens; `sentence`: drop whole sentences; `attention`: "
+        "drop chunks, and keep the others' positions.",
     )
     rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="Share to keep of what may be shortened; this or `target_tokens`."
@@ -85,9 +84,10 @@ class CompressionFields(StrictModel):
     """Compression of a request's prompt."""
 
     prompt_compression: PromptCompression | None = Field(
-        None, description="Shorten the prompt by a small model's probabilities; off by default."
+        None, description="Shorten the prompt by a small model; off by default."
     )
     _original_tokens: int | None = PrivateAttr(None)
+    _shortened: "list[ShortenedPrompt] | None" = PrivateAttr(None)
 
     @property
     def original_tokens(self) -> int | None:
@@ -97,6 +97,23 @@ class CompressionFields(StrictModel):
     @original_tokens.setter
     def original_tokens(self, tokens: int) -> None:
         self._original_tokens = tokens
+
+    @property
+    def shortened(self) -> "list[ShortenedPrompt] | None":
+        """The prompts whose tokens keep their positions; None: there are none."""
+        return self._shortened
+
+    @shortened.setter
+    def shortened(self, prompts: "list[ShortenedPrompt]") -> None:
+        self._shortened = prompts
+
+
+class ShortenedPrompt(NamedTuple):
+    """A prompt in tokens that keep their positions in the whole one; None: it is whole."""
+
+    tokens: list[int]
+    positions: PromptPositions | None
+    text: str
 
 
 class CompressRequest(PromptCompression):
@@ -108,6 +125,8 @@ class CompressRequest(PromptCompression):
 
     @model_validator(mode="after")
     def _one_input(self) -> "CompressRequest":
+        if self.method == "attention":
+            raise wrong_field("method", "should be perplexity or sentence: attention leaves tokens, not a text")
         if (self.prompt is None) == (self.messages is None):
             raise wrong_field("prompt", "should be set, or else messages, but not both")
         return self

@@ -14,7 +14,7 @@ from deployments.requests.compatibility_fields import ChatCompatibilityFields, C
 from deployments.requests.ensemble_fields import EnsembleFields
 from deployments.requests.fields import MIN_TIMEOUT_S, Items, Limit, Prompts, only
 from deployments.requests.message import Message
-from deployments.requests.prompt_fields import CompressionFields, TemplateFields
+from deployments.requests.prompt_fields import CompressionFields, ShortenedPrompt, TemplateFields
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.structure_fields import ResponseFormat, StructuredOutputs
 from deployments.requests.thinking import thinking_variables
@@ -182,6 +182,11 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
         return None
 
     @property
+    def shortened_prompts(self) -> list[ShortenedPrompt] | None:
+        """Prompts whose tokens keep their positions; None: there are none."""
+        return None
+
+    @property
     def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
         """The compressed prompt, if the answer should have it."""
         return None
@@ -273,10 +278,15 @@ class CompletionRequest(GenerationRequest, TemplateFields, CompressionFields):
         return self.original_tokens
 
     @property
+    def shortened_prompts(self) -> list[ShortenedPrompt] | None:
+        return self.shortened
+
+    @property
     def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
         if not (self.prompt_compression and self.prompt_compression.return_prompt):
             return None
         texts = [prompt for prompt in self.prompt if isinstance(prompt, str)]
+        texts = [prompt.text for prompt in self.shortened or ()] or texts
         return texts[0] if len(texts) == 1 else texts
 
     @property
@@ -308,7 +318,8 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
         [], description="The conversation so far, oldest turn first."
     )
     max_completion_tokens: Limit | None = Field(
-        None, description="OpenAI's newer name for `max_tokens`; no error where the context has less room."
+        None,
+        description="OpenAI's newer name for `max_tokens`, which it overrules; no error where the context is smaller.",
     )
     logprobs: bool | None = Field(None, description="true: answers have log-probabilities.")
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_CHAT_LOGPROBS)] | None = Field(
@@ -330,7 +341,7 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
             *super()._conditions(),
             *self.template_conditions(),
             (bool(self.messages) or self.template is not None, "messages", "is required, or else a template"),
-            (len(limits) < 2, "max_tokens", "differs from max_completion_tokens; set one of them"),
+            (len(limits) < 2 or not self.strict, "max_tokens", "differs from max_completion_tokens; set one of them"),
             (
                 not self.continue_final_message or self.add_generation_prompt is False,
                 "continue_final_message",
@@ -345,8 +356,14 @@ class ChatRequest(GenerationRequest, TemplateFields, CompressionFields, ToolFiel
         return self.original_tokens
 
     @property
+    def shortened_prompts(self) -> list[ShortenedPrompt] | None:
+        return self.shortened
+
+    @property
     def compressed_prompt(self) -> str | list[str] | list[dict[str, Any]] | None:
         wanted = self.prompt_compression and self.prompt_compression.return_prompt
+        if wanted and self.shortened:
+            return self.shortened[0].text
         return [message.turn for message in self.messages] if wanted else None
 
     @property

@@ -15,7 +15,7 @@ from deployments.validation.strict import StrictModel, Text
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MOST_TOOLS = 128
 _OFFERED = "Functions that the model may call; needs a model whose chat template has tools."
-_CHOICE = "`auto`, `none`, `required`, or one function, which must be called then."
+_CHOICE = "`auto`, `none`, `required`, one function, which must be called then, or the `allowed_tools`."
 
 
 class FunctionDefinition(StrictModel):
@@ -82,14 +82,18 @@ class ToolChoice:
     mode: Literal["none", "auto", "required", "named"]
     name: str | None = None  # of the function that must be called
     parallel: bool = True  # false: at most one call, where calls are required
+    allowed: tuple[str, ...] | None = None  # names of the functions to choose among; None: all
 
     @property
     def is_forced(self) -> bool:
         return self.mode in ("required", "named")
 
     @property
-    def flat(self) -> str | dict[str, str]:
+    def flat(self) -> str | dict[str, Any]:
         """`tool_choice` in the format of responses."""
+        if self.allowed is not None:
+            tools = [{"type": "function", "name": name} for name in self.allowed]
+            return {"type": "allowed_tools", "mode": self.mode, "tools": tools}
         return self.mode if self.name is None else {"type": "function", "name": self.name}
 
 
@@ -100,12 +104,27 @@ def _choice_reader(form: str, name_of: Callable[[Any], object]) -> PlainValidato
     def read(value: Any) -> ToolChoice | None:
         if value is None or value in ("none", "auto", "required"):
             return value and ToolChoice(value)
+        if (allowed := _allowed_tools(value)) is not None:
+            mode, tools = allowed
+            names = [name_of(tool) for tool in tools]
+            if names and mode in ("auto", "required") and all(isinstance(name, str) for name in names):
+                return ToolChoice(mode, allowed=tuple(map(str, names)))
         name = name_of(value)
         if not isinstance(name, str):
             raise PydanticCustomError("tool_choice", "{forms}", {"forms": forms})
         return ToolChoice("named", name)
 
     return PlainValidator(read, json_schema_input_type=Any)
+
+
+def _allowed_tools(value: Any) -> tuple[Any, list[Any]] | None:
+    """Return the mode and the tools of a choice among some, in the format of chat or of responses; None: it is none."""
+    match value:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
+            return mode, tools
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
+            return mode, tools
+    return None
 
 
 def _nested_name(value: Any) -> object:
@@ -135,8 +154,14 @@ class ToolUse(StrictModel):
     @property
     def offered_tools(self) -> list[Tool]:
         """Tools that the model may call; none if `tool_choice` is `none`."""
-        given = () if self.tool_choice == ToolChoice("none") else self.given_functions
-        return [Tool(type="function", function=function) for function in given]
+        return [Tool(type="function", function=function) for function in self._allowed_functions]
+
+    @property
+    def _allowed_functions(self) -> Sequence[FunctionDefinition]:
+        if self.tool_choice == ToolChoice("none"):
+            return ()
+        allowed = None if self.tool_choice is None else self.tool_choice.allowed
+        return [function for function in self.given_functions if allowed is None or function.name in allowed]
 
     @property
     def must_call(self) -> bool:
@@ -145,10 +170,12 @@ class ToolUse(StrictModel):
     def tool_conditions(self) -> list[tuple[bool, str, str]]:
         """Conditions on the fields: whether each holds, the field that is wrong if not, and the problem."""
         names = [function.name for function in self.given_functions]
-        wanted = None if self.tool_choice is None else self.tool_choice.name
+        choice = self.tool_choice or ToolChoice("auto")
+        wanted = [*(choice.allowed or ()), *([] if choice.name is None else [choice.name])]
+        missing = next((name for name in wanted if name not in names), None)
         return [
             (not self.must_call or bool(names), "tool_choice", "needs tools"),
-            (wanted is None or wanted in names, "tool_choice", f"is {wanted!r}, which is not among the tools"),
+            (missing is None, "tool_choice", f"is {missing!r}, which is not among the tools"),
             (len(names) == len(set(names)), "tools", "should have names of their own"),
         ]
 
@@ -156,7 +183,7 @@ class ToolUse(StrictModel):
         """Structure of a forced call: the arguments of the named function, or a list of calls; None: not forced."""
         if self.tool_choice is None or not self.must_call:
             return None
-        functions = {function.name: function for function in self.given_functions}
+        functions = {function.name: function for function in self._allowed_functions}
         if self.tool_choice.name is not None and self.tool_choice.name in functions:
             return _compact(functions[self.tool_choice.name].schema_or_any)
         calls = [_call_schema(function) for function in functions.values()]

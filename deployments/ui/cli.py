@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,12 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.model.thread_environment import compute_environment
-from decoding.errors import ConsortError, UnavailableError
+from decoding.errors import ConsortError
 from deployments.client import DEFAULT_URL, Client
-from deployments.cluster import drain, serving
+from deployments.cluster import check_demand, drain, local_client, serving
+from deployments.configuration.access.keys import ENVIRONMENT_KEY, key_of
 from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import DEFAULT_CONFIG, TINY_CONFIG, ServerConfig, load_config
-from deployments.configuration.keys import ENVIRONMENT_KEY, key_of
+from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
+from deployments.planning.machine import prefer_gpus, this_machine
 from deployments.ui.commands.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench
 from deployments.ui.commands.compare import compare
 from deployments.ui.commands.demo import run_demo
@@ -33,6 +35,11 @@ from deployments.ui.commands.progress import ProgressDisplay
 from deployments.ui.commands.prune import prune
 from deployments.ui.commands.train import train
 from deployments.ui.console.commands import chat, complete, compress, report, status
+from deployments.ui.serving.completion import install_completion
+from deployments.ui.serving.options import model_options
+from deployments.ui.serving.plan_lines import plan_lines
+from deployments.ui.serving.pull import pull
+from deployments.ui.serving.source import Source, as_yaml, read_source
 
 _console = Console(highlight=False)
 _config_argument = click.argument(
@@ -58,45 +65,81 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except ConsortError as error:
-            raise click.ClickException(str(error)) from error
+            notes: list[str] = getattr(error, "__notes__", [])
+            raise click.ClickException("\n".join([str(error), *notes])) from error
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="consort")
+@click.option(
+    "--install-completion",
+    metavar="[bash|zsh|fish]",
+    is_flag=False,
+    flag_value="auto",
+    expose_value=False,
+    is_eager=True,
+    callback=install_completion,
+    help="Let the shell complete commands and options.",
+)
 def main() -> None:
     """Language models that play together: a small drafter and a large target behind one OpenAI-compatible endpoint."""
 
 
-for _command in (chat, compare, complete, compress, finetune, prune, report, status, train):
+for _command in (chat, compare, complete, compress, finetune, prune, pull, report, status, train):
     main.add_command(_command)
 
 
-@main.command(short_help="Serve the models of a configuration, until Ctrl-C.")
-@_config_argument
+@main.command(short_help="Serve a model or a configuration, until Ctrl-C.")
+@click.argument("source", metavar="[MODEL|CONFIG]", required=False, type=click.Path())
+@model_options
 @click.option("--host", help="Listen on this address instead of the configured one.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Listen on this port instead of the configured one.")
 @click.option("--api-key", help="Ask clients for this key too. CONSORT_API_KEY does the same, unseen by `ps`.")
+@click.option("--insecure", is_flag=True, help="Let other machines ask without a key.")
 @click.option("--dry-run", is_flag=True, help="Check the configuration and its tokenizers, and stop there.")
+@click.option("--print-config", is_flag=True, help="Print the configuration that serves the same, and stop there.")
 @_address_option
 @_verbose_option
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Show what Ray and the replicas print, from this level on; --verbose is info.",
+)
 def serve(
-    config_path: Path,
+    source: str | None,
     host: str | None,
     port: int | None,
     api_key: str | None,
+    insecure: bool,
     dry_run: bool,
+    print_config: bool,
     address: str | None,
     verbose: bool,
+    log_level: str | None,
+    **options: object,
 ) -> None:
-    """Serve the models of a configuration file, by default SmolLM2-135M-Instruct, until Ctrl-C."""
-    config = _with_http(load_config(config_path), host=host, port=port)
+    """Serve a MODEL (a folder, a .gguf file or an id on the Hugging Face Hub), or what a CONFIG says (a .yaml file).
+
+    By default SmolLM2-135M-Instruct, until Ctrl-C. GPUs are used where there are any.
+    """
+    own = read_source(source, options)
+    config = _with_http(own.config, host=host, port=port)
     if api_key is not None:
         config.http.add_key("command-line", key_of(api_key, field="--api-key", admin=True))
+    if not print_config:
+        config.http = config.http.guarded(insecure=insecure)
+    own = replace(own, config=config)
+    snapshots: Mapping[str, Snapshot] = {}
+    if address is None:
+        config, snapshots = _plan(own, weights=not (dry_run or print_config), quiet=print_config)
+    if print_config:
+        click.echo(as_yaml(config), nl=False)
+        return
     if dry_run:
-        _check(config)
+        _check(on_disk(config, snapshots))
         return
     own_key = _add_own_key(config)
-    with _served(config, address=address, verbose=verbose):
+    with _served(config, address=address, log_level="info" if verbose else log_level):
         _show_token_reports(config, own_key)
         _show_how_to_go_on(config)
         _console.print("[dim]Ctrl-C stops the server.[/]")
@@ -110,8 +153,9 @@ def serve(
 @_verbose_option
 def demo(keep: bool, port: int | None, verbose: bool) -> None:
     """Serve the default model, show a streamed answer and what speculation saved, and stop."""
-    config = _with_http(load_config(), port=port or _free_port())
-    with _served(config, address=None, verbose=verbose):
+    source = Source(_with_http(load_config(), port=port or _free_port()))
+    config, _ = _plan(source, weights=True, quiet=True)
+    with _served(config, address=None, log_level="info" if verbose else None):
         run_demo(Client(config.http.url, os.environ.get(ENVIRONMENT_KEY)), _console, model=next(iter(config.endpoints)))
         if keep:
             _show_how_to_go_on(config)
@@ -124,10 +168,11 @@ def demo(keep: bool, port: int | None, verbose: bool) -> None:
 @main.command(short_help="List what clients can ask for.")
 @_config_argument
 @click.option("--url", help="Ask the server at this URL instead of reading a configuration.")
-def models(config_path: Path, url: str | None) -> None:
+@click.option("--api-key", envvar=ENVIRONMENT_KEY, help="The server's key; better in CONSORT_API_KEY.")
+def models(config_path: Path, url: str | None, api_key: str | None) -> None:
     """List what clients can ask for, and the models behind it."""
     if url is not None:
-        _console.print(_served_table(Client(url)))
+        _console.print(_served_table(Client(url, api_key)))
     else:
         _console.print(_configured_table(load_config(config_path)))
 
@@ -223,11 +268,29 @@ def _options_of(role: str, model_options: Mapping[str, str | int | None]) -> dic
     return {name.removeprefix(prefix): value for name, value in model_options.items() if name.startswith(prefix)}
 
 
+def _plan(source: Source, *, weights: bool, quiet: bool) -> tuple[ServerConfig, Mapping[str, Snapshot]]:
+    """Get what the Hub has, decide what this machine decides, and say so. weights: whether to get them, too.
+
+    Returns:
+        The configuration, and its models of the Hub by name.
+    """
+    snapshots = fetch_all(source.config, files="weights" if weights else "settings")
+    config, plan = source.planned(this_machine(), snapshots)
+    if not quiet:
+        _console.print(*plan_lines(plan, config), sep="\n", markup=False, soft_wrap=True)
+    if weights:
+        stay_offline(config)
+        prefer_gpus(plan.gpus)
+    return config, snapshots
+
+
 @contextmanager
-def _served(config: ServerConfig, *, address: str | None, verbose: bool) -> Iterator[None]:
-    """The application, with its progress on the terminal while it comes up."""
+def _served(config: ServerConfig, *, address: str | None, log_level: str | None) -> Iterator[None]:
+    """The application, with its progress on the terminal while it comes up. log_level: None shows no logs."""
     with ProgressDisplay(_console) as display:
-        with serving(config, address=address, verbose=verbose, watch=display.watch):
+        with serving(
+            config, address=address, verbose=log_level is not None, log_level=log_level or "error", watch=display.watch
+        ):
             display.finish()
             yield
         _console.print("[dim]Stopped.[/]")
@@ -240,8 +303,14 @@ def _with_http(config: ServerConfig, *, host: str | None = None, port: int | Non
 
 
 def _check(config: ServerConfig) -> None:
-    from deployments.endpoints.endpoint import load_endpoints  # imports transformers, which takes seconds
+    from torch.cuda import device_count  # this and the next imports take seconds
 
+    from actors.loading.checkpoint import check_model
+    from deployments.endpoints.endpoint import load_endpoints
+
+    check_demand(config, {"GPU": device_count(), "CPU": os.cpu_count() or 1})
+    for name, model in config.models.items():
+        check_model(model.spec(name))
     for name, served in load_endpoints(config).items():
         _show_reports_of(name, served.token_reports())
     _console.print(_configured_table(config))
@@ -260,7 +329,7 @@ def _add_own_key(config: ServerConfig) -> str | None:
 def _show_token_reports(config: ServerConfig, key: str | None) -> None:
     """What the server has found out about models that have other tokens than their target."""
     with suppress(ConsortError):  # where it listens may be out of reach from here
-        for card in Client(config.http.url, key).document("/v1/models")["data"]:
+        for card in local_client(config.http, key).document("/v1/models")["data"]:
             _show_reports_of(card["id"], card["through_text"])
 
 
@@ -274,6 +343,8 @@ def _show_how_to_go_on(config: ServerConfig) -> None:
     option = "" if url == DEFAULT_URL else f" --url {url}"
     _console.print(f"\n[bold green]Serving[/] on [bold]{url}[/], for browsers too. In another terminal:")
     _console.print(f"  consort chat{option}", soft_wrap=True)
+    if config.http.metrics_port is not None:
+        _console.print(f"The replicas' metrics: http://127.0.0.1:{config.http.metrics_port}/metrics", soft_wrap=True)
     _show_request(config)
 
 
@@ -300,10 +371,7 @@ def _configured_table(config: ServerConfig) -> Table:
 
 def _served_table(client: Client) -> Table:
     table = Table("model", "target", "drafter", "draft length", "context", "ready", box=SIMPLE)
-    reply = client.get("/v1/models")
-    if reply.status != HTTPStatus.OK:
-        raise UnavailableError(f"{client.url} has no /v1/models: HTTP {reply.status}")
-    for card in reply.document["data"]:
+    for card in client.document("/v1/models")["data"]:
         shown = (card["id"], card["target"], card["drafter"] or "–", card["draft_length"], card["context_length"])
         table.add_row(*map(str, shown), "yes" if card["ready"] else "no")
     return table

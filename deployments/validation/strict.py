@@ -14,7 +14,16 @@ _MOST_IGNORED = 16  # names to remember
 _MOST_UNKNOWN = 64  # in one object; more are a mistake
 _LONGEST_NAME = 200  # characters; no suggestion for longer names
 _SUBJECT = re.compile(r"^(Input|String|List|Dictionary|Value) (?=should )")
-_WITHOUT_VALUE = {"field", "missing", "json_invalid", "too_short", "too_long", "string_too_short", "string_too_long"}
+_WITHOUT_VALUE = {
+    "field",
+    "name",
+    "missing",
+    "json_invalid",
+    "too_short",
+    "too_long",
+    "string_too_short",
+    "string_too_long",
+}
 
 
 class IgnoredFields:
@@ -39,6 +48,10 @@ class StrictModel(BaseModel):
     @classmethod
     def _check_keys(cls, data: object, info: ValidationInfo) -> object:
         if not isinstance(data, dict):
+            if not isinstance(data, cls):
+                required = [repr(name) for name, field in cls.model_fields.items() if field.is_required()]
+                keys = " and ".join(required) or "keys and values"
+                raise PydanticCustomError("dictionary", "should be a dictionary with {keys}", {"keys": keys})
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
         unknown = [key for key in data if key not in known]
@@ -91,6 +104,8 @@ def first_problem(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     error = errors[0]
     kind, reason, context = error["type"], _SUBJECT.sub("", error["msg"]), error.get("ctx", {})
     path = [str(part) for part in error["loc"]]
+    if path and path[-1] == "[key]":  # a name that is wrong
+        path.pop()
     match kind:
         case "field" if context["field"]:
             path.append(context["field"])

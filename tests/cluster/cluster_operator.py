@@ -52,7 +52,8 @@ class Operator:
         """Change the models that `deploy` deploys, by name."""
         config = yaml.safe_load((ROOT / "deployments" / "cluster.yaml").read_text(encoding="utf-8"))
         for name, model in config["models"].items():
-            model |= {"path": f"models/{name}"} | changes.get(name, {})  # from where Ray was started
+            tiny = {"path": f"models/{name}", "dtype": "float32"}  # from where Ray was started
+            model |= tiny | changes.get(name, {})
         self._serve["applications"][0]["args"]["config"] = config
 
     def deploy(self, **replicas: int) -> None:

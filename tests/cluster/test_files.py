@@ -77,7 +77,7 @@ def test_the_proxy_speaks_for_a_coordinator_that_died() -> None:
     cluster = rayservice_cluster()
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
-        environment = {entry["name"]: entry["value"] for entry in container["env"]}
+        environment = {entry["name"]: entry.get("value") for entry in container["env"]}
         assert environment[name] == f"consort.{CALLBACK}"  # as the image's wheel has it
     assert import_attr(CALLBACK)()
 
@@ -86,8 +86,8 @@ def test_pods_live_long_enough_to_drain() -> None:
     cluster = rayservice_cluster()
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         pod = group["template"]["spec"]
-        environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
-        drain_s = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+        environment = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+        drain_s = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] or 0)
         assert load_config().http.drain_s < drain_s < pod["terminationGracePeriodSeconds"]
 
 
@@ -146,7 +146,8 @@ def test_serve_takes_the_file_and_finds_its_deployments(file: str) -> None:
     ServeDeploySchema.model_validate(serve)
     (application,) = serve["applications"]
     assert application["import_path"].removeprefix("consort.") == "deployments.app:build"
-    config: ServerConfig = BuildArgs(**application["args"]).load()
+    path = application["args"].pop("config").replace("/etc/consort/", str(ROOT / "kubernetes") + "/")
+    config: ServerConfig = BuildArgs(**application["args"], config=path).load()
     assert config == CONFIG
     built = {deployment_name(model, role) for model, role in config.roles().items()} | {COORDINATOR}
     assert {deployment["name"] for deployment in application["deployments"]} <= built
@@ -201,8 +202,42 @@ def test_the_coordinator_keeps_its_own_environment() -> None:
 
 
 def test_kubernetes_serves_the_same_application() -> None:
-    here, there = (config["applications"] for config in serve_configs().values())
+    here, there = (copy.deepcopy(config["applications"]) for config in serve_configs().values())
+    (container,) = rayservice_cluster()["headGroupSpec"]["template"]["spec"]["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert there[0]["args"].pop("config") == f"{mounts['models']}/models.yaml"
+    assert here[0]["args"].pop("config") == "deployments/cluster.yaml"
     assert json.loads(json.dumps(there).replace('"consort.deployments.', '"deployments.')) == here
+    assert load_config(ROOT / "kubernetes" / "models.yaml") == CONFIG
+
+
+def test_what_the_pods_mount_and_need_is_there() -> None:
+    folder = ROOT / "kubernetes"
+    kustomization = read("kubernetes/kustomization.yaml")
+    files = [folder / name for name in kustomization["resources"]]
+    kinds = {
+        (document["kind"], document["metadata"]["name"])
+        for file in files
+        for document in yaml.safe_load_all(file.read_text(encoding="utf-8"))
+    }
+    (models,) = kustomization["configMapGenerator"]
+    assert all((folder / name).is_file() for name in models["files"])
+    spec = rayservice_cluster()["headGroupSpec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["models"]["configMap"]["name"] == models["name"]
+    assert ("PersistentVolumeClaim", volumes["weights"]["persistentVolumeClaim"]["claimName"]) in kinds
+    assert {kind for kind, _ in kinds} >= {"RayService", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor"}
+
+
+def test_pods_run_without_privileges_and_with_the_ports_that_policies_name() -> None:
+    cluster = rayservice_cluster()
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        template = group["template"]
+        (container,) = template["spec"]["containers"]
+        assert template["metadata"]["labels"]["app.kubernetes.io/name"] == "consort"
+        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert {"serve", "metrics"} <= {port["name"] for port in container["ports"]}
 
 
 def test_kuberay_takes_the_file() -> None:
@@ -217,14 +252,14 @@ def test_the_head_on_kubernetes_outlives_its_pod_and_wants_a_token() -> None:
     cluster = rayservice_cluster()
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["enableInTreeAutoscaling"] is True
-    documents = list(yaml.safe_load_all((ROOT / "kubernetes" / "rayservice.yaml").read_text(encoding="utf-8")))
+    documents = list(yaml.safe_load_all((ROOT / "kubernetes" / "redis.yaml").read_text(encoding="utf-8")))
     (redis,) = (entry for entry in documents if entry["kind"] == "Service")
     address = f"{redis['metadata']['name']}:{redis['spec']['ports'][0]['port']}"
     assert cluster["gcsFaultToleranceOptions"]["redisAddress"] == address
     pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert pinned is not None
     assert cluster["rayVersion"] == pinned[1]
-    assert "-c /tmp/install/constraints.txt /tmp/install/*.whl" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert "pip install --no-cache-dir -c /tmp/install/constraints.txt" in (ROOT / "Dockerfile").read_text("utf-8")
 
 
 def test_pools_fit_the_types_of_workers() -> None:

@@ -3,13 +3,14 @@
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from consort import Client, InvalidRequestError, SamplingParams, ToolCall, UnavailableError
-from consort import params as params_module
+from consort.text_model import Prompt
 from deployments.requests.schema import ChatRequest, CompletionRequest
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -71,12 +72,13 @@ def url() -> Iterator[str]:
 
 
 def test_texts(url: str) -> None:
-    answers = Client(url).generate(["one", [5, 6]], SamplingParams(max_tokens=2, stop=("\n",), logit_bias={7: 1.5}))
+    prompts: list[Prompt] = ["one", [5, 6]]
+    answers = Client(url).generate(prompts, SamplingParams(max_tokens=2, stop=("\n",), logit_bias={7: 1.5}))
     assert [answer.text for answer in answers] == ["after one", "after [5, 6]"]
     assert (answers[0].prompt_tokens, answers[0].drafted, answers[0].accepted, answers[0].seed) == (3, 4, 1, 9)
     assert answers[0].choices[0].stop_reason == "\n"
-    expected = {"model": "big", "max_tokens": 2, "stop": ["\n"], "logit_bias": {"7": 1.5}}
-    assert sorted(Handler.asked, key=str) == sorted(({**expected, "prompt": p} for p in ("one", [5, 6])), key=str)
+    expected = {"model": "big", "strict": True, "max_tokens": 2, "stop": ["\n"], "logit_bias": {"7": 1.5}}
+    assert sorted(Handler.asked, key=str) == sorted(({**expected, "prompt": prompt} for prompt in prompts), key=str)
 
 
 def test_conversations(url: str) -> None:
@@ -108,6 +110,6 @@ def test_errors(url: str) -> None:
 
 
 def test_every_parameter_is_a_field_of_both_routes() -> None:
-    names = {field.name for field in params_module.fields(SamplingParams)}
+    names = {field.name for field in fields(SamplingParams)}
     assert names <= CompletionRequest.model_fields.keys()
     assert names <= ChatRequest.model_fields.keys()

@@ -167,7 +167,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image", "text": "x"}]}]}, "messages.0.content.0.type"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content.0.text"),
     ({"messages": [{"role": "user", "content": "x " * 1500}]}, "messages"),
-    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+    ({"max_tokens": 1, "max_completion_tokens": 2, "strict": True}, "max_tokens"),
     ({"max_completion_tokens": -1}, "max_tokens"),
     ({"prompt": "x", "strict": True}, "prompt"),
 ]

@@ -80,6 +80,7 @@ def answer(request: Request) -> list[Delta]:
                 prompt_logprobs=None
                 if params.prompt_logprobs is None or deltas
                 else [fake_logprobs(token, params.prompt_logprobs) for token in prompt[1:]],
+                prompt_attention=[token / VOCAB for token in prompt] if params.prompt_attention and finish else None,
                 finish=piece.finish,
                 stop_reason=piece.stop_reason,
             )

@@ -72,8 +72,8 @@ def test_a_model_over_several_devices_gets_room_for_each() -> None:
 
 
 def test_devices_that_are_not_said_can_be_shared_by_nobody() -> None:
-    model = {"path": "org/large", "tensor_parallel": 2}
-    with pytest.raises(ConfigError, match=r"models\.large\.tensor_parallel: set num_cpus or num_gpus"):
+    model = {"path": "org/large", "tensor_parallel": 2, "num_gpus": 0}
+    with pytest.raises(ConfigError, match=r"models\.large\.tensor_parallel: set num_cpus, which"):
         BuildArgs(config={"models": {"large": model}, "endpoints": {"e": {"target": "large"}}}).load()
 
 

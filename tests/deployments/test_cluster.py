@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from decoding.errors import ConfigError
-from deployments.cluster import _all_resources, _check_demand, _check_deployments, _check_port, failure
+from decoding.errors import ConfigError, UnavailableError
+from deployments.cluster import _all_resources, _check_deployments, _check_port, _in_a_line, check_demand, failure
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
-from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import ModelConfig
 from deployments.scaling.options import ScalingConfig
 
@@ -59,11 +58,11 @@ def test_a_local_cluster_has_all_custom_resources() -> None:
 def test_demands_beyond_the_machine_are_refused() -> None:
     models = {"a": ModelConfig(path="x", replicas=2, num_gpus=0.5, num_cpus=2)}
     config = ServerConfig(models=models, endpoints={"e": EndpointConfig(target="a")})
-    _check_demand(config, {"GPU": 1, "CPU": 4})
+    check_demand(config, {"GPU": 1, "CPU": 4})
     with pytest.raises(ConfigError, match="num_gpus of all replicas is 1 together, but this machine has 0"):
-        _check_demand(config, {"CPU": 4})
+        check_demand(config, {"CPU": 4})
     with pytest.raises(ConfigError, match="num_cpus of all replicas is 4 together, but this machine has 2"):
-        _check_demand(config, {"GPU": 1, "CPU": 2})
+        check_demand(config, {"GPU": 1, "CPU": 2})
 
 
 def test_a_port_that_is_taken_is_refused_at_once() -> None:
@@ -72,7 +71,16 @@ def test_a_port_that_is_taken_is_refused_at_once() -> None:
         listener.listen()
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"http\.port: can't listen on 127\.0\.0\.1:{port}"):
-            _check_port(HttpConfig(port=port))
-    _check_port(HttpConfig(port=port))
-    with pytest.raises(ConfigError, match=r"can't listen on nowhere\.invalid"):
-        _check_port(HttpConfig(host="nowhere.invalid"))
+            _check_port("127.0.0.1", port, key="http.port")
+    _check_port("127.0.0.1", port, key="http.port")
+    with pytest.raises(ConfigError, match=r"http\.metrics_port: can't listen on nowhere\.invalid"):
+        _check_port("nowhere.invalid", port, key="http.metrics_port")
+
+
+def test_errors_of_other_libraries_are_a_line() -> None:
+    with pytest.raises(UnavailableError, match=r"^no Ray: Timed out\. Busy\?$"), _in_a_line("no Ray"):
+        raise TimeoutError("Timed out.\n\n  Busy?")
+    with pytest.raises(UnavailableError, match=r"^no: RuntimeError$"), _in_a_line("no"):
+        raise RuntimeError
+    with pytest.raises(ConfigError, match=r"^ours$"), _in_a_line("no"):
+        raise ConfigError("ours")

@@ -8,10 +8,11 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from deployments.configuration.access.keys import ApiKeyConfig
+from deployments.configuration.adaptation import AdaptationConfig
 from deployments.configuration.config import parse_config
 from deployments.configuration.endpoint import EndpointConfig, HeadsConfig, NgramConfig
 from deployments.configuration.http import HttpConfig
-from deployments.configuration.keys import ApiKeyConfig
 from deployments.configuration.model import ROOT, ModelConfig
 from deployments.configuration.tracing import TracingConfig
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest
@@ -39,7 +40,17 @@ def config_row(name: str, field: FieldInfo) -> str:
 
 
 @pytest.mark.parametrize(
-    "model", [ModelConfig, EndpointConfig, NgramConfig, HeadsConfig, HttpConfig, ApiKeyConfig, TracingConfig]
+    "model",
+    [
+        ModelConfig,
+        AdaptationConfig,
+        EndpointConfig,
+        NgramConfig,
+        HeadsConfig,
+        HttpConfig,
+        ApiKeyConfig,
+        TracingConfig,
+    ],
 )
 def test_every_key_of_the_configuration_is_documented(model: type[BaseModel]) -> None:
     rows = [config_row(name, field) for name, field in model.model_fields.items()]
@@ -64,7 +75,7 @@ def test_every_field_of_a_request_is_documented(model: type[BaseModel]) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["demo"], ["models"], ["bench"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["demo"], ["models"], ["bench"], ["pull"]])
 def test_the_help_of_every_command_is_documented(command: list[str]) -> None:
     result = CliRunner().invoke(cli.main, [*command, "--help"], prog_name="consort", terminal_width=100)
     assert f"```text\n{result.output}```" in CONFIGURATION, result.output

@@ -20,6 +20,7 @@ class Server:
 
     url: str
     port: int
+    metrics_port: int
     seen: list[StartProgress]  # what the progress display was told
 
     @property
@@ -48,14 +49,15 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with socket.socket() as probe, socket.socket() as another:
+        for listener in (probe, another):
+            listener.bind(("127.0.0.1", 0))
+        port, metrics_port = probe.getsockname()[1], another.getsockname()[1]
     config = load_config(TINY_CONFIG)
-    config.http.port = port
+    config.http.port, config.http.metrics_port = port, metrics_port
     seen: list[StartProgress] = []
     with serving(config, address=None, verbose=False, watch=seen.extend):
-        yield Server(config.http.url, port, seen)
+        yield Server(config.http.url, port, metrics_port, seen)
 
 
 @pytest.fixture

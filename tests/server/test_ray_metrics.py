@@ -3,7 +3,6 @@
 import urllib.request
 
 import pytest
-import ray
 
 from deployments.monitoring.replica_metrics import COUNTERS, GAUGES
 from tests.server.conftest import Server
@@ -22,10 +21,9 @@ NOTHING_YET = {  # Ray tells nothing of a counter before it counts
 
 def test_replicas_tell_through_rays_metrics(server: Server) -> None:
     server.client.post("/v1/completions", {"model": "consort", "prompt": "import os\n", "max_tokens": 50})
-    port = ray.nodes()[0]["MetricsExportPort"]
 
     def exported() -> set[str]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
         return {line.partition("{")[0] for line in lines if 'model_name="target"' in line}
 

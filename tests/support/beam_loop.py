@@ -30,7 +30,8 @@ def begin(runner: Runner, row: BeamRow, *, chunk: int = 256) -> Beams | Failed |
 
 
 def step(runner: Runner, row: BeamRow, *, chunk: int = 256) -> Beams | Failed | None:
-    return row.take(runner.logits(row.inputs(chunk)))
+    logits = runner.logits(row.inputs(chunk))
+    return row.take(logits, range(len(logits)))
 
 
 def end(runner: Runner, row: BeamRow) -> None:
@@ -69,7 +70,7 @@ def search_all(
         logits = runner.logits([*chain.from_iterable(inputs), *(plain.input() for plain in beside)])
         parts = logits.split([*map(len, inputs), *(1 for _ in beside)])
         for row, part in zip(active, parts, strict=False):
-            row.take(part)
+            row.take(part, range(len(part)))
         for plain, part in zip(beside, parts[len(active) :], strict=True):
             plain.tokens.append(int(part.argmax()))
         active = _without_done(runner, active)

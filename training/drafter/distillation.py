@@ -202,7 +202,7 @@ def batch_result(
     model: nn.Module, vocabulary: StudentVocabulary, batch: Batch, options: DistillationOptions
 ) -> BatchResult:
     """Compare a student with its teacher on a batch."""
-    logits = counted_logits(model, batch)[:, : vocabulary.drafted]
+    logits = counted_logits(model, batch.tokens, batch.counted)[:, : vocabulary.drafted]
     p = teacher_probabilities(batch.logprobs, options.temperature) * batch.known
     log_q = student_logprobs(logits, batch.candidates, options.temperature)
     loss = LOSSES[options.loss](log_q, p)
@@ -211,13 +211,16 @@ def batch_result(
         return BatchResult(loss, agreement, acceptance(log_q, p).mean())
 
 
-def counted_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the logits where an answer's token follows, [N, V]. The output layer computes no others."""
+def counted_logits(model: nn.Module, tokens: Tensor, counted: Tensor) -> Tensor:
+    """Return the logits where an answer's token follows, [N, V]. The output layer computes no others.
+
+    tokens: [B, T] int64, rows of the model's vocabulary. counted: [B, T] bool.
+    """
     inner: Any = getattr(model, "module", model)
     head = inner.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][batch.counted],))
+    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][counted],))
     try:
-        logits: Tensor = model(input_ids=batch.tokens, use_cache=False).logits
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
     finally:
         handle.remove()
     return logits

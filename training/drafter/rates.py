@@ -77,7 +77,7 @@ def _measure(
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return for each chat agreement, shared-noise and rejection acceptance of the text's tokens, [T] float32 each."""
     batch = lessons.batch(indices).to(student.device)
-    logits = counted_logits(student, batch)[:, : vocabulary.drafted].float()
+    logits = counted_logits(student, batch.tokens, batch.counted)[:, : vocabulary.drafted].float()
     best = logits.argmax(-1)
     agreement = (best == batch.candidates[:, 0]) & batch.known[:, 0]
     is_drawn = batch.is_drawn & batch.known  # [N, K] the candidate that the text has

@@ -131,7 +131,7 @@ def measure_steps(target: str, drafter: Path, *, device: str, threads: int | Non
             load_runner(ModelSpec(name=name, path=path, device=device, threads=threads, slots=1, max_length=_LENGTH)),
             [(1, width) for width in taken],
             SamplingParams(max_tokens=1),
-        )
+        ).seconds
         for name, path, taken in (("target", target, widths), ("drafter", str(drafter), range(1, 2)))
     ]
     return StepTimes([times[0][1, width] for width in widths], times[1][1, 1])

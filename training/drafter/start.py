@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
 from actors.loading.draft_vocabulary import FILE, is_trimmed, save_draft_vocabulary, vocabulary_size
+from actors.loading.gguf import settings_folder
 from decoding.errors import ConfigError
 from training.drafter.vocabulary import StudentVocabulary, most_used
 from training.files import whole_folder
@@ -44,10 +46,10 @@ def write_start(options: StartOptions, chats: Sequence[Chat], special_tokens: Se
     path = options.model or options.target
     if path != options.target and load_tokenizer(path).get_vocab() != load_tokenizer(options.target).get_vocab():
         raise ConfigError(f"--from {path} has other tokens than {options.target}: a drafter is trained on its target's")
-    model = _load(path, options.device)
+    model, vocabulary = load_student(ModelSpec(name="start", path=path, dtype="float32", device=options.device))
     text = f"all layers of {path}"
     if options.model is None or options.layers is not None:
-        kept = _chosen_layers(model, options.layers, StudentVocabulary.of_model(model, path), chats)
+        kept = _chosen_layers(model, options.layers, vocabulary, chats)
         model, text = keep_layers(model, kept), f"layers {', '.join(map(str, kept))} of {path}"
     tokens: list[int] | None = None
     if not is_trimmed(model.config) and options.vocabulary is not None:
@@ -74,18 +76,31 @@ def load_start(folder: Path) -> tuple[PreTrainedModel, StudentVocabulary, str]:
     return model, StudentVocabulary.of_model(model, str(folder)), (folder / _TEXT).read_text(encoding="utf-8")
 
 
+def load_student(spec: ModelSpec) -> tuple[PreTrainedModel, StudentVocabulary]:
+    """Load a model as `load_model` does, but without the translation of ids that serving adds to a trimmed vocabulary.
+
+    A trimmed model is loaded in float32, to the CPU.
+
+    Raises:
+        ConfigError: it can't be loaded.
+    """
+    options: dict[str, Any] = {"revision": spec.revision, "trust_remote_code": spec.trust_remote_code}
+    try:
+        trimmed = is_trimmed(AutoConfig.from_pretrained(settings_folder(spec.path), **options))
+    except (OSError, ValueError):
+        trimmed = False  # `load_model` says what is wrong
+    model: PreTrainedModel
+    if trimmed:
+        model = AutoModelForCausalLM.from_pretrained(spec.path, dtype=torch.float32, **options)
+    else:
+        model = load_model(spec)
+    return model, StudentVocabulary.of_model(model, spec.path, spec.revision)
+
+
 def copy_vocabulary(source: Path, folder: Path) -> None:
     """Copy the ids of a trimmed vocabulary, if a model has one."""
     if (source / FILE).exists():
         (folder / FILE).write_bytes((source / FILE).read_bytes())
-
-
-def _load(path: str, device: str) -> PreTrainedModel:
-    """Load a model in float32; with a trimmed vocabulary, without the translation that serving adds."""
-    if not (Path(path) / FILE).exists():
-        return load_model(ModelSpec(name="start", path=path, dtype="float32", device=device))
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    return model
 
 
 def _chosen_layers(

@@ -23,8 +23,8 @@ class StudentVocabulary:
         self.drafted = drafted
 
     @classmethod
-    def of_model(cls, model: PreTrainedModel, folder: str) -> "StudentVocabulary":
-        """Return the vocabulary of a model from a folder.
+    def of_model(cls, model: PreTrainedModel, folder: str, revision: str | None = None) -> "StudentVocabulary":
+        """Return the vocabulary of a model from a folder, or from the Hub.
 
         Raises:
             ConfigError: it is trimmed, and its file of token ids does not fit.
@@ -32,8 +32,14 @@ class StudentVocabulary:
         size = vocabulary_size(model.config)
         if not is_trimmed(model.config):
             return cls(torch.arange(size), size)
-        token_ids = load_draft_vocabulary(folder, model.config)
+        token_ids = load_draft_vocabulary(folder, model.config, revision)
         return cls(DraftVocabulary(token_ids, size).rows, len(token_ids))
+
+    @property
+    def tokens(self) -> Tensor:
+        """Return the token of each row that can be drafted, [N] int64."""
+        known = (self._rows < self.drafted).nonzero()[:, 0]
+        return known[self._rows[known].argsort()]
 
     def read(self, tokens: Tensor) -> Tensor:
         """Return the rows of tokens, int64, of any shape."""

@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from actors.model.attention import reference
+from actors.model.attention.reader import AttentionReader
 from actors.model.native import attention as native
 from actors.model.operator_trace import as_one_operator
 from actors.model.ragged_batch import RaggedBatch
@@ -39,6 +40,7 @@ def attend_to_pages(
     s_aux: Tensor | None = None,
     ragged_batch: RaggedBatch | None = None,
     kv_pages: "KVPages | None" = None,
+    attention_reader: AttentionReader | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend to the pages, or by the model's own plain attention if there is no ragged batch, as in `generate`.
@@ -58,16 +60,17 @@ def attend_to_pages(
         if options.get("position_bias") is not None:
             raise ConfigError("the model's attention uses position_bias, which attention over pages does not support")
         kv_pages.add_layer(module, key, value)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    tables = kv_pages.tables_on(query.device)
+    queries, new_keys, new_values = (each[0].transpose(0, 1) for each in (query, key, value))
+    keys, values = kv_pages.layers[module]
     attended = _attend(
-        *(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)),
-        *kv_pages.layers[module],
-        kv_pages.tables_on(query.device),
-        ragged_batch,
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window,
-        softcap,
-        s_aux,
+        queries, new_keys, new_values, keys, values, tables, ragged_batch, scale, sliding_window, softcap, s_aux
     )
+    if attention_reader is not None:
+        attention_reader.read(
+            queries, keys, tables, ragged_batch, scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux
+        )
     return attended[None], None
 
 

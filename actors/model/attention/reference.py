@@ -35,18 +35,42 @@ def attend(
     output = query.new_empty(*query.shape[:2], values.shape[-1])
     for slot, length, first, end in zip(slots, lengths, offsets, offsets[1:], strict=False):
         pages = tables[slot, : -(-length // keys.shape[-1])].long()
-        row_keys = keys[pages].float().permute(1, 2, 0, 3).flatten(2)[:, None, :, :length]  # [kv_heads, 1, D, L]
+        row_keys = keys_of_row(keys, tables, slot, length)
         row_values = values[pages].float().transpose(0, 1).flatten(1, 2)[:, None, :length]  # [kv_heads, 1, L, Dv]
         for start in range(first, end, _CHUNK):
             tokens = slice(start, min(start + _CHUNK, end))
-            grouped = query[tokens].float().unflatten(1, (keys.shape[1], -1)).permute(1, 2, 0, 3)  # [kv, group, Q, D]
-            scores = grouped @ row_keys * scale  # [kv_heads, group, Q, L]
-            if softcap is not None:
-                scores = (scores / softcap).tanh() * softcap
-            scores.masked_fill_(~visible(batch, tokens, length, window), -torch.inf)
-            attended = _softmax(scores, sinks) @ row_values  # [kv_heads, group, Q, Dv]
+            row_weights = weights(
+                query, row_keys, batch, tokens, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
+            attended = row_weights @ row_values  # [kv_heads, group, Q, Dv]
             output[tokens] = attended.flatten(0, 1).transpose(0, 1).to(output.dtype)
     return output
+
+
+def keys_of_row(keys: Tensor, tables: Tensor, slot: int, length: int) -> Tensor:
+    """Return the keys in a slot's first L columns, [kv_heads, 1, D, L] float32."""
+    pages = tables[slot, : -(-length // keys.shape[-1])].long()
+    return keys[pages].float().permute(1, 2, 0, 3).flatten(2)[:, None, :, :length]
+
+
+def weights(
+    query: Tensor,  # [N, heads, D]
+    row_keys: Tensor,  # [kv_heads, 1, D, L] float32
+    batch: RaggedBatch,
+    tokens: slice,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return how much Q tokens of a row attend to its columns, [kv_heads, group, Q, L] float32."""
+    grouped = query[tokens].float().unflatten(1, (row_keys.shape[0], -1)).permute(1, 2, 0, 3)  # [kv, group, Q, D]
+    scores = grouped @ row_keys * scale
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    scores.masked_fill_(~visible(batch, tokens, row_keys.shape[-1], window), -torch.inf)
+    return _softmax(scores, sinks)
 
 
 def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, tables: Tensor, batch: RaggedBatch) -> None:

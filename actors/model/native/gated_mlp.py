@@ -17,11 +17,11 @@ class GatedMLP(nn.Module):
     def __init__(self, gate_and_up: LinearGroup, down: nn.Module) -> None:
         super().__init__()
         self.down_proj = down
-        self._gate_and_up = gate_and_up
+        self.gate_and_up = gate_and_up.joined
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., H]; returns the same shape."""
-        result: Tensor = self.down_proj(silu_gate(self._gate_and_up.joined(x)))
+        result: Tensor = self.down_proj(silu_gate(self.gate_and_up(x)))
         return result
 
 

@@ -8,11 +8,11 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.configuration.key_ring import ApiKey, KeyRing
+from deployments.configuration.access.key_ring import ApiKey, KeyRing
 from deployments.http.page import is_page
 from deployments.validation.errors import refusal_response
 
-_OPEN_PATHS = {"/health"}  # answered without a key
+_OPEN_PATHS = {"/health", "/ready"}  # answered without a key
 _REQUEST_ID = "X-Request-Id"
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 

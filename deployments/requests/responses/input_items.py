@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.requests.fields import Items, without_effect
-from deployments.requests.message import Message
+from deployments.requests.message import Message, refusal_as_text
 from deployments.validation.strict import StrictModel, Text, wrong_field
 
 ItemType = Literal["message", "function_call", "function_call_output", "reasoning"]
@@ -20,7 +20,9 @@ _FIELDS: dict[ItemType, set[str]] = {
 
 
 def _as_parts(value: object) -> object:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [{"type": "input_text", "text": value}]
+    return [refusal_as_text(part, "output_text") for part in value] if isinstance(value, list) else value
 
 
 def _without_nulls(value: object) -> object:

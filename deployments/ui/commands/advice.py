@@ -7,6 +7,7 @@ from typing import Any
 from deployments.ui.commands.profiling import STREAMS, Profile
 from evaluation.limits import SpeculationLimits
 
+NOISY = 0.15  # spread of the times above which they say little
 WORTHWHILE = 1.05  # speculation pays if the best speed-up is at least this
 
 
@@ -60,6 +61,8 @@ def as_json(profile: Profile) -> dict[str, Any]:
         "drafter": profile.drafter,
         "temperature": profile.temperature,
         "acceptance": profile.acceptance,
+        "spread": profile.spread,
+        "noisy": profile.spread > NOISY,
         "answer_tokens": sum(map(len, profile.agreements)),
         "target_steps": [
             {"streams": streams, "tokens_per_stream": width, "seconds": seconds}

@@ -122,7 +122,7 @@ def reporting(console: Console) -> Iterator[Callable[[str], None]]:
 
 
 def _show(console: Console, profile: "Profile") -> None:
-    from deployments.ui.commands.advice import advise
+    from deployments.ui.commands.advice import NOISY, advise
 
     tokens = sum(map(len, profile.agreements))
     console.print(
@@ -132,6 +132,12 @@ def _show(console: Console, profile: "Profile") -> None:
     )
     console.print(_time_table(profile))
     console.print(_speed_up_table(profile))
+    if profile.spread > NOISY:
+        console.print(
+            f"[yellow]![/] The machine is noisy: repeated steps differ by {profile.spread:.0%}. Something else may be "
+            "running; don't trust differences below that.",
+            soft_wrap=True,
+        )
     for advice in advise(profile):
         mark = "[green]✓[/]" if advice.pays else "[yellow]✗[/]"
         console.print(f"{mark} {advice.sentence}", soft_wrap=True)

@@ -7,14 +7,14 @@ import click
 from rich.console import Console
 
 from actors.model.thread_environment import compute_environment
-from deployments.configuration.config import DEFAULT_CONFIG
+from deployments.configuration.config import ENSEMBLE_CONFIG
 from deployments.ui.commands.bench import read_prompts
 from deployments.ui.commands.comparison.report import configured_ensemble, run_compare
 from evaluation.prompts import MAX_TOKENS, PROMPTS
 
 
 @click.command(short_help="Is an ensemble better than its members alone?")
-@click.argument("config_path", metavar="[CONFIG]", type=click.Path(path_type=Path), default=DEFAULT_CONFIG)
+@click.argument("config_path", metavar="[CONFIG]", type=click.Path(path_type=Path), default=ENSEMBLE_CONFIG)
 @click.option("--endpoint", help="Which of the configuration's endpoints; by default the first with members.")
 @click.option(
     "--prompts",

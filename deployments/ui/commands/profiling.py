@@ -48,6 +48,7 @@ class Profile:
     target_step_s: Mapping[Step, float]
     draft_step_s: Mapping[int, float]  # by streams: one draft token for each
     agreements: Sequence[Tensor]  # [N] bool each, one per answer
+    spread: float = 0.0  # between rounds of a measurement, relative to its median
 
     @property
     def acceptance(self) -> float:
@@ -96,7 +97,7 @@ def measure_profile(
     target = load_runner(_spec(config, names.target))
     report("target: timing its steps")
     steps = [(streams, 1 + draft_length) for streams in STREAMS for draft_length in (0, *DRAFT_LENGTHS)]
-    target_step_s = time_steps(target, steps, requests[0].params)
+    target_times = time_steps(target, steps, requests[0].params)
     report("target: answering the prompts")
     answers = [
         answer
@@ -107,14 +108,15 @@ def measure_profile(
     report("drafter: loading")
     drafter = load_runner(_spec(config, names.drafter))
     report("drafter: timing its steps")
-    draft_step_s = time_steps(drafter, [(streams, 1) for streams in STREAMS], requests[0].params)
+    draft_times = time_steps(drafter, [(streams, 1) for streams in STREAMS], requests[0].params)
     report("drafter: comparing it with the answers")
     agreements = [_agreement(drafter, answer) for answer in answers]
     if max(map(len, agreements)) <= min(DRAFT_LENGTHS):
         raise ConfigError("every answer ends at once, so there is nothing to compare; give other prompts")
-    by_streams = {streams: seconds for (streams, _), seconds in draft_step_s.items()}
+    by_streams = {streams: seconds for (streams, _), seconds in draft_times.seconds.items()}
+    spread = max(target_times.spread, draft_times.spread)
     paths = config.models[names.target].path, config.models[names.drafter].path
-    return Profile(*paths, temperature, target_step_s, by_streams, agreements)
+    return Profile(*paths, temperature, target_times.seconds, by_streams, agreements, spread)
 
 
 def _requests(

@@ -82,6 +82,9 @@ def _difference_text(ours: Generation, plain: Generation) -> Text:
         return Text.assemble(("same text: no", "red"), f", from character {index} on: {left}, target alone {right}")
     if not ours.tokens_per_s or not plain.tokens_per_s:
         return Text("same text: yes", style="green")
+    if ours.speculation and not ours.speculation["drafted"]:
+        reason = "nothing was drafted, as plain decoding is faster at this load; both answers were decoded alike"
+        return Text.assemble(("same text: yes", "green"), f" · {reason} · seed {ours.seed}")
     ratio = ours.tokens_per_s / plain.tokens_per_s
     return Text.assemble(("same text: yes", "green"), f" · {ratio:.2f} times as fast · seed {ours.seed}")
 

@@ -5,6 +5,8 @@ import pytest
 from actors.coordinator.request import ActiveRequest, Delta, Endpoint, Request, Statistics
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Commit
+from decoding.errors import InvalidRequestError
+from decoding.prompt_positions import PromptPositions
 from decoding.sampling.params import SamplingParams
 from tests.support.byte_level import byte_level_tokenizer
 
@@ -74,6 +76,18 @@ def test_the_admission_carries_all_committed_tokens(drafter: str | None) -> None
     assert admit.attached_drafter == drafter
     assert admit.drafter == (drafter is not None)
     assert admit.draft_length == 4  # a drafter may come yet
+
+
+def test_a_shortened_prompt_keeps_its_positions_wherever_it_goes() -> None:
+    prompt, positions = encode("the cat"), PromptPositions(list(range(3, 3 + len(encode("the cat")))), 40)
+    params = SamplingParams(max_tokens=100)
+    request = Request(Endpoint("e", "t", "d", 4, decode), prompt, params, prompt_positions=positions)
+    active = ActiveRequest(request, lambda delta: None, 0.0)
+    commit(active, encode("s"))
+    admit = active.admit(ReplicaAddress("t2", "t"))
+    assert (admit.prompt_positions, admit.prompt_length) == (positions, len(prompt))
+    with pytest.raises(InvalidRequestError, match=f"one for each of {len(prompt) + 1} tokens"):
+        Request(request.endpoint, [*prompt, 1], params, prompt_positions=positions)
 
 
 def test_the_rates() -> None:

@@ -46,7 +46,7 @@ class Member:
 
     def _prefill(self) -> None:
         while self.row.prefilling:
-            self.row.take(self.runner.logits(self.row.inputs(8)))
+            self.row.take(self.runner.logits(self.row.inputs(8)), range(0))
 
     def reply(
         self, base: int, text: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
@@ -59,7 +59,8 @@ class Member:
             self.steps += 1
             (row_input,) = self.row.inputs(8)
             assert row_input.end <= self.runner.cache.capacity
-            reply = self.row.take(self.runner.logits([row_input]))
+            logits = self.runner.logits([row_input])
+            reply = self.row.take(logits, range(len(logits)))
             if reply is not None:
                 return reply
 

@@ -16,7 +16,7 @@ TEXT = list(range(5, 15))
 def member() -> MemberRow:
     row = MemberRow("leader", Join(1, list(TEXT), "leader", len(TEXT)), RUNNER)
     row.slot = 0
-    row.take(RUNNER.logits(row.inputs(16)))
+    row.take(RUNNER.logits(row.inputs(16)), range(0))
     assert row.cached == len(TEXT) - 1
     return row
 
@@ -30,7 +30,7 @@ def test_what_became_text_of_a_draft_is_not_computed_again() -> None:
     row = member()
     assert row.take_request(logits_request(10, [], [20, 21, 22, 30], [-1, 0, 1, 0])) is None
     logits = RUNNER.logits(row.inputs(16))
-    row.take(logits)
+    row.take(logits, range(len(logits)))
     assert row.take_request(logits_request(10, [20, 30, 7], [8])) is None
     assert (row.cached, row.pending) == (12, 1)
     computed = RUNNER.logits(row.inputs(16))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from actors.loading import memory_budget
+from actors.loading import memory_budget, memory_rules
 from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.memory_budget import (
     GIB,
@@ -124,11 +124,11 @@ def test_a_container_has_less_than_its_machine(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("3000\n")
     (tmp_path / "memory.stat").write_text("anon 1000\ninactive_file 400\n")
-    monkeypatch.setattr(memory_budget, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory_rules, "CGROUP", tmp_path)
     assert memory_budget.free_bytes(CPU) == 2400
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_budget.free_bytes(CPU) > 10_000
-    monkeypatch.setattr(memory_budget, "_CGROUP", tmp_path / "none")
+    monkeypatch.setattr(memory_rules, "CGROUP", tmp_path / "none")
     assert memory_budget.free_bytes(CPU) > 10_000
 
 

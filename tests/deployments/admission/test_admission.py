@@ -11,8 +11,8 @@ from decoding.errors import DeadlineError, OverloadedError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Limits, limits_of
 from deployments.admission.ticket import Sink
+from deployments.configuration.access.key_ring import ApiKey
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.configuration.key_ring import ApiKey
 from deployments.scaling.options import ScalingConfig
 
 ENDPOINT = Endpoint("e", "target", None, 0, lambda ids: "")

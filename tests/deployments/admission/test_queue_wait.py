@@ -15,7 +15,7 @@ from decoding.errors import OverloadedError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Limits
 from deployments.admission.ticket import Sink
-from deployments.configuration.key_ring import ApiKey
+from deployments.configuration.access.key_ring import ApiKey
 from tests.deployments.admission.test_admission import ENDPOINT, nothing
 
 STEP_S = 0.05

@@ -53,6 +53,7 @@ def test_choices_are_numbered_prompt_by_prompt_and_have_seeds_of_their_own(
         "completion_tokens": 72,
         "total_tokens": first + second + 72,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

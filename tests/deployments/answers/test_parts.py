@@ -1,15 +1,20 @@
-"""Joining the parts of an answer takes linear, not quadratic, time."""
+"""Parts of an answer: joining them takes linear, not quadratic, time; tokens of the reasoning are counted."""
 
 import time
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from deployments.answers.identity import AnswerIdentity
-from deployments.answers.parts import Part
+from deployments.answers.parts import Part, reasoning_tokens
 from deployments.answers.responses_writer import ResponsesWriter
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.requests.responses.responses_request import ResponsesRequest
+from deployments.tokenizers.token_decoder import TokenDecoder
 
 
 def parts(count: int) -> list[Part]:
@@ -72,3 +77,18 @@ def test_the_bytes_of_a_token_are_looked_up_once(endpoints: dict[str, ServedEndp
     vocabulary._cached_bytes.cache_clear()
     assert vocabulary.text_of(300) == vocabulary.bytes_of(300).decode(errors="replace")
     assert vocabulary._cached_bytes.cache_info().misses == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "count"),
+    [
+        ("<think>\nLet me see.\n</think>\n\nSo.", "Let me see.", len("<think>\nLet me see.")),
+        ("Let me see.</think>So.", "Let me see.", len("Let me see.")),
+        ("<think>Let me", "Let me", len("<think>Let me")),
+        ("So.", "", 0),
+        ("", "", 0),
+    ],
+)
+def test_tokens_up_to_the_end_of_the_reasoning_are_counted(text: str, reasoning: str, count: int) -> None:
+    decoder = cast(TokenDecoder, SimpleNamespace(decode_with_special=lambda tokens: "".join(map(chr, tokens))))
+    assert reasoning_tokens(reasoning, [ord(character) for character in text], decoder) == count

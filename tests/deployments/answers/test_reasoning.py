@@ -44,7 +44,9 @@ def prompts(client: TestClient, coordinator: Scripted) -> list[str]:
 
 
 def test_chat_has_reasoning_content(thinker: tuple[TestClient, Scripted]) -> None:
-    choice = thinker[0].post("/v1/chat/completions", json=BODY).json()["choices"][0]
+    answer = thinker[0].post("/v1/chat/completions", json=BODY).json()
+    choice, usage = answer["choices"][0], answer["usage"]
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < usage["completion_tokens"]
     message = choice["message"]
     assert (message["reasoning_content"], message["content"]) == ("Let me\nsee.", "I look.")
     assert (choice["finish_reason"], message["tool_calls"][0]["function"]["name"]) == ("tool_calls", "weather")
@@ -61,7 +63,10 @@ def test_chat_has_reasoning_content(thinker: tuple[TestClient, Scripted]) -> Non
 def test_responses_have_a_reasoning_item_that_can_be_sent_back(thinker: tuple[TestClient, Scripted]) -> None:
     client, coordinator = thinker
     body = {"model": "consort", "input": [QUESTION]}
-    reasoning, message = client.post("/v1/responses", json=body).json()["output"]
+    answer = client.post("/v1/responses", json=body).json()
+    reasoning, message = answer["output"]
+    usage = answer["usage"]
+    assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
     assert reasoning["type"] == "reasoning"
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Let me\nsee."}]
     assert message["content"][0]["text"].startswith("I look.")

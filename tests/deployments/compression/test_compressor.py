@@ -1,5 +1,6 @@
 """Texts are split without loss, and shortened by the probabilities that the passes get."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -73,6 +74,17 @@ def test_surprising_tokens_and_forced_ones_stay(tokenizer: PreTrainedTokenizerBa
     (kept,) = shorten(compressor, ["a b c d e f g h"], rate=0.25, force_tokens=frozenset("a"), keep_last=1)
     assert kept.startswith("a")
     assert kept.endswith("h")
+
+
+def test_tokens_that_the_model_lacks_are_surprising(tokenizer: PreTrainedTokenizerBase) -> None:
+    text = "a b c d e f g h"
+    lacking = split([text], tokenizer)[0][6].tokens[0]
+    for question, kept in (("", "a b c g"), ("Who?", "a b c d")):  # a question changes nothing of what it lacks
+        compression = Compressor("m", tokenizer, 1024).begin(
+            [text], CompressionOptions("perplexity", rate=0.5, question=question)
+        )
+        scores = [[-math.inf if token == lacking else -1.0 for token in line[1:]] for line in compression.passes]
+        assert compression.result(scores) == [kept]
 
 
 def test_a_question_must_fit(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -1,12 +1,23 @@
 """What is kept equals a slow reference, stays within the budget, and keeps what is forced."""
 
 import random
+from statistics import fmean
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.compression.pieces import Piece
-from deployments.compression.selection import SEGMENT, keep_groups, keep_perplexity, keep_sentences, keep_tokens
+from deployments.compression.selection import (
+    CHUNK,
+    SEGMENT,
+    SMOOTHED,
+    keep_chunks,
+    keep_groups,
+    keep_perplexity,
+    keep_sentences,
+    keep_tokens,
+)
 from tests.support.properties import repeatable
 
 
@@ -73,3 +84,26 @@ def test_paragraphs_that_say_little_go_before_any_token_of_others() -> None:
     kept = keep_perplexity(pieces, scores, 30)
     assert not any(kept[:21])
     assert sum(kept) == 30
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chunks_are_those_of_the_reference(seed: int) -> None:
+    """Free stretches of 40 tokens between protected ones of 5; attention is smoothed, then chunks are ranked."""
+    drawn = random.Random(seed)
+    free = ([False] * 5 + [True] * 40) * 4
+    attention = [drawn.random() for _ in free]
+    budget = room = drawn.randrange(16, 120)
+    pieces = [Piece("x", [0], False, 0, 0) for _ in free]
+    means = [fmean(attention[max(0, i - SMOOTHED // 2) : i + SMOOTHED // 2 + 1]) for i in range(len(free))]
+    spans = [
+        (start + first, min(start + first + CHUNK, start + 45))
+        for start in range(0, 180, 45)
+        for first in range(5, 45, CHUNK)
+    ]
+    expected = {index for index, is_free in enumerate(free) if not is_free}
+    for first, end in sorted(spans, key=lambda span: -fmean(means[slice(*span)])):
+        if end - first <= room:
+            expected |= set(range(first, end))
+            room -= end - first
+    kept = keep_chunks(pieces, attention, free, budget)
+    assert {index for index, keep in enumerate(kept) if keep} == expected

@@ -1,5 +1,6 @@
 """Configuration: what YAML may say, and how mistakes are named."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,11 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("models.large.slots", 0, "models.large.slots: should be greater than or equal to 1, not 0"),
         ("models.large.dtype", "int3", "models.large.dtype: should be 'auto', 'float32', 'bfloat16' or 'float16'"),
         ("models.large.num_gpus", -1, "models.large.num_gpus: should be greater than or equal to 0, not -1"),
-        ("models.large.device", "cuda", "models.large.device: is 'cuda', but num_gpus gives its replicas no GPU"),
+        (
+            "models.large",
+            {"path": "org/large", "device": "cuda", "num_gpus": 0},
+            "models.large.device: is 'cuda', but num_gpus gives its replicas no GPU",
+        ),
         ("models.large.device", "tpu", "models.large.device: should match pattern"),
         ("models.large.resources", {"a": -1}, "models.large.resources.a: should be greater than or equal to 0"),
         ("models.large.path", None, "models.large.path: should be a valid string, not None"),
@@ -71,7 +76,7 @@ def test_a_name_must_be_usable_in_urls() -> None:
 
 @pytest.mark.parametrize("data", [None, [], "models", 5])
 def test_a_configuration_is_a_mapping(data: object) -> None:
-    with pytest.raises(ConfigError, match="the configuration: should be"):
+    with pytest.raises(ConfigError, match="the configuration: should be a dictionary with 'models' and 'endpoints'"):
         parse_config(data, folder=Path.cwd())
 
 
@@ -109,6 +114,34 @@ def test_what_a_colocated_drafter_can_not_have(changes: dict[str, object], messa
     with pytest.raises(ConfigError) as caught:
         parse_config(data, folder=Path.cwd())
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"models.small.colocated_with": "large"}, "'small' runs in its target's thread"),
+        ({"models.small.tensor_parallel": 2, "models.small.num_gpus": 1}, "a tensor-parallel model can't adapt"),
+        ({"models.small.quantization": "int8"}, "weights stored as int8 can't be replaced"),
+        ({"endpoints.plain": {"target": "small"}}, "'small' answers requests, too, whose text would change"),
+        ({"models.large.adaptation": {}}, "models.large.adaptation: 'large' answers requests"),
+        ({"models.small.adaptation": {"rate": 1}}, "models.small.adaptation.rate: is not known"),
+        ({"models.small.adaptation": {"texts": 0}}, "models.small.adaptation.texts: "),
+    ],
+)
+def test_which_models_may_adapt(changes: dict[str, object], message: str | None) -> None:
+    data = changed("models.small.adaptation", {})
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        inner = data
+        for name in parents:
+            inner = inner[name]
+        inner[last] = value
+    if message is None:
+        assert parse_config(data, folder=Path.cwd()).models["small"].adaptation is not None
+        return
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_config(data, folder=Path.cwd())
 
 
 def test_a_target_with_a_colocated_drafter_has_no_other() -> None:
@@ -213,15 +246,12 @@ def test_the_url_is_one_that_works_here(host: str, url: str) -> None:
     assert HttpConfig(host=host).url == url
 
 
-def test_serve_yaml_builds_the_bundled_pair() -> None:
+def test_serve_yaml_serves_the_default_models() -> None:
     document = yaml.safe_load((ROOT / "serve.yaml").read_text(encoding="utf-8"))
     (application,) = document["applications"]
     assert application["import_path"] == "deployments.app:build"
-    config, default = BuildArgs(**application["args"]).load(), load_config(TINY_CONFIG)
-    assert config.endpoints == default.endpoints
-    assert {name: model.path for name, model in config.models.items()} == {
-        name: model.path for name, model in default.models.items()
-    }
+    config, default = BuildArgs(**application["args"]).load(), load_config()
+    assert [model.path for model in config.models.values()] == [model.path for model in default.models.values()]
     assert BuildArgs().load() == load_config()
     assert BuildArgs(config=VALID).load() == parse_config(VALID, folder=Path.cwd())
 

@@ -65,14 +65,66 @@ def test_a_compressed_prompt_is_what_the_target_gets(
     assert again["compressed_prompt"] == answer["compressed_prompt"]
 
 
-def test_rate_1_changes_nothing(fake: TestClient, coordinator: FakeCoordinator) -> None:
-    answer = post(fake, prompt=PROMPT, prompt_compression={"rate": 1, "return_prompt": True})
+@pytest.mark.parametrize("method", ["perplexity", "sentence", "attention"])
+def test_rate_1_changes_nothing(fake: TestClient, coordinator: FakeCoordinator, method: str) -> None:
+    answer = post(fake, prompt=PROMPT, prompt_compression={"method": method, "rate": 1, "return_prompt": True})
     assert answer["compressed_prompt"] == PROMPT
     assert answer["usage"]["prompt_compression"]["ratio"] == 1
     assert len(coordinator.requests) == 1
     plain = post(fake, prompt=PROMPT)
     assert "prompt_compression" not in plain["usage"]
     assert coordinator.requests[0].prompt == coordinator.requests[1].prompt
+    assert coordinator.requests[0].prompt_positions is None
+
+
+def test_chunks_keep_their_positions(
+    fake: TestClient, coordinator: FakeCoordinator, compressing: dict[str, ServedEndpoint]
+) -> None:
+    answer = post(fake, prompt=PROMPT, prompt_compression={**HALF, "method": "attention"})
+    reading, sent = coordinator.requests
+    whole = compressing["consort"].encoder.prompt(PROMPT)
+    assert reading.params.prompt_attention
+    assert list(reading.prompt) == whole
+    assert sent.prompt_positions is not None
+    assert sent.prompt_positions.length == len(whole) == answer["usage"]["prompt_compression"]["original_tokens"]
+    assert [whole[position] for position in sent.prompt_positions.kept] == list(sent.prompt)
+    assert 0.4 < answer["usage"]["prompt_compression"]["ratio"] < 0.7
+    assert answer["compressed_prompt"].endswith(QUESTION)
+    assert sent.cache_salt
+
+
+def test_chunks_of_a_chat_leave_the_system_message(fake: TestClient, coordinator: FakeCoordinator) -> None:
+    messages = [
+        {"role": "system", "content": SHORT},
+        {"role": "user", "content": f"{DOCUMENT}\n\n```\n{SHORT}\n```\n\n{QUESTION}"},
+    ]
+    options = {"method": "attention", "rate": 0.5, "return_prompt": True}
+    answer = post(fake, "/v1/chat/completions", messages=messages, prompt_compression=options)
+    kept = answer["compressed_prompt"]
+    assert kept.index(SHORT) < kept.index(f"```\n{SHORT}\n```") < kept.index(QUESTION)
+    sent = coordinator.requests[-1]
+    assert sent.prompt_positions is not None
+    assert 0.5 < len(sent.prompt) / sent.prompt_positions.length < 0.85
+    options = {"method": "attention", "target_tokens": 9}
+    error = post(fake, "/v1/chat/completions", messages=messages, prompt_compression=options)
+    assert error["error"]["message"].startswith("target_tokens: should be above")
+
+
+def test_attention_is_refused_where_it_has_no_meaning(fake: TestClient, compressing: dict[str, ServedEndpoint]) -> None:
+    options = {"rate": 0.5, "method": "attention"}
+    alone = post(fake, "/compress", prompt=PROMPT, **options)["error"]["message"]
+    assert alone == "method: should be perplexity or sentence: attention leaves tokens, not a text"
+    beams = post(fake, prompt=PROMPT, prompt_compression=options, use_beam_search=True, n=2)["error"]["message"]
+    assert beams.startswith("prompt_compression.method: attention and use_beam_search don't go together")
+    compressor = compressing["consort"].compressor
+    assert compressor is not None
+    object.__setattr__(compressor, "has_target_tokens", False)
+    others = post(fake, prompt=PROMPT, prompt_compression=options)["error"]["message"]
+    assert others.startswith("prompt_compression.method: attention needs a compressor with the target's tokens")
+    object.__setattr__(compressor, "has_target_tokens", True)
+    object.__setattr__(compressor, "context_length", 100)
+    long = post(fake, prompt=PROMPT, prompt_compression=options)["error"]["message"]
+    assert "but the compressor can read 91" in long
 
 
 def test_caches_are_left_alone(fake: TestClient, coordinator: FakeCoordinator) -> None:
@@ -131,8 +183,8 @@ def test_compress_alone(fake: TestClient) -> None:
     ("options", "message"),
     [
         (
-            {"rate": 0.5, "method": "attention"},
-            "prompt_compression.method: should be perplexity or sentence; attention",
+            {"rate": 0.5, "method": "words"},
+            "prompt_compression.method: should be perplexity, sentence or attention",
         ),
         ({"rate": 0}, "prompt_compression.rate: should be greater than 0"),
         ({}, "prompt_compression.rate: should be set, or else target_tokens"),
@@ -159,3 +211,16 @@ def test_a_models_own_probabilities_decide(compressing: dict[str, ServedEndpoint
         texts = [post(client, "/compress", prompt=PROMPT, rate=0.3, question=QUESTION)["prompt"] for _ in range(2)]
     assert texts[0] == texts[1]
     assert len(texts[0]) < 0.6 * len(PROMPT)
+
+
+def test_a_models_own_attention_decides(compressing: dict[str, ServedEndpoint], engine: Any) -> None:
+    compressor = compressing["consort"].compressor
+    assert compressor is not None
+    object.__setattr__(compressor, "model", "target")
+    options = {"method": "attention", "rate": 0.3, "return_prompt": True}
+    with TestClient(make_api(Service(compressing, engine.coordinator, limits=Limits(max_requests=8)))) as client:
+        answers = [post(client, prompt=PROMPT, max_tokens=6, prompt_compression=options) for _ in range(2)]
+    assert answers[0]["compressed_prompt"] == answers[1]["compressed_prompt"]
+    assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"]
+    assert answers[0]["usage"]["prompt_compression"]["ratio"] < 0.5
+    assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.admission.admission import Limits
-from deployments.configuration.key_ring import ANYBODY, ApiKey, KeyRing, digest_of
+from deployments.configuration.access.key_ring import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.middleware.early_refusal import EarlyRefusal

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 
 from decoding.errors import ConfigError
 from deployments.admission.admission import Limits
+from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import ServerConfig, parse_config
-from deployments.configuration.key_ring import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
@@ -33,14 +33,14 @@ def client(endpoints: dict[str, ServedEndpoint], coordinator: FakeCoordinator) -
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer ", "Basic " + SECRET, SECRET, "Bearer é"])
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/docs", "/metrics", "/ready", "/nowhere"])
-def test_without_a_key_only_health_and_page_answer(client: TestClient, path: str, header: str | None) -> None:
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/docs", "/metrics", "/v1/status", "/nowhere"])
+def test_without_a_key_only_health_readiness_and_page_answer(client: TestClient, path: str, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
     reply = client.get(path, headers=headers)  # type: ignore[arg-type]
     assert reply.status_code == 401
     assert reply.json()["error"]["code"] == "invalid_api_key"
     assert reply.headers["WWW-Authenticate"] == "Bearer"
-    for open_path in ("/health", "/"):
+    for open_path in ("/health", "/ready", "/"):
         assert client.get(open_path, headers=headers).status_code == 200  # type: ignore[arg-type]
 
 

@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from deployments.requests.message import Message
+from deployments.requests.responses.responses_request import ResponsesRequest
+
 MODEL = {"model": "consort", "max_tokens": 4}
 USER = {"role": "user", "content": "hi"}
 IGNORED = "x-consort-ignored-fields"
@@ -22,14 +25,15 @@ def chat(fake: TestClient, **fields: Any) -> Any:
         ({"content": "yes", "reasoning_content": "hm", "audio": None}, "audio"),
         ({"content": None, "refusal": "no"}, "refusal"),
         ({"content": "", "tool_calls": [], "function_call": None}, "function_call"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "no"}]}, None),
     ],
 )
 def test_an_earlier_answer_can_be_sent_back_as_a_client_keeps_it(
-    fake: TestClient, message: dict[str, Any], ignored: str
+    fake: TestClient, message: dict[str, Any], ignored: str | None
 ) -> None:
     response = chat(fake, messages=[USER, {"role": "assistant", **message}, USER])
     assert response.status_code == 200, response.text
-    assert response.headers[IGNORED] == ignored
+    assert response.headers.get(IGNORED) == ignored
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,14 @@ def test_responses_take_what_their_clients_send(fake: TestClient) -> None:
     response = fake.post("/v1/responses", json={"model": "consort", "input": "hi", "max_output_tokens": 4, **fields})
     assert response.status_code == 200, response.text
     assert response.headers[IGNORED] == "store, truncation, reasoning"
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    refusal = {"type": "refusal", "refusal": "I can't."}
+    message = Message.model_validate({"role": "assistant", "content": [refusal]})
+    item = {"type": "message", "role": "assistant", "content": [refusal]}
+    (turn,) = ResponsesRequest.model_validate({"model": "m", "input": [item]}).messages
+    assert message.text == turn.text == "I can't."
 
 
 def test_very_many_unknown_fields_are_a_mistake(fake: TestClient) -> None:

@@ -6,8 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from decoding.errors import ConfigError
+from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import parse_config
-from deployments.configuration.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.model import ROOT
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service

@@ -1,6 +1,12 @@
 """GET /v1/status over a fake coordinator with made-up replicas."""
 
+import pytest
 from fastapi.testclient import TestClient
+from msgspec import structs
+
+from actors.wire.addresses import ReplicaAddress
+from actors.wire.messages import AdaptationState, Report
+from tests.deployments.fake_coordinator import FakeCoordinator
 
 BODY = {"model": "consort", "prompt": "import os", "max_tokens": 12}
 
@@ -36,4 +42,19 @@ def test_the_rest_is_as_the_coordinator_knows_it(fake: TestClient) -> None:
     target, drafter = status["replicas"]
     assert (target["running"], target["waiting"], target["slots"], target["drafting"]) == (2, 1, 4, True)
     assert (drafter["running"], drafter["slots"], drafter["drafting"]) == (0, 0, None)
-    assert (target["speculation_gain"], drafter["speculation_gain"]) == (1.0, None)
+    assert target["speculation_gain"] is drafter["speculation_gain"] is None
+
+
+def test_what_a_drafter_learned(fake: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Report(active=0, waiting=0, slots=4, request_ids=[])
+    learned = structs.replace(load, adaptation=AdaptationState(2, 64, 0.5, 0.625))
+    reports = [(ReplicaAddress(name, name), report) for name, report in (("target", load), ("drafter", learned))]
+    monkeypatch.setattr(FakeCoordinator, "reports", lambda self: reports)
+    target, drafter = fake.get("/v1/status").json()["replicas"]
+    assert target["adaptation"] is None
+    assert drafter["adaptation"] == {
+        "updates": 2,
+        "texts": 64,
+        "acceptance_before": 0.5,
+        "acceptance_after": 0.625,
+    }

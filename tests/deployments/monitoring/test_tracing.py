@@ -17,8 +17,8 @@ from actors.coordinator.timeline import Timeline
 from actors.replica.in_process import Engine
 from decoding.errors import ConfigError, UnavailableError
 from deployments.admission.admission import Limits
-from deployments.configuration.key_ring import KeyRing
-from deployments.configuration.keys import key_of
+from deployments.configuration.access.key_ring import KeyRing
+from deployments.configuration.access.keys import key_of
 from deployments.configuration.tracing import TracingConfig
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service

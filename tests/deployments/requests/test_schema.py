@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from decoding.sampling.params import Structure
+from deployments.requests.responses.responses_request import ResponsesRequest
 from deployments.requests.sampling_fields import SamplingFields
 from deployments.requests.schema import ChatRequest, CompletionRequest
 
@@ -165,8 +166,34 @@ def test_max_completion_tokens_is_max_tokens() -> None:
     assert chat(max_tokens=3).wanted_max_tokens == 3
     assert chat(max_completion_tokens=3).wanted_max_tokens == 3
     assert chat(max_completion_tokens=3, max_tokens=3).wanted_max_tokens == 3
+    assert chat(max_completion_tokens=3, max_tokens=4).wanted_max_tokens == 3
     with pytest.raises(ValidationError, match="differs"):
-        chat(max_completion_tokens=3, max_tokens=4)
+        chat(max_completion_tokens=3, max_tokens=4, strict=True)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_offered(mode: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "abc"]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools[1:]}}
+    request = chat(tools=tools, tool_choice=allowed)
+    assert [tool.function.name for tool in request.offered_tools] == ["b", "c"]
+    assert request.must_call == (mode == "required")
+    if request.structure is not None:
+        assert '"const": "a"' not in request.structure.definition
+        assert '"const": "b"' in request.structure.definition
+    with pytest.raises(ValidationError, match="is 'b', which is not among the tools"):
+        chat(tools=tools[:1], tool_choice=allowed)
+    with pytest.raises(ValidationError, match='should be "none", "auto", "required" or'):
+        chat(tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "maybe", "tools": tools}})
+
+
+def test_allowed_tools_of_responses() -> None:
+    tools = [{"type": "function", "name": name} for name in "ab"]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": tools[:1]}
+    request = ResponsesRequest.model_validate({"model": "m", "input": "x", "tools": tools, "tool_choice": choice})
+    assert [tool.function.name for tool in request.offered_tools] == ["a"]
+    assert request.tool_choice is not None
+    assert request.tool_choice.flat == choice
 
 
 def test_text_parts_are_joined() -> None:

@@ -14,9 +14,9 @@ from ray.serve.schema import ServeApplicationSchema
 
 from decoding.errors import ConfigError, UnavailableError
 from deployments.app import BuildArgs, build, build_application
+from deployments.configuration.access.key_ring import KeyRing
+from deployments.configuration.access.keys import key_of
 from deployments.configuration.config import parse_config
-from deployments.configuration.key_ring import KeyRing
-from deployments.configuration.keys import key_of
 from deployments.configuration.model import ROOT
 from deployments.http.middleware.gate import Gate
 from deployments.http.scaling_routes import add_scaling_route

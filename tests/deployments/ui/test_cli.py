@@ -47,7 +47,31 @@ def test_models_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "77" in output
     assert "yes" in output
     monkeypatch.setattr(Client, "get", lambda self, path: Reply(404, {}))
-    assert "has no /v1/models: HTTP 404" in invoke("models", "--url", "http://127.0.0.1:1").output
+    assert "http://127.0.0.1:1/v1/models: HTTP 404" in invoke("models", "--url", "http://127.0.0.1:1").output
+
+
+def test_models_takes_a_key_from_the_command_line_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def get(self: Client, path: str) -> Reply:
+        seen.append(self._headers["Authorization"])
+        return Reply(200, {"data": []})
+
+    monkeypatch.setattr(Client, "get", get)
+    invoke("models", "--url", "http://127.0.0.1:1", "--api-key", "a")
+    monkeypatch.setenv("CONSORT_API_KEY", "b")
+    invoke("models", "--url", "http://127.0.0.1:1")
+    assert seen == ["Bearer a", "Bearer b"]
+
+
+def test_a_dry_run_counts_gpus_and_cpus(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    model = f"{{path: {ROOT}/models/target, num_cpus: 100000}}"
+    file.write_text(f"models: {{m: {model}}}\nendpoints: {{e: {{target: m}}}}\n", encoding="utf-8")
+    assert (
+        "num_cpus of all replicas is 100000 together, but this machine has"
+        in invoke("serve", str(file), "--dry-run").output
+    )
 
 
 def test_a_dry_run_checks_and_stops() -> None:

@@ -132,3 +132,17 @@ def _kill_when(command: list[str], is_time: Callable[[], bool]) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert was_running, "the run ended before it could be killed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_adapters_alone_on_questions_of_ones_own(tmp_path: Path) -> None:
+    target, questions = tmp_path / "target", tmp_path / "questions.txt"
+    _write_target(target)
+    questions.write_text("import os\nclass Queue:\n")
+    _run([*_command(target, tmp_path / "drafter"), "--lora", "2", "--prompts", str(questions)])
+    chats = [json.loads(line) for line in (tmp_path / "drafter-work/texts/00000.jsonl").read_text().splitlines()]
+    assert len({tuple(chat["prompt"]) for chat in chats}) == 2
+    assert not (tmp_path / "drafter" / "adapter_config.json").exists()
+    load_model(ModelSpec(name="drafter", path=str(tmp_path / "drafter"), device="cpu"))
+    assert json.loads((tmp_path / "drafter" / "report.json").read_text())["settings"]["lora_rank"] == 2

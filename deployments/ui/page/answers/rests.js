@@ -22,6 +22,6 @@ export function restsOf({ steps, speculates }) {
  */
 export function reasonOf({ drafting, speculation_gain: gain }) {
   if (drafting !== false) return "";
-  if (!(gain < 1)) return "Drafts rest until the next trial.";
+  if (gain === null || gain >= 1) return "Drafts rest until the next trial.";
   return `Drafts rest: the server measured ${number(gain, 2)} × the speed of plain decoding with them.`;
 }

@@ -1,18 +1,20 @@
 """`consort bench`: on the bundled pair, and its arithmetic on invented times."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from decoding.errors import ConfigError
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.model import ROOT
 from deployments.ui import cli
 from deployments.ui.commands.advice import advise, as_json
-from deployments.ui.commands.bench import configured_pair, pair_config, read_prompts
+from deployments.ui.commands.bench import _show, configured_pair, pair_config, read_prompts
 from deployments.ui.commands.profiling import DRAFT_LENGTHS, STREAMS, Profile
 from evaluation import step_times
 
@@ -59,6 +61,13 @@ def test_a_hopeless_pair_is_named_so_with_the_reason(hopeless: Profile, why: str
         assert not advice.pays
         assert "speculation will not pay" in advice.sentence
         assert why in advice.sentence
+
+
+def test_a_noisy_machine_is_said_to_be_so() -> None:
+    assert not as_json(profile())["noisy"]
+    console = Console(record=True, width=200)
+    _show(console, replace(profile(), spread=0.4))
+    assert "The machine is noisy: repeated steps differ by 40%" in console.export_text()
 
 
 def test_short_answers_leave_out_long_drafts() -> None:

@@ -28,12 +28,15 @@ def test_where_texts_differ(left: str, right: str, index: int) -> None:
 
 
 def test_verdicts(terminal: Console) -> None:
-    ours = Generation("one two", tokens=8, total_s=1.0, seed=5, speculation=SPECULATION)
+    ours = Generation("one two", tokens=8, total_s=1.0, seed=5, speculation=SPECULATION | {"drafted": 8})
     slow = Generation("one two", tokens=8, total_s=2.0, seed=5, speculation=SPECULATION)
     terminal.print(compared(ours, slow))
     assert "2.00 times as fast · seed 5" in shown(terminal)
+    idle = Generation("one two", tokens=8, total_s=3.0, seed=5, speculation=SPECULATION)
+    terminal.print(compared(idle, slow))
+    assert "nothing was drafted, as plain decoding is faster at this load" in " ".join(shown(terminal).split())
     terminal.print(compared(ours, Generation("one too")))
     assert "same text: no" in shown(terminal)
     assert "from character 5 on: 'one two', target alone 'one too'" in shown(terminal)
     terminal.print(compared(Generation("a"), Generation("a")))
-    assert shown(terminal).count("same text: yes") == 2
+    assert shown(terminal).count("same text: yes") == 3

@@ -15,6 +15,8 @@ class ApiKey:
     weight: float = 1.0  # its share when keys compete
     max_requests: int | None = None  # in progress or waiting at once; None: no limit of its own
     max_tokens: int | None = None  # prompts and answers of these requests together
+    requests_per_minute: int | None = None  # that begin; None: any number
+    tokens_per_minute: int | None = None  # prompts and answers of these
     admin: bool = False  # whether it may scale models
     private_cache: bool = False  # whether its requests share cached text with each other only
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr, model_validator
 
 from decoding.errors import ConfigError
-from deployments.configuration.key_ring import ApiKey, digest_of
+from deployments.configuration.access.key_ring import ApiKey, digest_of
 from deployments.validation.strict import StrictModel, wrong_field
 
 ENVIRONMENT_KEY = "CONSORT_API_KEY"
@@ -31,6 +31,14 @@ class ApiKeyConfig(StrictModel):
     max_tokens: _Count | None = Field(
         None,
         description="Tokens of these requests: prompts plus the longest possible answers; null: no limit of its own.",
+    )
+    requests_per_minute: _Count | None = Field(
+        None, description="Its requests that may begin in a minute, each of `n` answers counted; null: any number."
+    )
+    tokens_per_minute: _Count | None = Field(
+        None,
+        description="Tokens of these requests: prompts plus the longest possible answers, of which the part that an "
+        "answer did not need is given back at its end; null: any number.",
     )
     admin: bool = Field(False, description="Whether it may also scale models.")
     private_cache: bool = Field(
@@ -65,7 +73,17 @@ class ApiKeyConfig(StrictModel):
         """Return the key as the server checks it. The secret must have been digested."""
         assert self.sha256 is not None
         digest = bytes.fromhex(self.sha256)
-        return ApiKey(name, digest, self.weight, self.max_requests, self.max_tokens, self.admin, self.private_cache)
+        return ApiKey(
+            name,
+            digest,
+            self.weight,
+            self.max_requests,
+            self.max_tokens,
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.admin,
+            self.private_cache,
+        )
 
 
 def key_of(secret: str, *, field: str, admin: bool) -> ApiKeyConfig:

@@ -1,0 +1,1 @@
+"""Online adaptation: a drafter that learns from committed texts while it serves."""

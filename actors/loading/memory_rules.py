@@ -1,0 +1,26 @@
+"""The shares of memory that models take, and how much the host has free. Without torch, for commands that plan."""
+
+from pathlib import Path
+
+USABLE = 0.9  # share of free memory; the rest is for activations, CUDA graphs and other processes
+CPU_SHARE = 0.25  # of free memory for a KV cache on a CPU, which other programs use, too
+AUTO_SLOTS = {"cuda": 256, "cpu": 64}
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_host_bytes() -> int:
+    """Return how much a process can still allocate. The container's limit counts, too."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min(available, _container_room())
+
+
+def _container_room() -> int:
+    """Return the bytes left in the control group (version 2). File pages that can be dropped count as free."""
+    try:
+        limit = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
+        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+    except OSError:  # no container, or another version
+        return 2**63
+    return 2**63 if limit == "max" else int(limit) - used + int(statistics.get("inactive_file", 0))

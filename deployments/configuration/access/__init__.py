@@ -1,0 +1,1 @@
+"""Who may ask a server: API keys, and its certificate."""

@@ -1,0 +1,109 @@
+"""Paths in a configuration: what they stand for, and whether a checkpoint is there. Loads nothing."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from decoding.errors import ConfigError
+
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+_TOKENIZERS = ("*token*", "vocab.*", "tekken.json", "*.model")  # patterns of the files that tokenizers may come in
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def expanded(path: str) -> str:
+    """Return a path with `~` and environment variables replaced.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
+    for match in _VARIABLE.finditer(path):
+        name = match[1] or match[2]
+        if name not in os.environ:
+            raise ConfigError(f"{path!r}: the environment has no {name}; set it, or write the path out")
+    path = os.path.expandvars(path)
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def is_local(path: str) -> bool:
+    """Whether a path can only mean a folder or a file here, not an id on the Hugging Face Hub."""
+    return not _HUB_ID.match(path) or path.lower().endswith(".gguf")
+
+
+def check_local(path: str) -> None:
+    """Raise ConfigError if a path that can't be a Hub id names no folder or .gguf file. path: on this machine."""
+    if "://" in path:
+        raise ConfigError(f"{path!r} is a URL; give a folder, a .gguf file, or an id on the Hub such as Qwen/Qwen3-8B")
+    if path != path.strip():
+        raise ConfigError(f"{path!r} has blanks around it; remove them")
+    file = Path(path)
+    if file.is_file() and not path.lower().endswith(".gguf"):
+        raise ConfigError(f"{path!r} is a file; give its folder, {str(file.parent)!r}, or a .gguf file")
+    if not file.exists():
+        raise ConfigError(f"there is no folder or .gguf file {path!r}")
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's config.json. Raises ConfigError if it is missing or damaged."""
+    file = folder / "config.json"
+    try:
+        header = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{str(folder)!r} has no config.json{_instead(folder)}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise ConfigError(f"{file} should be a JSON object")
+    return header
+
+
+def positions_of(header: dict[str, Any]) -> int | None:
+    """Return the most positions that a checkpoint's config.json names; None if it names none."""
+    positions = header.get("text_config", header).get("max_position_embeddings")
+    return None if positions is None else int(positions)
+
+
+def check_checkpoint(folder: Path, *, safetensors_only: bool) -> None:
+    """Raise ConfigError if a folder lacks the files of a checkpoint: config.json, weights or a tokenizer."""
+    read_header(folder)
+    missing = next(iter(_missing_shards(folder)), None)
+    if missing is not None:
+        raise ConfigError(f"{str(folder)!r} lacks the weights {missing}; copy or download it again")
+    if not any(folder.glob("*.safetensors")):
+        if not any(folder.glob("*.bin")):
+            raise ConfigError(f"{str(folder)!r} has no weights (*.safetensors); copy or download them")
+        if safetensors_only:
+            raise ConfigError(
+                f"{str(folder)!r} has pickled weights only, which can run code when loaded; convert them to "
+                "safetensors, or set safetensors_only: false if you trust them"
+            )
+    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
+        raise ConfigError(f"{str(folder)!r} has no tokenizer (tokenizer.json); copy it from the model's origin")
+
+
+def _missing_shards(folder: Path) -> Iterator[str]:
+    """Yield the files of weights that an index names and the folder lacks."""
+    for index in _INDICES:
+        try:
+            files = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{folder / index} is damaged ({error}); copy or download it again") from error
+        yield from sorted(name for name in set(files) if not (folder / name).is_file())
+
+
+def _instead(folder: Path) -> str:
+    """Return what to do about a folder that is no checkpoint, as the end of a sentence."""
+    if (folder / "adapter_config.json").is_file():
+        return ": it holds a LoRA adapter; name it as `adapter`, and the model that it was made for as `path`"
+    if (file := min(folder.glob("*.gguf"), default=None)) is not None:
+        return f"; give the .gguf file in it, such as {str(file)!r}"
+    nested = next((path.parent for path in sorted(folder.glob("*/config.json"))), None)
+    if nested is not None:
+        return f"; did you mean {str(nested)!r}?"
+    return "; give the folder of a checkpoint as transformers saves it"

@@ -1,0 +1,1 @@
+"""Decides which devices, threads and lengths models get on this machine."""

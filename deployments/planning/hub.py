@@ -1,0 +1,147 @@
+"""Gets models from the Hugging Face Hub into its cache, before replicas look there. Waits for seconds, not minutes."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from decoding.errors import ConfigError, UnavailableError
+from deployments.configuration.config import ServerConfig
+from deployments.configuration.model import PACKAGE, locate
+
+Files = Literal["settings", "weights", "all"]
+
+_TIMEOUT_S = 5.0
+_SETTINGS = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+_WEIGHTS = ["*.safetensors"]
+_PICKLED = ["*.bin", "*.pt"]
+_TWICE = ["*/*", "consolidated*"]  # the same weights in the formats of other programs
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A model of the Hub on this machine."""
+
+    folder: Path
+    weights_bytes: int | None  # of its safetensors files, here or not; None: the Hub could not be asked
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether a model's path names no file or folder of this machine."""
+    return not path.startswith((PACKAGE, ".", "/", "~")) and not Path(locate(path)).exists()
+
+
+def fetch(
+    model: str, *, key: str, revision: str | None = None, files: Files = "weights", safetensors_only: bool = True
+) -> Snapshot:
+    """Download what is not in the cache yet, with progress bars on standard error. The cache will do without network.
+
+    Args:
+        key: of the configuration, for errors.
+        files: "settings": all but the weights; "all": other formats of the weights, too.
+
+    Raises:
+        ConfigError: there is no such model, or it may not be read.
+        UnavailableError: the Hub does not answer, and the model is not in the cache.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    weights = [] if files == "settings" else _WEIGHTS + ([] if safetensors_only else _PICKLED)
+    download = partial(
+        snapshot_download,
+        model,
+        revision=revision,
+        allow_patterns=None if files == "all" else _SETTINGS + weights,
+        ignore_patterns=None if files == "all" else _TWICE,
+    )
+    try:
+        info = HfApi().model_info(model, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"{key}: {model!r} is no folder or .gguf file here, and no id of the Hugging Face Hub"
+        ) from error
+    except Exception as error:  # also those of the HTTP library, which differs between versions
+        try:
+            return Snapshot(Path(str(download(local_files_only=True))), None)
+        except OSError:
+            pass
+        if isinstance(error, GatedRepoError):
+            advice = f"accept its conditions at https://huggingface.co/{model}, and set HF_TOKEN"
+            raise ConfigError(f"{key}: {model!r} is gated: {advice}") from error
+        if isinstance(error, RevisionNotFoundError):
+            raise ConfigError(f"{key}: the model {model!r} has no revision {revision!r}") from error
+        if isinstance(error, RepositoryNotFoundError):
+            raise ConfigError(
+                f"{key}: there is no folder {model!r} here, and no such model on the Hugging Face Hub; for a private "
+                "model set HF_TOKEN"
+            ) from error
+        raise UnavailableError(
+            f"{key}: there is no folder {model!r} here, it is not in the cache, and the Hugging Face Hub can't be "
+            f"reached: {_brief(error)}"
+        ) from error
+    sizes = [file.size or 0 for file in info.siblings or () if _is_weights(file.rfilename)]
+    try:
+        folder = str(download())
+    except Exception as error:
+        raise UnavailableError(f"{key}: the download of {model!r} broke off, run it again: {_brief(error)}") from error
+    return Snapshot(Path(folder), sum(sizes) or None)
+
+
+def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str, Snapshot]:
+    """Get all models, adapters and heads that a configuration has from the Hub. Returns the models' snapshots by name.
+
+    Raises:
+        ConfigError, UnavailableError: as in `fetch`.
+    """
+    snapshots = {
+        name: fetch(
+            model.path,
+            key=f"models.{name}.path",
+            revision=model.revision,
+            files=files,
+            safetensors_only=model.safetensors_only,
+        )
+        for name, model in config.models.items()
+        if is_hub_id(model.path)
+    }
+    if files == "settings":
+        return snapshots
+    for name, model in config.models.items():
+        if model.adapter is not None and is_hub_id(model.adapter):
+            fetch(model.adapter, key=f"models.{name}.adapter", files="all")
+    for name, endpoint in config.endpoints.items():
+        if endpoint.heads is not None and is_hub_id(endpoint.heads.path):
+            fetch(
+                endpoint.heads.path, key=f"endpoints.{name}.heads.path", revision=endpoint.heads.revision, files="all"
+            )
+    return snapshots
+
+
+def on_disk(config: ServerConfig, snapshots: Mapping[str, Snapshot]) -> ServerConfig:
+    """Return the configuration with the folders of models in place of their ids."""
+    paths = {name: str(snapshot.folder) for name, snapshot in snapshots.items()}
+    models = {
+        name: model.model_copy(update={"path": paths.get(name, model.path)}) for name, model in config.models.items()
+    }
+    return config.model_copy(update={"models": models})
+
+
+def stay_offline(config: ServerConfig) -> None:
+    """Let processes that start later take models from the cache, without asking the Hub for newer files.
+
+    Code of a checkpoint may be in a repository that no configuration names, so it is looked up.
+    """
+    if not any(model.trust_remote_code for model in config.models.values()):
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def _is_weights(file: str) -> bool:
+    return file.endswith(".safetensors") and "/" not in file and not file.startswith("consolidated")
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,90 @@
+"""What this machine has: GPUs, cores and free memory. Knows no models, and imports no torch, which takes seconds."""
+
+import importlib.metadata
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.loading.memory_rules import free_host_bytes
+
+_MIB = 2**20
+_QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
+_QUERY_TIMEOUT_S = 20
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that processes of this user may use."""
+
+    index: int  # as nvidia-smi counts
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Devices and memory that are free."""
+
+    gpus: tuple[Gpu, ...]
+    cores: int
+    free_bytes: int  # of the host's memory
+    unusable_gpus: str | None = None  # why GPUs that are there can't be used
+
+
+def this_machine() -> Machine:
+    """Return what this process may use. CUDA_VISIBLE_DEVICES and a container's limits count."""
+    gpus, reason = _visible(_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")), None
+    build = importlib.metadata.version("torch").partition("+")[2]
+    if gpus and build == "cpu":
+        gpus, reason = (
+            [],
+            f"{len(gpus)} GPU(s) stay idle: the installed torch computes on CPUs only; install one for CUDA",
+        )
+    return Machine(tuple(gpu for _, gpu in gpus), _cores(), free_host_bytes(), reason)
+
+
+def prefer_gpus(gpus: Sequence[int]) -> None:
+    """Let a Ray that starts later give GPUs away in this order. gpus: nvidia-smi's numbers; (): leave it to Ray."""
+    if gpus:
+        os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+
+
+def _gpus() -> list[tuple[str, Gpu]]:
+    """Return all GPUs with their UUIDs; [] without NVIDIA's driver."""
+    try:
+        answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    gpus = []
+    for line in answer.splitlines():
+        index, uuid, *sizes = (part.strip() for part in line.split(","))
+        if len(sizes) == 2 and all(size.isdigit() for size in sizes):  # some GPUs share the host's memory: "[N/A]"
+            total, free = (int(size) * _MIB for size in sizes)
+            gpus.append((uuid, Gpu(int(index), total, free)))
+    return gpus
+
+
+def _visible(gpus: list[tuple[str, Gpu]], names: str | None) -> list[tuple[str, Gpu]]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order. None: it is not set."""
+    if names is None:
+        return gpus
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    return [
+        (uuid, gpu)
+        for name in wanted
+        for uuid, gpu in gpus
+        if name == str(gpu.index) or (name.startswith("GPU-") and uuid.startswith(name))
+    ]
+
+
+def _cores() -> int:
+    """Return the CPUs that this process may run on, or a container's share of them."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))

@@ -1,0 +1,123 @@
+"""The configuration that serves a model without a file: its names, its drafter and its endpoint. Knows no devices."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors.loading.gguf import is_gguf
+from decoding.errors import ConfigError
+from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config, parse_config
+from deployments.configuration.model import PACKAGE, locate
+from deployments.configuration.names import RESERVED
+from deployments.planning.hub import is_hub_id
+from deployments.planning.model_size import config_json
+
+_BUNDLED = "smollm2"  # the name of the default configuration's target
+_BUNDLED_DRAFTER = "smollm2-drafter"
+_BUNDLED_ID = "huggingfacetb/smollm2-135m-instruct"
+_BUNDLED_SHAPE = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelServer:
+    """How to serve a model.
+
+    model: a folder, a .gguf file, package:NAME/FILE, or an id on the Hub.
+    drafter: another, "none", or "auto": the bundled drafter for the bundled model, otherwise n-grams alone.
+    served_names: of its endpoints; (): one, named after the model.
+    target_keys, drafter_keys: of the configuration of the two models.
+    """
+
+    model: str
+    drafter: str = "auto"
+    served_names: Sequence[str] = ()
+    draft_length: int | None = None
+    target_keys: Mapping[str, Any] = field(default_factory=dict)
+    drafter_keys: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self) -> ServerConfig:
+        """Return the configuration, with devices and lengths still open.
+
+        Raises:
+            ConfigError: there is no such model, or an option is out of range.
+        """
+        path, drafter_path = resolve(self.model, "MODEL"), self._drafter_path()
+        name = name_of(path)
+        models: dict[str, dict[str, Any]] = {name: {"path": path, **self.target_keys}}
+        endpoint: dict[str, Any] = {"target": name}
+        if drafter_path is not None:
+            drafter = name_of(drafter_path)
+            endpoint["drafter"] = drafter if drafter != name else f"{drafter}-drafter"
+            models[endpoint["drafter"]] = {"path": drafter_path, **self.drafter_keys}
+        if self.drafter != "none":
+            endpoint["ngram"] = {}
+        if self.draft_length is not None:
+            endpoint["draft_length"] = self.draft_length
+        served_names = self.served_names or [path if is_hub_id(path) else name]
+        return parse_config({"models": models, "endpoints": dict.fromkeys(served_names, endpoint)}, folder=Path.cwd())
+
+    def _drafter_path(self) -> str | None:
+        """Return the drafter's path; None: n-grams alone, or nothing, draft."""
+        if self.drafter == "none":
+            return None
+        if self.drafter != "auto":
+            return resolve(self.drafter, "--drafter")
+        if not _is_bundled(resolve(self.model, "MODEL")):
+            return None
+        try:
+            return load_config(DEFAULT_CONFIG).models[_BUNDLED_DRAFTER].path
+        except (ConfigError, KeyError):  # the model came from the Hub, and the bundled package is not installed
+            return None
+
+
+def resolve(value: str, option: str) -> str:
+    """Return a model's path as configurations have it, absolute where it is on this machine.
+
+    Raises:
+        ConfigError: there is no such file, or it is no model.
+    """
+    if value.startswith(PACKAGE):
+        locate(value)
+        return value
+    path = Path(os.path.expandvars(value)).expanduser()
+    if (value and path.is_dir()) or (path.is_file() and is_gguf(value)):
+        return str(path.resolve())
+    kinds = "a folder, a .gguf file, or an id on the Hugging Face Hub"
+    if path.is_file():
+        raise ConfigError(f"{option}: {value!r} is a file, and should be {kinds}; configurations end in .yaml or .yml")
+    if not value or not is_hub_id(value):
+        if value and Path(locate(value)).exists():
+            return value
+        raise ConfigError(f"{option}: there is no folder or .gguf file {value!r}; a model is {kinds}")
+    if is_gguf(value) or value.count("/") > 1:
+        raise ConfigError(f"{option}: there is no file {value!r}; a model is {kinds}")
+    return value
+
+
+def name_of(path: str) -> str:
+    """Return a name for a model, from its file or folder."""
+    if path.startswith(PACKAGE) and path == _default_path():
+        return _BUNDLED
+    stem = Path(path).stem if is_gguf(path) else Path(path).name
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-") or "model"
+    return f"model-{name}" if name in RESERVED else name
+
+
+def _default_path() -> str | None:
+    try:
+        return load_config(DEFAULT_CONFIG).models[_BUNDLED].path
+    except (ConfigError, KeyError):
+        return None
+
+
+def _is_bundled(path: str) -> bool:
+    """Whether a model is SmolLM2-135M-Instruct in one of its formats, or its base model, which has the same shape."""
+    if is_gguf(path):
+        return Path(path).name.lower().startswith("smollm2-135m-instruct")
+    config = config_json(Path(path)) if Path(path).is_dir() else None
+    if config is None:
+        return path.lower() == _BUNDLED_ID
+    return all(config.get(key) == value for key, value in _BUNDLED_SHAPE.items())

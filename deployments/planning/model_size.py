@@ -1,0 +1,135 @@
+"""How large a model is, from the headers of its checkpoint. Loads no weights, and imports no torch."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from actors.loading.gguf import converted_folder, is_gguf
+from decoding.errors import ConfigError
+from deployments.configuration.catalogue import tensors_in
+from deployments.configuration.model import ModelConfig
+from deployments.planning.plan import ModelSize
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+_QUANTIZED_BYTES = {"nf4": 0.53, "int8": 1.0}  # of a weight, scales included
+_KEPT = ("embed", "lm_head", "wte", "wpe")  # in the names of matrices that are not quantised
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+def size_of(model: ModelConfig, path: str, *, weights_bytes: int | None = None) -> ModelSize | None:
+    """Return a model's size; None if its headers are not here, or don't tell.
+
+    Args:
+        path: its folder or file on this machine.
+        weights_bytes: of the stored weights, where they are known but not in the folder.
+
+    Raises:
+        ConfigError: a header is damaged.
+    """
+    if is_gguf(path):
+        folder = converted_folder(path, model.dtype)
+        return _size_of_gguf(Path(path), model) if folder is None else _size_of_folder(folder, model, None)
+    return _size_of_folder(Path(path), model, weights_bytes)
+
+
+def config_json(folder: Path) -> Mapping[str, Any] | None:
+    """Return the language model's part of a checkpoint's config.json; None if there is none.
+
+    Raises:
+        ConfigError: it is not JSON.
+    """
+    file = folder / "config.json"
+    try:
+        config: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} should be a JSON object")
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _size_of_folder(folder: Path, model: ModelConfig, weights_bytes: int | None) -> ModelSize | None:
+    config = config_json(folder)
+    if config is None:
+        return None
+    files = list(folder.glob("model*.safetensors")) or folder.glob("*.safetensors")  # some have all weights twice
+    tensors = [each for file in files for each in tensors_in(file).items()]
+    stored = sum(size for _, (_, size) in tensors) or weights_bytes
+    if not stored:
+        return None
+    count = sum(math.prod(shape) for _, (shape, _) in tensors)
+    quantized_before = "quantization_config" in config
+    item = _ITEM_BYTES.get(model.dtype) or (stored / count if count else 2)
+    needed = float(stored) if quantized_before or not count else count * item
+    if model.quantization is not None and not quantized_before:
+        matrices = [(name, shape) for name, (shape, _) in tensors if len(shape) == 2]
+        linear = sum(math.prod(shape) for name, shape in matrices if not any(part in name for part in _KEPT))
+        needed -= linear * (item - _QUANTIZED_BYTES[model.quantization])
+    kv_item = _ITEM_BYTES.get(model.kv_dtype) or (2 if quantized_before else min(math.ceil(item), 4))
+    numbers = _kv_numbers(config)
+    kv_bytes = None if numbers is None else numbers * kv_item
+    return ModelSize(weights_bytes=int(needed), kv_bytes=kv_bytes, positions=_positions(config))
+
+
+def _kv_numbers(config: Mapping[str, Any]) -> int | None:
+    """Return how many numbers are the keys and values of a token, in all layers."""
+    layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
+    heads = _first(config, "num_attention_heads", "n_head")
+    hidden = _first(config, "hidden_size", "n_embd")
+    if layers is None or heads is None or hidden is None:
+        return None
+    if (value_dim := _first(config, "v_head_dim")) is not None:  # multi-head latent attention, expanded
+        rotated, plain = _first(config, "qk_rope_head_dim") or 0, _first(config, "qk_nope_head_dim") or 0
+        return layers * heads * (rotated + plain + value_dim)
+    head_dim = _first(config, "head_dim") or hidden // heads
+    return layers * (_first(config, "num_key_value_heads") or heads) * head_dim * 2
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """Return up to how many tokens a text has the same positions, whatever its length."""
+    positions = _first(config, "max_position_embeddings", "n_positions")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") if isinstance(rope, dict) else None
+    if positions is None or kind not in _LENGTH_DEPENDENT:
+        return positions
+    original = rope.get("original_max_position_embeddings") or _first(config, "original_max_position_embeddings")
+    return min(positions, int(original or positions))
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int | None:
+    return next((value for name in names if isinstance(value := config.get(name), int)), None)
+
+
+def _size_of_gguf(file: Path, model: ModelConfig) -> ModelSize | None:
+    """Return the size that a file will have, converted, by its own header."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+        name = reader.fields["general.architecture"].contents()
+        fields = {
+            key.removeprefix(f"{name}."): field.contents()
+            for key, field in reader.fields.items()
+            if key[:9] != "tokenizer"
+        }
+    except Exception as error:  # what the reader of a broken file raises is not documented
+        raise ConfigError(f"{file} is not a GGUF file that can be read: {error}") from error
+    item = _ITEM_BYTES.get(model.dtype, 2)
+    config = {
+        "num_hidden_layers": fields.get("block_count"),
+        "num_attention_heads": fields.get("attention.head_count"),
+        "num_key_value_heads": fields.get("attention.head_count_kv"),
+        "hidden_size": fields.get("embedding_length"),
+        "head_dim": fields.get("attention.key_length"),
+    }
+    numbers = _kv_numbers(config)
+    return ModelSize(
+        weights_bytes=sum(int(tensor.n_elements) for tensor in reader.tensors) * item,
+        kv_bytes=None if numbers is None else numbers * (_ITEM_BYTES.get(model.kv_dtype) or item),
+        positions=_first(fields, "context_length"),
+    )

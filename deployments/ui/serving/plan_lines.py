@@ -1,0 +1,54 @@
+"""A plan in words, before anything is loaded."""
+
+from collections.abc import Iterator
+
+from deployments.configuration.config import ServerConfig
+from deployments.planning.plan import GIB, Assignment, Plan
+
+_FEW = GIB // 10  # bytes, below which they are shown in MiB
+_ROUND = 1000  # tokens: the number is an estimate
+
+
+def plan_lines(plan: Plan, config: ServerConfig) -> list[str]:
+    """Return a line for each model, one for what drafts, and the plan's notes."""
+    models = sorted(plan.models.values(), key=lambda model: model.drafts_for is not None)
+    lines = [_model_line(model, config) for model in models]
+    return [*lines, *_draft_lines(config), *plan.notes]
+
+
+def _model_line(model: Assignment, config: ServerConfig) -> str:
+    replicas = config.models[model.name].replicas
+    sizes = [
+        *([] if model.weights_bytes is None else [f"{_size(model.weights_bytes)} of weights"]),
+        *([] if model.kv_tokens is None else [f"about {_rounded(model.kv_tokens):,} tokens of KV"]),
+    ]
+    copies = f"{replicas} replicas " if replicas > 1 else ""
+    role = "drafter" if model.drafts_for is not None else "target"
+    text = f"{role} {model.name}: {copies}{_where(model)}"
+    return ", ".join([text, *sizes]) + (", each" if replicas > 1 and sizes else "")
+
+
+def _where(model: Assignment) -> str:
+    if model.colocated_with is not None:
+        return f"in the replicas of {model.colocated_with}"
+    if model.gpus:
+        return f"on GPU {', '.join(map(str, model.gpus))}"
+    if model.num_gpus:
+        return f"on {model.num_gpus:g} GPU"
+    threads = model.threads or max(int(model.num_cpus), 1)
+    return f"on {threads} CPU thread{'s' if threads > 1 else ''}"
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= _FEW else f"{size / 2**20:.1f} MiB"
+
+
+def _rounded(tokens: int) -> int:
+    return tokens // _ROUND * _ROUND if tokens >= 10 * _ROUND else tokens
+
+
+def _draft_lines(config: ServerConfig) -> Iterator[str]:
+    """Say where n-grams alone draft: a drafter would do more."""
+    for name, endpoint in config.endpoints.items():
+        if endpoint.ngram is not None and endpoint.drafter is None and endpoint.heads is None:
+            yield f"drafts for {name}: n-grams of the text alone; `consort train drafter` makes a drafter for it"

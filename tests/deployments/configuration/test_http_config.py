@@ -1,0 +1,55 @@
+"""Who may reach a server that listens by itself, and its certificate."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from decoding.errors import ConfigError
+from deployments.configuration.access.keys import key_of
+from deployments.configuration.config import parse_config
+from deployments.configuration.http import HttpConfig
+
+KEY = {"someone": key_of("secret", field="key", admin=False)}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "models.example.org"])
+def test_what_others_reach_needs_a_key_or_a_word(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"^http\.host: other machines can reach .* --insecure$"):
+        HttpConfig(host=host).guarded()
+    for guarded in (HttpConfig(host=host).guarded(insecure=True), HttpConfig(host=host, api_keys=KEY).guarded()):
+        assert guarded.allowed_hosts is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.0.1"])
+def test_without_a_key_this_machine_is_asked_by_its_own_names(host: str) -> None:
+    allowed = HttpConfig(host=host).guarded().allowed_hosts
+    assert allowed is not None
+    assert {"localhost", "127.0.0.1", "[::1]"} <= set(allowed)
+    assert (host if host != "::1" else "[::1]") in allowed
+    assert HttpConfig(host=host, api_keys=KEY).guarded().allowed_hosts is None
+    assert HttpConfig(host=host, allowed_hosts=["mine.example"]).guarded().allowed_hosts == ["mine.example"]
+
+
+def config_with(folder: Path, **tls: str) -> HttpConfig:
+    models = {"target": {"path": "models/target"}}
+    data = {"models": models, "endpoints": {"e": {"target": "target"}}, "http": {"tls": tls}}
+    return parse_config(data, folder=folder).http
+
+
+def test_a_certificate_is_found_beside_the_configuration(tmp_path: Path) -> None:
+    for name in ("mine", "other"):
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+             "-subj", f"/CN={name}", "-keyout", tmp_path / f"{name}.key", "-out", tmp_path / f"{name}.pem"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    http = config_with(tmp_path, certificate="mine.pem", key="mine.key")
+    assert http.url == "https://127.0.0.1:8000"
+    assert http.tls is not None
+    assert http.tls.certificate == str(tmp_path / "mine.pem")
+    http.tls.client_context()
+    with pytest.raises(ConfigError, match=r"^http\.tls\.key: there is no file .*missing\.key$"):
+        config_with(tmp_path, certificate="mine.pem", key="missing.key")
+    with pytest.raises(ConfigError, match=r"^http\.tls: the certificate and the key can't be used together: "):
+        config_with(tmp_path, certificate="mine.pem", key="other.key")

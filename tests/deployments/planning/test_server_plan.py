@@ -1,0 +1,138 @@
+"""From a model or a configuration to what is served: names, drafters, sizes and devices. Loads nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoding.errors import ConfigError
+from deployments.configuration.config import ServerConfig, parse_config
+from deployments.configuration.model import ROOT, ModelConfig
+from deployments.planning.machine import Gpu, Machine
+from deployments.planning.model_server import ModelServer
+from deployments.planning.model_size import size_of
+from deployments.planning.plan import GIB
+from deployments.planning.server_plan import give_cluster_gpus, plan_server, planned
+
+TARGET, DRAFTER = str(ROOT / "models" / "target"), str(ROOT / "models" / "drafter")
+LAPTOP = Machine((), 2, 8 * GIB)
+WORKSTATION = Machine((Gpu(0, 24 * GIB, 23 * GIB), Gpu(1, 24 * GIB, 23 * GIB)), 16, 64 * GIB)
+
+
+def config(**models: dict[str, Any]) -> ServerConfig:
+    names = list(models)
+    endpoint = {"target": names[0]} | ({"drafter": names[1]} if len(names) > 1 else {})
+    return parse_config({"models": models, "endpoints": {"e": endpoint}}, folder=ROOT)
+
+
+def test_a_model_is_named_after_its_folder_and_drafted_by_n_grams() -> None:
+    served = ModelServer(model=TARGET).config()
+    assert list(served.models) == list(served.endpoints) == ["target"]
+    endpoint = served.endpoints["target"]
+    assert (endpoint.target, endpoint.drafter, endpoint.ngram is not None) == ("target", None, True)
+    assert not ModelServer(model=TARGET, drafter="none").config().endpoints["target"].drafts
+
+
+def test_a_drafter_and_names_of_the_endpoints() -> None:
+    keys = {"max_length": 512, "dtype": "float32"}
+    served = ModelServer(model=TARGET, drafter=DRAFTER, served_names=["a", "b"], target_keys=keys).config()
+    assert list(served.models) == ["target", "drafter"]
+    assert {name: endpoint.drafter for name, endpoint in served.endpoints.items()} == {"a": "drafter", "b": "drafter"}
+    assert (served.models["target"].max_length, served.models["target"].dtype) == (512, "float32")
+    copy = ModelServer(model=TARGET, drafter=TARGET).config()
+    assert list(copy.models) == ["target", "target-drafter"]
+
+
+def test_an_id_of_the_hub_is_what_clients_ask_for() -> None:
+    served = ModelServer(model="Org/Model-1.5B").config()
+    assert (list(served.models), list(served.endpoints)) == (["Model-1.5B"], ["Org/Model-1.5B"])
+
+
+def test_the_bundled_model_has_a_drafter_in_every_format(tmp_path: Path) -> None:
+    shape = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
+    (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    for model in ("HuggingFaceTB/SmolLM2-135M-Instruct", str(tmp_path)):
+        assert "smollm2-drafter" in ModelServer(model=model).config().models
+    assert "smollm2-drafter" not in ModelServer(model="HuggingFaceTB/SmolLM2-360M-Instruct").config().models
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ("./nowhere", r"MODEL: there is no folder or \.gguf file"),
+        ("~/nowhere/at/all", r"MODEL: there is no folder or \.gguf file"),
+        ("some.gguf", r"MODEL: there is no file 'some\.gguf'"),
+        ("", r"MODEL: there is no folder"),
+        (str(ROOT / "README.md"), r"README\.md' is a file, and should be a folder"),
+        ("package:no_such_package/file", "there is no Python package"),
+    ],
+)
+def test_a_model_that_is_not_there(model: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        ModelServer(model=model).config()
+
+
+def test_sizes_come_from_headers() -> None:
+    stored = size_of(ModelConfig(path=TARGET), TARGET)
+    assert stored is not None
+    assert stored.kv_bytes is not None
+    wide = size_of(ModelConfig(path=TARGET, dtype="float32"), TARGET)
+    narrow = size_of(ModelConfig(path=TARGET, dtype="bfloat16"), TARGET)
+    few = size_of(ModelConfig(path=TARGET, quantization="nf4", dtype="bfloat16"), TARGET)
+    assert wide is not None
+    assert narrow is not None
+    assert few is not None
+    assert wide.weights_bytes == 2 * narrow.weights_bytes
+    assert few.weights_bytes < narrow.weights_bytes
+    assert narrow.kv_bytes == (wide.kv_bytes or 0) // 2
+    header = json.loads((ROOT / "models" / "target" / "config.json").read_text(encoding="utf-8"))
+    numbers = 2 * header["num_hidden_layers"] * header["num_key_value_heads"] * header["head_dim"]
+    assert wide.kv_bytes == numbers * 4
+    assert stored.positions == header["max_position_embeddings"]
+
+
+def test_headers_that_say_little(tmp_path: Path) -> None:
+    assert size_of(ModelConfig(path="x"), str(tmp_path)) is None
+    (tmp_path / "config.json").write_text('{"n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 99}')
+    assert size_of(ModelConfig(path="x"), str(tmp_path)) is None
+    size = size_of(ModelConfig(path="x"), str(tmp_path), weights_bytes=5)
+    assert size is not None
+    assert (size.weights_bytes, size.kv_bytes, size.positions) == (5, 2 * 64 * 2 * 2, 99)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        size_of(ModelConfig(path="x"), str(tmp_path))
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"models\.m\.path: .* has no config\.json; a model's folder has one"):
+        plan_server(config(m={"path": str(tmp_path)}), LAPTOP)
+
+
+def test_a_plan_fills_what_a_file_leaves_open() -> None:
+    served = config(target={"path": TARGET}, drafter={"path": DRAFTER, "num_gpus": 0, "threads": 3})
+    result = planned(served, plan_server(served, WORKSTATION)).models
+    assert (result["target"].num_gpus, result["target"].threads) == (1, None)
+    assert (result["drafter"].num_gpus, result["drafter"].threads) == (0, 3)
+    result = planned(served, plan_server(served, LAPTOP)).models
+    assert (result["target"].num_gpus, result["target"].threads) == (0, 1)
+
+
+def test_a_colocated_drafter_has_no_keys_for_replicas() -> None:
+    served = config(target={"path": TARGET, "slots": 4}, drafter={"path": DRAFTER, "slots": 4})
+    plan = plan_server(served, LAPTOP, may_colocate={"drafter"})
+    drafter = planned(served, plan).models["drafter"]
+    assert (drafter.colocated_with, "slots" in drafter.model_fields_set) == ("target", False)
+
+
+def test_models_of_a_cluster_get_a_gpu_each() -> None:
+    served = config(target={"path": TARGET, "replicas": 2}, drafter={"path": DRAFTER})
+
+    def given(gpus: float) -> list[float | None]:
+        return [model.num_gpus for model in give_cluster_gpus(served, gpus).models.values()]
+
+    assert (given(0), given(1), given(2), given(3)) == ([0, 0], [1, 0], [1, 0], [1, 1])
+    fixed = config(target={"path": TARGET, "num_gpus": 0}, drafter={"path": DRAFTER, "colocated_with": "target"})
+    assert [model.num_gpus for model in give_cluster_gpus(fixed, 4).models.values()] == [0, None]
+    group = config(target={"path": TARGET, "tensor_parallel": 2})
+    assert give_cluster_gpus(group, 0).models["target"].num_cpus == 1

@@ -1,0 +1,147 @@
+"""Rounds of learning from committed texts, in small steps between which the learner can pause.
+
+After Liu et al. 2023, "Online speculative decoding", arXiv 2310.07177, but from tokens alone: the target's
+probabilities stay where they are. Must not know about processes or messages' transport.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+from torch.optim import AdamW
+from transformers import PreTrainedModel
+
+from actors.adaptation.messages import Checked, CommittedText
+from decoding.sampling.batch import SamplingBatch, chain_settings, used_processors
+from decoding.sampling.noise import gumbel
+from decoding.sampling.sampler import process
+from training.adaptation.batches import RecentTexts, TextBatch
+from training.drafter.distillation import counted_logits
+from training.drafter.vocabulary import StudentVocabulary
+
+_BETAS = (0.9, 0.95)
+_START_SHARE = 0.1  # of the divergence from the drafter's files in the loss, so that it does not forget
+_CERTAINTY = 2.0  # standard deviations by which a difference counts
+
+
+class AdaptingDrafter:
+    """A drafter that learns, float32 on the CPU, with the weights of its files and those that are published."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocabulary: StudentVocabulary,
+        *,
+        texts: int,
+        update_after: int,
+        learning_rate: float,
+        save: Callable[[PreTrainedModel], str],
+    ) -> None:
+        """
+        texts: how many recent ones are kept.
+        update_after: new texts before the next round.
+        save: writes a checkpoint; returns its folder.
+        """
+        self._start = model.eval().requires_grad_(False)
+        self._published = self._start
+        self._vocabulary = vocabulary
+        self._texts = RecentTexts(texts)
+        self._update_after, self._learning_rate, self._save = update_after, learning_rate, save
+        self._round: Iterator[Checked | None] = iter(())
+        self._in_round = False
+        self._revert()
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to do."""
+        return self._in_round or self._texts.new >= self._update_after
+
+    def add(self, texts: Sequence[CommittedText]) -> None:
+        """Add texts for the next round."""
+        self._texts.add(texts)
+
+    def step(self) -> Checked | None:
+        """Do a small part of a round: run one batch. Returns the result of a round that ends."""
+        if not self._in_round:
+            self._round, self._in_round = self._run_round(), True
+        result = next(self._round)
+        self._in_round = result is None
+        return result
+
+    def _run_round(self) -> Iterator[Checked | None]:
+        """Learn all recent texts once, compare with the published weights on the others, and publish or go back."""
+        training, held_out = self._texts.start_round()
+        for texts in training:
+            self._learn(TextBatch.gather(texts, self._vocabulary))
+            yield None
+        drafted: list[tuple[Tensor, Tensor, Tensor]] = []
+        for texts in held_out:
+            batch = TextBatch.gather(texts, self._vocabulary)
+            published = self._drafted(self._published, batch)
+            start = published if self._published is self._start else self._drafted(self._start, batch)
+            drafted.append((start, published, self._drafted(self._student, batch)))
+            yield None
+        start, published, learned = map(torch.cat, zip(*drafted, strict=True))
+        gain = int((learned & ~published).sum() - (published & ~learned).sum())
+        certain = _CERTAINTY * float((learned ^ published).sum()) ** 0.5
+        folder = None
+        if gain > certain:
+            self._published = deepcopy(self._student).eval().requires_grad_(False)
+            folder, published = self._save(self._published), learned
+        elif gain < -certain:
+            self._revert()
+        yield Checked(sum(map(len, held_out)), _share(start), _share(published), folder)
+
+    def _revert(self) -> None:
+        """Go on from the published weights."""
+        self._student = deepcopy(self._published).train().requires_grad_(True)
+        parameters = [parameter for parameter in self._student.parameters() if parameter.is_floating_point()]
+        self._optimizer = AdamW(parameters, lr=self._learning_rate, betas=_BETAS, weight_decay=0.0)
+
+    def _learn(self, batch: TextBatch) -> None:
+        """Take a step of cross-entropy on the texts' tokens, and of a divergence from the drafter's files.
+
+        At a text's own temperature: so a text that was drawn at 0.5 teaches the distribution at 1.
+        """
+        known, rows = self._vocabulary.find(batch.answers)
+        log_q = self._logprobs(self._student, batch)
+        with torch.no_grad():
+            log_start = self._logprobs(self._start, batch)
+        own = -log_q.gather(-1, rows[:, None])[:, 0][known].sum() / max(len(rows), 1)
+        forgotten = kl_div(log_q, log_start, log_target=True, reduction="batchmean")
+        (own + _START_SHARE * forgotten).backward()
+        torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _logprobs(self, model: PreTrainedModel, batch: TextBatch) -> Tensor:
+        """Return log-probabilities of the tokens that can be drafted, [N, rows], at the texts' temperatures."""
+        logits = counted_logits(model, batch.tokens, batch.counted)[:, : self._vocabulary.drafted].float()
+        return (logits / batch.temperatures[:, None]).log_softmax(-1)
+
+    @torch.no_grad()
+    def _drafted(self, model: PreTrainedModel, batch: TextBatch) -> Tensor:
+        """Return which tokens of the answers the model would have drafted, given the text before, [N] bool.
+
+        With the requests' own noise, but without processors that look at the text.
+        """
+        logits = counted_logits(model.eval(), batch.tokens, batch.counted)[:, : self._vocabulary.drafted].float()
+        tokens = self._vocabulary.tokens
+        drafts = []
+        for part, (params, first, count) in zip(
+            logits.split([count for *_, count in batch.requests]), batch.requests, strict=True
+        ):
+            settings = chain_settings([(params, first)], count, 1)[:, 0]
+            sampling = SamplingBatch(settings, used_processors([params]), params.top_k)
+            scores = process(part, sampling)
+            if not params.greedy:
+                scores = gumbel(sampling.keys, tokens).add_(scores)
+            drafts.append(tokens[scores.argmax(-1)])
+        model.train(model is self._student)
+        return torch.cat(drafts) == batch.answers
+
+
+def _share(hits: Tensor) -> float:
+    return hits.float().mean().item()
