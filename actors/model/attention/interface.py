@@ -68,8 +68,13 @@ def attend_to_pages(
     )
     if attention_reader is not None:
         keys, _ = kv_pages.layers[module]
-        limits = {"window": sliding_window, "softcap": softcap, "sinks": s_aux}
-        attention_reader.read(query[0].transpose(0, 1), keys, tables, ragged_batch, scale=scale, **limits)
+        attention_reader.read(
+            *(query[0].transpose(0, 1), keys, tables, ragged_batch),
+            scale=scale,
+            window=sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+        )
     return attended[None], None
 
 
