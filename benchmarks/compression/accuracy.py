@@ -60,7 +60,7 @@ class Reader:
 
     def retrieves(self, task: Task, answer: Sequence[int]) -> bool:
         """Whether the answer has the number."""
-        return task.answer in str(self._tokenizer.decode(answer))
+        return task.answer in str(self._tokenizer.decode(list(answer)))
 
     def _mean(self, log_probs: Sequence[Tensor], tokens: Sequence[int]) -> float:
         """Return the mean log-probability of the tokens. log_probs: [V] before each of them."""
