@@ -12,8 +12,9 @@ import click
 import torch
 
 from training.acceptance import measure
-from training.drafter.distillation import DistillationOptions
-from training.drafter.make import DrafterOptions, TextOptions, train_drafter
+from training.distillation.loop import DistillationOptions
+from training.distillation.text_stage import TextOptions
+from training.drafter.make import DrafterOptions, train_drafter
 from training.drafter.start import StartOptions
 from training.heldout import read_prompts
 from training.inflate import inflate

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save
@@ -24,6 +24,8 @@ from actors.replica.in_process import Engine
 from decoding.errors import ConfigError
 from decoding.sampling.params import SamplingParams
 from training.files import write_whole
+
+T = TypeVar("T")
 
 CHATS_PER_SHARD = 32
 HELD_OUT = 20  # every 20th chat is never trained on
@@ -191,6 +193,10 @@ def _write_shard(shard: Path, chats: Sequence[Chat]) -> None:
 
 def read_texts(folder: Path) -> tuple[list[Chat], list[Chat]]:
     """Return the chats to train on and those held out."""
-    chats = [chat for shard in shard_files(folder) for chat in read_shard(shard)]
-    held_out = [chat for number, chat in enumerate(chats) if number % HELD_OUT == 0]
-    return [chat for number, chat in enumerate(chats) if number % HELD_OUT], held_out
+    return split([chat for shard in shard_files(folder) for chat in read_shard(shard)])
+
+
+def split(of_chats: Sequence[T]) -> tuple[list[T], list[T]]:
+    """Return what belongs to the chats to train on, and to those held out. of_chats: all chats, or a thing of each."""
+    held_out = [each for number, each in enumerate(of_chats) if number % HELD_OUT == 0]
+    return [each for number, each in enumerate(of_chats) if number % HELD_OUT], held_out

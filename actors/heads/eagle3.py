@@ -75,7 +75,7 @@ class Eagle3Head(nn.Module):
         self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(size, outputs, bias=False)
         self.rotary_emb = LlamaRotaryEmbedding(config)
-        self.vocab_size = config.vocab_size
+        self.vocab_size, self.hidden_size = config.vocab_size, size
         kv_heads = config.num_key_value_heads or config.num_attention_heads
         head_dim = config.head_dim or size // config.num_attention_heads
         self.column_numbers = 2 * kv_heads * head_dim  # of a token's keys and values
@@ -94,8 +94,13 @@ class Eagle3Head(nn.Module):
         output: Tensor = self.layers[0](hidden, embeddings, rotary, **attention)
         return output
 
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """Return [..., W] float logits over the tokens that it can draft."""
+        logits: Tensor = self.lm_head(self.norm(hidden)).float()
+        return logits
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [..., V] float logits over the target's vocabulary; −∞ for tokens that it can't draft."""
-        narrow: Tensor = self.lm_head(self.norm(hidden)).float()  # [..., W]
+        narrow = self.narrow_logits(hidden)
         every = narrow.new_full((*narrow.shape[:-1], self.vocab_size), -torch.inf)
         return every.index_copy(-1, torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t, narrow)

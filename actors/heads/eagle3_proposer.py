@@ -37,10 +37,10 @@ class Eagle3Proposer:
         embedding = head.embed_tokens or runner.model.get_input_embeddings()
         assert isinstance(embedding, nn.Module)
         self._embedding = embedding
-        weight = head.lm_head.weight
-        self._device = weight.device
+        self._device = head.d2t.device
         # after each text's last pair, [slots, H]
-        self._states = torch.zeros(runner.cache.slots, weight.shape[1], dtype=weight.dtype, device=self._device)
+        shape = runner.cache.slots, head.hidden_size
+        self._states = torch.zeros(shape, dtype=runner.model.dtype, device=self._device)
 
     @torch.inference_mode()
     def read(self, readings: Sequence[Reading], hidden: HiddenStates) -> None:

@@ -15,6 +15,7 @@ from actors.heads.medusa_layout import read_medusa
 from actors.heads.medusa_proposer import MedusaProposer
 from actors.heads.proposer import HeadProposer
 from actors.heads.spec import HeadsSpec
+from actors.model.faster_layers import use_faster_parts
 from actors.model.runner import Runner
 from decoding.errors import ConfigError
 
@@ -42,6 +43,7 @@ class LoadedHeads:
         Raises:
             ConfigError: too few of their first draft tokens are the target's.
         """
+        use_faster_parts(self.module)
         proposer = self._make(runner)
         check_acceptance(self.spec, proposer, runner, self.layers)
         return proposer

@@ -1,5 +1,6 @@
 """Faster layers for a loaded model, on the device where it is, without changes to its code."""
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from actors.model.native.gated_mlp import replace_mlps
@@ -15,7 +16,12 @@ def use_faster_layers(model: PreTrainedModel, *, deterministic: bool = True) -> 
     deterministic: layers give a token the same bits whatever else they compute.
     """
     replace_output_layer(model, deterministic=deterministic)
-    pack_linears(model, deterministic=deterministic)
-    replace_norms(model, deterministic=deterministic)
-    replace_mlps(model)  # after their projections
-    replace_rotary(model)
+    use_faster_parts(model, deterministic=deterministic)
+
+
+def use_faster_parts(module: nn.Module, *, deterministic: bool = False) -> None:
+    """Replace layers below a module that is no whole model, such as heads that draft. Otherwise as above."""
+    pack_linears(module, deterministic=deterministic)
+    replace_norms(module, deterministic=deterministic)
+    replace_mlps(module)  # after their projections
+    replace_rotary(module)

@@ -43,19 +43,23 @@ _NOTICE_S = 2.5  # until all coordinators know that a replica is stopping; they 
 _POLL_S = 0.05
 
 
-def load_runner(spec: ModelSpec, rank: Rank | None = None, *, role: Role = "target") -> Runner:
+def load_runner(
+    spec: ModelSpec, rank: Rank | None = None, *, role: Role = "target", hidden_layers: Sequence[int] = ()
+) -> Runner:
     """Load a model, allocate its KV cache, and take the first step, which is slow.
 
     Args:
         rank: this process's rank, if a tensor-parallel group runs the model.
         role: "both" needs memory for two caches.
+        hidden_layers: after how many layers it keeps hidden states, if after any.
 
     Raises:
         ConfigError: the model can't be loaded or served, or it or its cache does not fit into memory.
     """
     if rank is not None:
         return load_sharded_runner(spec, TensorParallelGroup(rank))
-    return _allocate([_load(spec)], copies=2 if role == "both" else 1)[0]
+    loaded = _load(spec)._replace(hidden_layers=hidden_layers)
+    return _allocate([loaded], copies=2 if role == "both" else 1)[0]
 
 
 def load_with_heads(
@@ -117,6 +121,7 @@ class _Loaded(NamedTuple):
     weights: Bytes
     column: Bytes  # of one token's keys and values
     heads: LoadedHeads | None = None
+    hidden_layers: Sequence[int] = ()
 
 
 def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
@@ -161,6 +166,8 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
         runner.cache.dtype = each.spec.kv_torch_dtype
         if each.heads is not None:
             each.heads.prepare(runner)
+        elif each.hidden_layers:
+            runner.keep_hidden_states(each.hidden_layers)
         runner.logits([RowInput(slot=0, start=0, tokens=[0])])
         runner.cache.clear_all()
         runner.warm_up()

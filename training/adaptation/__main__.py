@@ -22,8 +22,8 @@ from actors.adaptation.messages import Begin, Failed, Pause, Texts, ToLearner, W
 from actors.loading.checkpoint import ModelSpec
 from actors.loading.draft_vocabulary import is_trimmed, save_draft_vocabulary
 from training.adaptation.learner import AdaptingDrafter
+from training.distillation.vocabulary import StudentVocabulary
 from training.drafter.start import load_student
-from training.drafter.vocabulary import StudentVocabulary
 
 Inbox = SimpleQueue[ToLearner | None]
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from actors.adaptation.messages import CommittedText
 from decoding.sampling.params import SamplingParams
-from training.drafter.vocabulary import StudentVocabulary
+from training.distillation.vocabulary import StudentVocabulary
 
 LONGEST = 1024  # tokens of a text, its last ones
 _TOKENS = 512  # of a batch: small ones, for recent texts are few

@@ -18,8 +18,8 @@ from decoding.sampling.batch import SamplingBatch, chain_settings, used_processo
 from decoding.sampling.noise import gumbel
 from decoding.sampling.sampler import process
 from training.adaptation.batches import RecentTexts, TextBatch
-from training.drafter.distillation import counted_logits
-from training.drafter.vocabulary import StudentVocabulary
+from training.distillation.vocabulary import StudentVocabulary
+from training.drafter.student import counted_logits
 
 _BETAS = (0.9, 0.95)
 _START_SHARE = 0.1  # of the divergence from the drafter's files in the loss, so that it does not forget

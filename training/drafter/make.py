@@ -5,44 +5,32 @@ goes on. Must not know the command line.
 """
 
 import hashlib
-import json
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
-from actors.loading.gguf import settings_folder
-from actors.replica.in_process import Engine
-from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
-from training.drafter.distillation import DistillationOptions, distil
-from training.drafter.lessons import Lessons
-from training.drafter.rates import held_out_rates
-from training.drafter.report import DrafterReport, measure_steps
+from training.distillation.lessons import Lessons
+from training.distillation.loop import DistillationOptions, distil
+from training.distillation.rates import held_out_rates
+from training.distillation.report import StudentReport
+from training.distillation.text_stage import (
+    Report,
+    TargetOptions,
+    TextOptions,
+    load_target_tokenizer,
+    special_tokens,
+    write_missing,
+)
 from training.drafter.start import StartOptions, copy_vocabulary, load_start, write_start
-from training.files import whole_folder, write_whole
+from training.drafter.step_times import measure_steps
+from training.drafter.student import DrafterStudent
+from training.files import whole_folder
 from training.lora import add_lora, merge_lora
-from training.texts import Chat, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
-
-Report = Callable[[str], None]
-_SETTINGS = "settings.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextOptions:
-    """The texts that a target writes for its drafter."""
-
-    tokens: int = 500_000  # of all answers
-    answer_tokens: int = 256  # of one answer
-    streams: int = 32
-    questions: tuple[str, ...] = ()  # none: the target asks itself
-    chat: bool = True  # whether questions go into the target's chat template, if it has one
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +60,11 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
         raise ConfigError(f"--output {options.output} is there already: give another, or remove it")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    tokenizer = _load_tokenizer(options.start.target)
-    training, held_out = _texts(options, tokenizer, report)
+    tokenizer = load_target_tokenizer(options.start.target)
+    target = TargetOptions(
+        path=options.start.target, device=options.start.device, longest=options.longest, threads=options.threads
+    )
+    training, held_out = write_missing(target, options.texts, options.work, tokenizer, report=report)
     run = options.work / "runs" / _run_name(options, len(training))
     start = run / "start"
     if not start.exists():
@@ -81,15 +72,17 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
     model, vocabulary, beginning = load_start(start)
     report(f"start: {beginning}")
     measure = partial(held_out_rates, tokens=options.tokens_per_step, longest=options.longest)
-    before = measure(model, vocabulary, held_out)
-    student = model if options.lora_rank is None else add_lora(model, options.lora_rank, seed=options.seed)
+    before = measure(DrafterStudent(model, vocabulary), held_out)
+    trained = model if options.lora_rank is None else add_lora(model, options.lora_rank, seed=options.seed)
     lessons = Lessons(training, vocabulary, tokens=options.tokens_per_step, longest=options.longest, seed=options.seed)
-    student = distil(student, vocabulary, lessons, options.distillation, run / "checkpoints", report=report)
-    drafter = student if options.lora_rank is None else merge_lora(student)
+    distil(DrafterStudent(trained, vocabulary), lessons, options.distillation, run / "checkpoints", report=report)
+    drafter = trained if options.lora_rank is None else merge_lora(trained)
     with whole_folder(options.output) as unfinished:
         save_drafter(drafter, start, tokenizer, unfinished)
         report("measuring the drafter")
-        DrafterReport(
+        StudentReport(
+            made="Drafter",
+            command="consort train drafter",
             target=options.start.target,
             start=beginning,
             parameters=drafter.num_parameters(),
@@ -98,26 +91,10 @@ def train_drafter(options: DrafterOptions, *, report: Report) -> None:
             tokens=sum(len(chat.tokens) for chat in training),
             held_out_texts=len(held_out),
             before=before,
-            after=measure(drafter, vocabulary, held_out),
+            after=measure(DrafterStudent(drafter, vocabulary), held_out),
             steps=measure_steps(options.start.target, unfinished, device=options.start.device, threads=options.threads),
         ).write(unfinished)
     report(f"{options.output}: {drafter.num_parameters():,} parameters; see report.md there")
-
-
-def _load_tokenizer(target: str) -> PreTrainedTokenizerBase:
-    """Load the target's tokenizer, or say in a line what is missing."""
-    if target.startswith(("/", ".", "~")) and not Path(target).exists():
-        raise ConfigError(f"TARGET {target} is not there: give a model's folder, a .gguf file or a Hub id")
-    try:
-        return load_tokenizer(target)
-    except ConfigError as error:
-        first_line = str(error).splitlines()[0]
-        raise ConfigError(f"TARGET {target} has no tokenizer that can be loaded: {first_line}") from error
-
-
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of the tokens that stand for no text."""
-    return sorted(set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder))
 
 
 def save_drafter(model: PreTrainedModel, start: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -125,75 +102,6 @@ def save_drafter(model: PreTrainedModel, start: Path, tokenizer: PreTrainedToken
     deepcopy(model).bfloat16().save_pretrained(folder)
     copy_vocabulary(start, folder)
     tokenizer.save_pretrained(folder)
-
-
-def _texts(
-    options: DrafterOptions, tokenizer: PreTrainedTokenizerBase, report: Report
-) -> tuple[list[Chat], list[Chat]]:
-    """Let the target write what is missing, and return the chats to train on and those held out."""
-    wanted, folder = options.texts, options.work / "texts"
-    _check_settings(options)
-    written = sum(len(chat.tokens) for part in read_texts(folder) for chat in part) if shard_files(folder) else 0
-    if written < wanted.tokens:
-        spec = ModelSpec(
-            name="target",
-            path=options.start.target,
-            device=options.start.device,
-            slots=wanted.streams,
-            max_length=options.longest,
-            threads=options.threads,
-        )
-        with Engine({"target": ("target", load_runner(spec))}) as engine:
-            writer = ChatWriter(
-                engine,
-                "target",
-                ChatTemplate(tokenizer if wanted.chat else _without_template(tokenizer)),
-                _ends(options.start.target, tokenizer),
-                answer_tokens=wanted.answer_tokens,
-                questions=wanted.questions,
-                seed=wanted.seed,
-            )
-            for written in write_texts(writer, folder, tokens=wanted.tokens, streams=wanted.streams):
-                report(f"texts: {written:,} of {wanted.tokens:,} tokens")
-    training, held_out = read_texts(folder)
-    if not training:
-        raise ConfigError(f"{folder} has no texts to train on: give more --tokens")
-    return training, held_out
-
-
-def _without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    plain = deepcopy(tokenizer)
-    plain.chat_template = None
-    return plain
-
-
-def _ends(target: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end a message."""
-    try:
-        named = GenerationConfig.from_pretrained(settings_folder(target)).eos_token_id
-    except OSError:  # many checkpoints have none
-        named = None
-    tokens = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id}
-    return sorted(token for token in tokens if isinstance(token, int))
-
-
-def _check_settings(options: DrafterOptions) -> None:
-    """Note whose texts the work folder has, or check that they are of this target."""
-    texts = options.texts
-    settings = {
-        "target": options.start.target,
-        "answer tokens": texts.answer_tokens,
-        "prompts": hashlib.sha256(repr((texts.questions, texts.chat)).encode()).hexdigest()[:12],
-        "seed": texts.seed,
-    }
-    file = options.work / _SETTINGS
-    if not file.exists():
-        options.work.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(settings).encode())
-    for name, value in json.loads(file.read_text()).items():
-        if value != settings.get(name):
-            change = f"{name} {value!r}, not {settings.get(name)!r}"
-            raise ConfigError(f"{options.work} has texts with {change}: give another --work folder")
 
 
 def _run_name(options: DrafterOptions, chats: int) -> str:

@@ -16,7 +16,7 @@ from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
 from actors.loading.draft_vocabulary import FILE, is_trimmed, save_draft_vocabulary, vocabulary_size
 from actors.loading.gguf import settings_folder
 from decoding.errors import ConfigError
-from training.drafter.vocabulary import StudentVocabulary, most_used
+from training.distillation.vocabulary import StudentVocabulary, most_used
 from training.files import whole_folder
 from training.pruning import block_influence, decoder_layers, keep_layers, most_influential, trim_vocabulary
 from training.texts import Chat

@@ -22,7 +22,7 @@ from tests.support.trimmed import copied, save_trimmed
 from tests.support.waiting import wait_until
 from training.adaptation.batches import RecentTexts, TextBatch
 from training.adaptation.learner import AdaptingDrafter
-from training.drafter.vocabulary import StudentVocabulary
+from training.distillation.vocabulary import StudentVocabulary
 
 ALL = StudentVocabulary(torch.arange(VOCAB), VOCAB)
 

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from decoding.errors import ConfigError
-from tests.training.drafter.chats import make_chats, make_model
+from tests.training.distillation.chats import make_chats, make_model
 from training.drafter.start import StartOptions, load_start, write_start
 from training.tiny.checkpoint import load
 

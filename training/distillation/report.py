@@ -1,6 +1,6 @@
-"""What a trained drafter is worth: acceptance before and after, step times, and the speed-up to expect of them.
+"""What a trained student is worth: acceptance before and after, step times, and the speed-up to expect of them.
 
-Must not know how the drafter was trained.
+Must not know how it was trained.
 """
 
 import json
@@ -8,14 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from actors.loading.checkpoint import ModelSpec
-from actors.replica.replica import load_runner
-from decoding.sampling.params import SamplingParams
 from evaluation.limits import SpeculationLimits
-from evaluation.step_times import time_steps
-from training.drafter.rates import LONGEST_DRAFT, Rates
+from training.distillation.rates import LONGEST_DRAFT, Rates
 
-_LENGTH = 256  # tokens of the cache while steps are timed
 _DRAFT_LENGTHS = range(1, LONGEST_DRAFT + 1)
 _GAMMAS = [f"γ = {length}" for length in _DRAFT_LENGTHS]
 _KINDS = {"shared_noise": "shared noise", "rejection": "rejection"}
@@ -32,9 +27,12 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrafterReport:
+class StudentReport:
     """What was made of what, and what it is worth."""
 
+    made: str
+    """such as "Drafter" """
+    command: str
     target: str
     start: str
     parameters: int
@@ -78,8 +76,8 @@ class DrafterReport:
 
     def _text(self) -> str:
         intro = (
-            f"# Drafter for {self.target}\n\n"
-            f"Made by `consort train drafter` from {self.start}: {self.parameters:,} parameters, trained on\n"
+            f"# {self.made} for {self.target}\n\n"
+            f"Made by `{self.command}` from {self.start}: {self.parameters:,} parameters, trained on\n"
             f"{self.texts:,} texts of the target ({self.tokens:,} tokens), measured on {self.held_out_texts} others.\n"
         )
         return "\n".join([intro, self._acceptance(), self._speed()])
@@ -111,30 +109,12 @@ class DrafterReport:
             for rates in self.after
         ]
         return (
-            f"## Speed\nOne stream on this machine: a token takes the drafter {1e3 * self.steps.drafter_s:.2f} ms and "
-            f"the target {1e3 * plain_s:.2f} ms.\nTo verify γ tokens takes the target, in ms:\n\n"
+            f"## Speed\nOne stream on this machine: a draft token takes {1e3 * self.steps.drafter_s:.2f} ms and "
+            f"a token of the target {1e3 * plain_s:.2f} ms.\nTo verify γ tokens takes the target, in ms:\n\n"
             + _table([*_GAMMAS], [_numbers([1e3 * seconds for seconds in verify_s])])
             + "\nSo the most to expect over plain decoding, both on one device, is:\n\n"
             + _table(["temperature", "verification", *_GAMMAS], speed_ups)
         )
-
-
-def measure_steps(target: str, drafter: Path, *, device: str, threads: int | None) -> StepTimes:
-    """Time the steps of both models, one after the other.
-
-    Raises:
-        ConfigError: a model can't be loaded or served.
-    """
-    widths = range(1, LONGEST_DRAFT + 2)
-    times = [
-        time_steps(
-            load_runner(ModelSpec(name=name, path=path, device=device, threads=threads, slots=1, max_length=_LENGTH)),
-            [(1, width) for width in taken],
-            SamplingParams(max_tokens=1),
-        ).seconds
-        for name, path, taken in (("target", target, widths), ("drafter", str(drafter), range(1, 2)))
-    ]
-    return StepTimes([times[0][1, width] for width in widths], times[1][1, 1])
 
 
 def _numbers(values: Sequence[float], digits: int = 2) -> list[str]:

@@ -1,20 +1,28 @@
 """Chats as batches for a student: rows of similar length, and the teacher's candidates in the student's vocabulary.
 
-Must not know about losses or models. B rows, T tokens, N answer tokens in the batch, K candidates.
+Must not know about losses or models. B rows, T tokens, N answer tokens in the batch, K candidates, F features.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from training.drafter.vocabulary import StudentVocabulary
+from training.distillation.vocabulary import StudentVocabulary
 from training.texts import Chat
 
 _SORTED_TOGETHER = 32  # batches; longer runs waste less padding, and are less random
+
+
+class FeatureSlice(Protocol):
+    """What a teacher computed along a chat."""
+
+    def read(self) -> Tensor:
+        """Return a row for each of the chat's tokens that are not cut off, [T, F]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,21 +35,52 @@ class Batch:
     known: Tensor  # [N, K] bool, whether the student has the candidate; its row is 0 if not
     logprobs: Tensor  # [N, K] float32, of the candidates at temperature 1
     is_drawn: Tensor  # [N, K] bool, the candidate that the text has
+    features: Tensor | None = None  # [B, T, F] of the teacher after each token
+
+    @property
+    def first(self) -> Tensor:
+        """[N] bool, whether it is its answer's first token."""
+        lengths = self.counted.sum(-1)
+        first = torch.zeros(len(self.candidates), dtype=torch.bool, device=lengths.device)
+        first[lengths.cumsum(0) - lengths] = True
+        return first
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
         tensors = (self.tokens, self.counted, self.candidates, self.known, self.logprobs, self.is_drawn)
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+        features = None if self.features is None else self.features.to(device, non_blocking=True)
+        tokens, counted, candidates, known, logprobs, is_drawn = (
+            tensor.to(device, non_blocking=True) for tensor in tensors
+        )
+        return Batch(tokens, counted, candidates, known, logprobs, is_drawn, features)
+
+    def starts(self, step: int) -> Tensor:
+        """Return the answer tokens, of all N, after which `step` more follow in the same answer, [n] int64."""
+        lengths = self.counted.sum(-1)
+        left = lengths.cumsum(0).repeat_interleave(lengths) - torch.arange(len(self.candidates), device=lengths.device)
+        return (left > step).nonzero()[:, 0]
 
 
 class Lessons:
     """Batches of about `tokens` tokens each. Their order follows from the seed and the epoch alone."""
 
     def __init__(
-        self, chats: Sequence[Chat], vocabulary: StudentVocabulary, *, tokens: int, longest: int, seed: int
+        self,
+        chats: Sequence[Chat],
+        vocabulary: StudentVocabulary,
+        *,
+        tokens: int,
+        longest: int,
+        seed: int,
+        features: Sequence[FeatureSlice] | None = None,
     ) -> None:
-        """longest: tokens of a row; what is beyond is cut off."""
-        self._chats = [chat for chat in chats if chat.tokens and len(chat.prompt) < longest]
+        """
+        longest: tokens of a row; what is beyond is cut off.
+        features: of each chat, if the student reads any.
+        """
+        kept = [index for index, chat in enumerate(chats) if chat.tokens and len(chat.prompt) < longest]
+        self._chats = [chats[index] for index in kept]
+        self._features = None if features is None else [features[index] for index in kept]
         self._vocabulary = vocabulary
         self._tokens = tokens
         self._longest = longest
@@ -71,7 +110,12 @@ class Lessons:
             known=known,
             logprobs=torch.cat(logprobs).float(),
             is_drawn=ids == torch.cat(answers)[:, None],
+            features=None if self._features is None else self._padded([self._features[index] for index in indices]),
         )
+
+    @staticmethod
+    def _padded(features: Sequence[FeatureSlice]) -> Tensor:
+        return pad_sequence([each.read()[:-1] for each in features], batch_first=True)
 
     def _epoch(self, number: int) -> list[list[int]]:
         rng = random.Random(f"{self._seed}/{number}")

@@ -41,7 +41,7 @@ def student_logprobs(logits: Tensor, rows: Tensor, temperature: float) -> Tensor
         logits: [N, V]
         rows: [N, K] int64, the candidates' rows in the student's vocabulary
     """
-    scaled = logits.float() / temperature
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
     return scaled.gather(-1, rows) - scaled.logsumexp(-1, keepdim=True)
 
 

@@ -10,12 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
-from tests.training.drafter.chats import TOKENS, make_chats, make_model
-from training.drafter.distillation import DistillationOptions, distil
-from training.drafter.lessons import Lessons
-from training.drafter.losses import LOSSES, LossName
-from training.drafter.rates import held_out_rates
-from training.drafter.vocabulary import StudentVocabulary
+from tests.training.distillation.chats import TOKENS, make_chats, make_model
+from training.distillation.lessons import Lessons
+from training.distillation.loop import DistillationOptions, distil
+from training.distillation.losses import LOSSES, LossName
+from training.distillation.rates import held_out_rates
+from training.distillation.vocabulary import StudentVocabulary
+from training.drafter.student import DrafterStudent
 
 VOCABULARY = StudentVocabulary(torch.arange(TOKENS), TOKENS)
 OPTIONS = DistillationOptions(epochs=6, learning_rate=5e-3, device="cpu", bfloat16=False, save_every_s=0.0)
@@ -36,7 +37,9 @@ def train(folder: Path, *, killed_after: int | None = None, options: Distillatio
             raise KilledError
 
     options = replace(options, report_every_s=0.0)
-    return distil(make_model(), VOCABULARY, lessons, options, folder, report=report)
+    model = make_model()
+    distil(DrafterStudent(model, VOCABULARY), lessons, options, folder, report=report)
+    return model
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -74,9 +77,9 @@ def test_the_minutes_end_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loss", ["lk", "kl"])
 def test_the_student_learns_what_its_teacher_writes(tmp_path: Path, loss: LossName) -> None:
     chats = make_chats(30)
-    before = held_out_rates(make_model(), VOCABULARY, chats[24:], tokens=64, longest=64)
+    before = held_out_rates(DrafterStudent(make_model(), VOCABULARY), chats[24:], tokens=64, longest=64)
     trained = train(tmp_path, options=replace(OPTIONS, loss=loss, epochs=30, save_every_s=60.0))
-    after = held_out_rates(trained, VOCABULARY, chats[24:], tokens=64, longest=64)
+    after = held_out_rates(DrafterStudent(trained, VOCABULARY), chats[24:], tokens=64, longest=64)
     assert [rates.temperature for rates in after] == [0.0, 0.7, 1.0]
     for early, late in zip(before, after, strict=True):
         assert late.agreement > early.agreement + 0.3
@@ -92,4 +95,4 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_no_texts_are_refused(tmp_path: Path) -> None:
     lessons = Lessons([], VOCABULARY, tokens=64, longest=64, seed=1)
     with pytest.raises(ConfigError, match="no texts"):
-        distil(make_model(), VOCABULARY, lessons, OPTIONS, tmp_path, report=lambda line: None)
+        distil(DrafterStudent(make_model(), VOCABULARY), lessons, OPTIONS, tmp_path, report=lambda line: None)

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.drafter.losses import LOSS_NAMES, LOSSES, LossName, acceptance, student_logprobs, teacher_probabilities
+from training.distillation.losses import (
+    LOSS_NAMES,
+    LOSSES,
+    LossName,
+    acceptance,
+    student_logprobs,
+    teacher_probabilities,
+)
 
 P = torch.tensor([[0.5, 0.25], [1.0, 0.0]])  # the first teacher has a quarter elsewhere
 Q = torch.tensor([[0.25, 0.25], [0.5, 0.25]])

@@ -1,6 +1,6 @@
-"""Distillation of a drafter from the probabilities of its target, in steps that resume where they were killed.
+"""Distillation of a student from the probabilities of its target, in steps that resume where they were killed.
 
-Must not know where texts come from or how a drafter is used.
+Must not know where texts come from, or what a student is and how it is used.
 """
 
 import math
@@ -8,24 +8,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.optim import AdamW
-from transformers import PreTrainedModel
 
 from decoding.errors import ConfigError
-from training.drafter.lessons import Batch, Lessons
-from training.drafter.losses import LOSSES, LossName, acceptance, student_logprobs, teacher_probabilities
-from training.drafter.vocabulary import StudentVocabulary
+from training.distillation.lessons import Batch, Lessons
+from training.distillation.losses import LOSSES, LossName, acceptance, student_logprobs, teacher_probabilities
+from training.distillation.student import Student
 from training.files import remove, whole_folder
 
 _WARM_UP = 0.03
 _LOWEST_RATE = 0.05
-_BETAS = (0.9, 0.95)
-_DECAY = 0.01
+_STEP_DECAY = 0.8  # of the weight of each further token of a draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +87,14 @@ class _Sums:
 
 
 def distil(
-    student: PreTrainedModel,
-    vocabulary: StudentVocabulary,
+    student: Student,
     lessons: Lessons,
     options: DistillationOptions,
     folder: Path,
     *,
     report: Callable[[str], None],
-) -> PreTrainedModel:
-    """Train the student, float32, until the epochs or the minutes are over, and return it.
+) -> None:
+    """Train the student's module, float32, until the epochs or the minutes are over.
 
     Checkpoints go to `folder`. A run that was killed goes on after the newest; with epochs alone, on a CPU, it computes
     the same weights to the bit.
@@ -109,7 +105,7 @@ def distil(
     schedule = lessons.schedule(options.epochs)
     if not schedule:
         raise ConfigError("there are no texts to train on")
-    trainer = _Trainer(student, vocabulary, options, folder)
+    trainer = _Trainer(student, options, folder)
     progress, sums = trainer.progress, _Sums()
     saved_s = time.monotonic()
     began_s = saved_s - progress.elapsed_s
@@ -127,23 +123,22 @@ def distil(
     trainer.save()
     if sums.positions:
         report(sums.line(progress, len(schedule), 1.0))
-    return trainer.finish()
+    trainer.finish()
 
 
 class _Trainer:
-    """A student with its optimizer, and their newest state in a folder."""
+    """A student with its optimizers, and their newest state in a folder."""
 
-    def __init__(
-        self, student: PreTrainedModel, vocabulary: StudentVocabulary, options: DistillationOptions, folder: Path
-    ) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, student: Student, options: DistillationOptions, folder: Path) -> None:
+        self._student = student
         self._options = options
         self._folder = folder
-        self._parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
-        optimizer = AdamW(self._parameters, lr=options.learning_rate, betas=_BETAS, weight_decay=_DECAY, fused=True)
+        self._parameters = [parameter for parameter in student.module.parameters() if parameter.requires_grad]
+        optimizers = student.optimizers(options.learning_rate)
+        self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
         precision = "bf16" if options.bfloat16 else "no"
         self.accelerator = Accelerator(cpu=options.device == "cpu", mixed_precision=precision)
-        self._model, self._optimizer = self.accelerator.prepare(student.train(), optimizer)
+        self._model, *self._optimizers = self.accelerator.prepare(student.module.train(), *optimizers)
         self.progress = Progress()
         self.accelerator.register_for_checkpointing(self.progress)
         if steps := self._saved_steps():
@@ -155,17 +150,19 @@ class _Trainer:
         Raises:
             ConfigError: the loss is no number.
         """
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._options.learning_rate * _rate(share)
-        result = batch_result(self._model, self._vocabulary, batch, self._options)
+        for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * _rate(share)
+        result = batch_result(self._student, self._model, batch, self._options, share)
         if not math.isfinite(result.loss.item()):
             raise ConfigError(
                 f"the loss is {result.loss.item()} after {self.progress.step} steps: lower --learning-rate"
             )
         self.accelerator.backward(result.loss)
         self.accelerator.clip_grad_norm_(self._parameters, 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         self.progress.step += 1
         return result
 
@@ -179,11 +176,11 @@ class _Trainer:
         for step in older:
             remove(self._folder / f"step-{step}")
 
-    def finish(self) -> PreTrainedModel:
-        """Return the trained student."""
-        student = self.accelerator.unwrap_model(self._model, keep_fp32_wrapper=False)
+    def finish(self) -> None:
+        """Make the student's module what it was before, but trained."""
+        self.accelerator.unwrap_model(self._model, keep_fp32_wrapper=False)
         self.accelerator.free_memory()
-        return cast(PreTrainedModel, student.eval())
+        self._student.module.eval()
 
     def _saved_steps(self) -> list[int]:
         return [int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*")]
@@ -199,31 +196,24 @@ class BatchResult:
 
 
 def batch_result(
-    model: nn.Module, vocabulary: StudentVocabulary, batch: Batch, options: DistillationOptions
+    student: Student, module: nn.Module, batch: Batch, options: DistillationOptions, share: float
 ) -> BatchResult:
-    """Compare a student with its teacher on a batch."""
-    logits = counted_logits(model, batch.tokens, batch.counted)[:, : vocabulary.drafted]
-    p = teacher_probabilities(batch.logprobs, options.temperature) * batch.known
-    log_q = student_logprobs(logits, batch.candidates, options.temperature)
-    loss = LOSSES[options.loss](log_q, p)
-    with torch.no_grad():
-        agreement = ((logits.argmax(-1) == batch.candidates[:, 0]) & batch.known[:, 0]).float().mean()
-        return BatchResult(loss, agreement, acceptance(log_q, p).mean())
-
-
-def counted_logits(model: nn.Module, tokens: Tensor, counted: Tensor) -> Tensor:
-    """Return the logits where an answer's token follows, [N, V]. The output layer computes no others.
-
-    tokens: [B, T] int64, rows of the model's vocabulary. counted: [B, T] bool.
-    """
-    inner: Any = getattr(model, "module", model)
-    head = inner.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][counted],))
-    try:
-        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
-    finally:
-        handle.remove()
-    return logits
+    """Compare a student with its teacher on a batch. Agreement and acceptance are those of a draft's first token."""
+    losses: list[Tensor] = []
+    weights: list[float] = []
+    measured: list[Tensor] = []
+    for step, (starts, logits) in enumerate(student.drafts(module, batch, student.steps(share))):
+        rows = starts + step
+        candidates, known = batch.candidates[rows], batch.known[rows]
+        p = teacher_probabilities(batch.logprobs[rows], options.temperature) * known
+        log_q = student_logprobs(logits, candidates, options.temperature)
+        losses.append(_STEP_DECAY**step * LOSSES[options.loss](log_q, p))
+        weights.append(_STEP_DECAY**step)
+        if step == 0:
+            with torch.no_grad():
+                agreement = ((logits.argmax(-1) == candidates[:, 0]) & known[:, 0]).float().mean()
+                measured = [agreement, acceptance(log_q, p).mean()]
+    return BatchResult(torch.stack(losses).sum() / sum(weights), *measured)
 
 
 def _share(progress: Progress, steps: int, minutes: float | None) -> float:

@@ -4,9 +4,9 @@ from itertools import chain
 
 import torch
 
-from tests.training.drafter.chats import CANDIDATES, TOKENS, make_chats
-from training.drafter.lessons import Lessons
-from training.drafter.vocabulary import StudentVocabulary, most_used
+from tests.training.distillation.chats import CANDIDATES, TOKENS, make_chats
+from training.distillation.lessons import Lessons
+from training.distillation.vocabulary import StudentVocabulary, most_used
 
 ALL = StudentVocabulary(torch.arange(TOKENS), TOKENS)
 

@@ -17,9 +17,13 @@ from training.texts import Chat
 class StudentVocabulary:
     """The target's tokens as a student's rows."""
 
-    def __init__(self, rows: Tensor, drafted: int) -> None:
-        """rows: [V] int64, the row of each of the target's tokens. drafted: so many rows stand for one token each."""
-        self._rows = rows
+    def __init__(self, rows: Tensor, drafted: int, *, reads_rows: bool = True) -> None:
+        """
+        rows: [V] int64, the row of each of the target's tokens.
+        drafted: so many rows stand for one token each.
+        reads_rows: whether the student reads rows; otherwise it reads the target's tokens.
+        """
+        self._rows, self._reads_rows = rows, reads_rows
         self.drafted = drafted
 
     @classmethod
@@ -41,13 +45,20 @@ class StudentVocabulary:
         known = (self._rows < self.drafted).nonzero()[:, 0]
         return known[self._rows[known].argsort()]
 
+    @classmethod
+    def of_heads(cls, token_ids: Sequence[int], size: int) -> "StudentVocabulary":
+        """Return the vocabulary of heads, which read the target's own tokens. size: of the target's vocabulary, V."""
+        rows = torch.full((size,), len(token_ids))
+        rows[torch.tensor(token_ids)] = torch.arange(len(token_ids))
+        return cls(rows, len(token_ids), reads_rows=False)
+
     def read(self, tokens: Tensor) -> Tensor:
-        """Return the rows of tokens, int64, of any shape."""
-        return self._rows[tokens.long()]
+        """Return tokens as the student reads them, int64, of any shape."""
+        return self._rows[tokens.long()] if self._reads_rows else tokens.long()
 
     def find(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return which tokens can be drafted, bool, and their rows, int64, 0 for the others. Of any shape."""
-        rows = self.read(tokens)
+        rows = self._rows[tokens.long()]
         known = rows < self.drafted
         return known, rows * known
 

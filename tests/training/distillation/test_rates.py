@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from tests.training.drafter.chats import TOKENS, make_chats, make_model
-from training.drafter.rates import LONGEST_DRAFT, Rates, given_text, held_out_rates
-from training.drafter.vocabulary import StudentVocabulary
+from tests.training.distillation.chats import TOKENS, make_chats, make_model
+from training.distillation.rates import LONGEST_DRAFT, Rates, given_text, held_out_rates
+from training.distillation.vocabulary import StudentVocabulary
+from training.drafter.student import DrafterStudent
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05])
 Q = torch.tensor([0.1, 0.6, 0.1, 0.2])
@@ -46,7 +47,7 @@ def test_lengths_add_up_the_rates() -> None:
 
 def test_rates_are_measured_by_temperature_and_fall_along_the_draft() -> None:
     vocabulary = StudentVocabulary(torch.arange(TOKENS), TOKENS)
-    measured = held_out_rates(make_model(), vocabulary, make_chats(30), tokens=64, longest=64)
+    measured = held_out_rates(DrafterStudent(make_model(), vocabulary), make_chats(30), tokens=64, longest=64)
     assert [rates.temperature for rates in measured] == [0.0, 0.7, 1.0]
     assert sum(rates.positions for rates in measured) == sum(len(chat.tokens) for chat in make_chats(30))
     for rates in measured:

@@ -1,0 +1,94 @@
+"""`consort train heads`: mistakes are one line; the whole command, killed on its way, makes the same heads."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from actors.heads.spec import HeadsKind, HeadsSpec
+from actors.loading.checkpoint import ModelSpec
+from actors.replica.replica import load_with_heads
+from deployments.ui.cli import main
+from tests.training.commands import TARGET, kill_when, run, write_target
+
+OPTIONS = (
+    "--tokens 1200 --answer-tokens 24 --streams 8 --vocabulary 64 --epochs 2 --tokens-per-step 1024 --save-every 0 "
+    "--threads 1 --device cpu --dtype float32"
+)
+
+
+def failure(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["train", "heads", *arguments])
+    assert result.exit_code != 0
+    lines = result.output.strip().splitlines()
+    assert lines[-1].startswith("Error: ")
+    assert not any("Traceback" in line for line in lines)
+    return lines[-1]
+
+
+def command(target: Path, kind: str, output: Path, *, work: Path) -> list[str]:
+    paths = ["--output", str(output), "--work", str(work)]
+    return [
+        sys.executable,
+        "-m",
+        "deployments",
+        "train",
+        "heads",
+        str(target),
+        "--kind",
+        kind,
+        *paths,
+        *OPTIONS.split(),
+    ]
+
+
+def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "/nowhere/model is not there" in failure(
+        "/nowhere/model", "--kind", "eagle3", "--output", str(tmp_path / "heads")
+    )
+
+
+def test_an_output_that_is_there_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is there already" in failure(TARGET, "--kind", "medusa", "--output", str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_both_kinds_are_made_from_the_same_texts_and_can_be_served(tmp_path: Path) -> None:
+    target, work = tmp_path / "target", tmp_path / "work"
+    write_target(target)
+    kinds: tuple[HeadsKind, ...] = ("eagle3", "medusa")
+    for kind in kinds:
+        output = tmp_path / kind
+        run(command(target, kind, output, work=work))
+        report = json.loads((output / "report.json").read_text())
+        assert report["texts"] > report["held_out_texts"] > 0
+        assert {rates["temperature"] for rates in report["after"]} <= {0.0, 0.7, 1.0}
+        assert (output / "report.md").read_text().splitlines()[0].endswith(f" for {target}")
+        spec = ModelSpec(name="target", path=str(target), device="cpu", threads=1, slots=2, max_length=64)
+        _, _, heads = load_with_heads(spec, HeadsSpec(name="heads", path=str(output), kind=kind, min_acceptance=0.0))
+        assert (heads.kind, heads.length) == (kind, 8 if kind == "eagle3" else 3)
+    assert len(list((work / "features").iterdir())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_killed_run_makes_the_heads_of_one_that_was_not(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    write_target(target)
+    whole, parts = (
+        command(target, "eagle3", tmp_path / name, work=tmp_path / f"{name}-work") for name in ("whole", "parts")
+    )
+    run(whole)
+    work = tmp_path / "parts-work"
+    kill_when(parts, lambda: any(work.glob("features/*/00000.safetensors")))
+    kill_when(parts, lambda: any(work.glob("runs/*/checkpoints/step-[1-9]*")))
+    assert not (tmp_path / "parts").exists()
+    run(parts)
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)

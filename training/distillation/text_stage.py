@@ -1,0 +1,139 @@
+"""The stage before any training: the target writes texts into the work folder, once for all that is trained for it.
+
+Must not know what is trained.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.gguf import settings_folder
+from actors.replica.in_process import Engine
+from actors.replica.replica import load_runner
+from decoding.errors import ConfigError
+from training.files import write_whole
+from training.texts import Chat, ChatTemplate, ChatWriter, read_texts, shard_files, write_texts
+
+Report = Callable[[str], None]
+TEXTS = "texts"
+_SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """A target, and how to run it."""
+
+    path: str
+    device: str = "auto"
+    longest: int = 1024  # tokens of a text, with its prompt
+    threads: int | None = None  # None: torch's choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """The texts that a target writes for what is trained."""
+
+    tokens: int = 500_000  # of all answers
+    answer_tokens: int = 256  # of one answer
+    streams: int = 32
+    questions: tuple[str, ...] = ()  # none: the target asks itself
+    chat: bool = True  # whether questions go into the target's chat template, if it has one
+    seed: int = 0
+
+
+def load_target_tokenizer(target: str) -> PreTrainedTokenizerBase:
+    """Load the target's tokenizer.
+
+    Raises:
+        ConfigError: the target is not there, or has none. The text is a line.
+    """
+    if target.startswith(("/", ".", "~")) and not Path(target).exists():
+        raise ConfigError(f"TARGET {target} is not there: give a model's folder, a .gguf file or a Hub id")
+    try:
+        return load_tokenizer(target)
+    except ConfigError as error:
+        first_line = str(error).splitlines()[0]
+        raise ConfigError(f"TARGET {target} has no tokenizer that can be loaded: {first_line}") from error
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of the tokens that stand for no text."""
+    return sorted(set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder))
+
+
+def write_missing(
+    target: TargetOptions, wanted: TextOptions, work: Path, tokenizer: PreTrainedTokenizerBase, *, report: Report
+) -> tuple[list[Chat], list[Chat]]:
+    """Let the target write what the work folder lacks, and return the chats to train on and those held out.
+
+    Raises:
+        ConfigError: the folder belongs to another target, there are no texts, or the disk is full.
+    """
+    folder = work / TEXTS
+    _check_settings(target.path, wanted, work)
+    written = sum(len(chat.tokens) for part in read_texts(folder) for chat in part) if shard_files(folder) else 0
+    if written < wanted.tokens:
+        spec = ModelSpec(
+            name="target",
+            path=target.path,
+            device=target.device,
+            slots=wanted.streams,
+            max_length=target.longest,
+            threads=target.threads,
+        )
+        with Engine({"target": ("target", load_runner(spec))}) as engine:
+            writer = ChatWriter(
+                engine,
+                "target",
+                ChatTemplate(tokenizer if wanted.chat else _without_template(tokenizer)),
+                _ends(target.path, tokenizer),
+                answer_tokens=wanted.answer_tokens,
+                questions=wanted.questions,
+                seed=wanted.seed,
+            )
+            for written in write_texts(writer, folder, tokens=wanted.tokens, streams=wanted.streams):
+                report(f"texts: {written:,} of {wanted.tokens:,} tokens")
+    training, held_out = read_texts(folder)
+    if not training:
+        raise ConfigError(f"{folder} has no texts to train on: give more --tokens")
+    return training, held_out
+
+
+def _without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    plain = deepcopy(tokenizer)
+    plain.chat_template = None
+    return plain
+
+
+def _ends(target: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that end a message."""
+    try:
+        named = GenerationConfig.from_pretrained(settings_folder(target)).eos_token_id
+    except OSError:  # many checkpoints have none
+        named = None
+    tokens = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id}
+    return sorted(token for token in tokens if isinstance(token, int))
+
+
+def _check_settings(target: str, texts: TextOptions, work: Path) -> None:
+    """Note whose texts the work folder has, or check that they are of this target."""
+    settings = {
+        "target": target,
+        "answer tokens": texts.answer_tokens,
+        "prompts": hashlib.sha256(repr((texts.questions, texts.chat)).encode()).hexdigest()[:12],
+        "seed": texts.seed,
+    }
+    file = work / _SETTINGS
+    if not file.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(settings).encode())
+    for name, value in json.loads(file.read_text()).items():
+        if value != settings.get(name):
+            change = f"{name} {value!r}, not {settings.get(name)!r}"
+            raise ConfigError(f"{work} has texts with {change}: give another --work folder")

@@ -1,0 +1,69 @@
+"""Medusa heads as a student: each token of a draft by a head of its own.
+
+Must not know files or how they are trained.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import AdamW, Optimizer
+
+from actors.heads.medusa import MedusaHeads
+from training.distillation.lessons import Batch
+from training.distillation.vocabulary import StudentVocabulary
+
+_BETAS = (0.9, 0.95)
+_RATE = 0.05  # of AdamW, in parts of the learning rate, which is Muon's for other heads
+
+
+class MedusaStudent:
+    """A `Student` whose module reads the target's last hidden state. The target's output layer stays as it is."""
+
+    def __init__(self, heads: MedusaHeads, norm: nn.Module, output_rows: Tensor, vocabulary: StudentVocabulary) -> None:
+        """
+        norm: the target's last, between its last layer and its output layer.
+        output_rows: [W, H] of the target's output layer, for the tokens of the vocabulary.
+        """
+        self.heads = heads
+        self.module: nn.Module = _WithOutput(heads, norm, output_rows)
+        self.vocabulary = vocabulary
+
+    def steps(self, share: float) -> int:
+        """Return the number of heads."""
+        return self.heads.count
+
+    def optimizers(self, learning_rate: float) -> list[Optimizer]:
+        """Return one AdamW."""
+        return [AdamW(self.heads.parameters(), lr=_RATE * learning_rate, betas=_BETAS, weight_decay=0.0, fused=True)]
+
+    def drafts(self, module: nn.Module, batch: Batch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `Student`. No draft starts with an answer's first token: the target has run no token of the answer."""
+        starts = [each[~batch.first[each]] for each in map(batch.starts, range(min(steps, self.heads.count)))]
+        assert batch.features is not None
+        cells = batch.counted.flatten().nonzero()[starts[0], 0] - 1  # [n]
+        logits = module(batch.features.flatten(0, 1)[cells])  # [K, n, W]
+        for each, of_head in zip(starts, logits, strict=False):
+            yield each, of_head[torch.isin(starts[0], each)]
+
+
+class _WithOutput(nn.Module):
+    """The heads between the target's last layer and some rows of its output layer."""
+
+    output_rows: Tensor  # [W, H]
+
+    def __init__(self, heads: MedusaHeads, norm: nn.Module, output_rows: Tensor) -> None:
+        super().__init__()
+        self.heads = heads
+        self._norm: Sequence[nn.Module] = (norm,)  # in a sequence: it is not of this module, nor of its checkpoints
+        self.register_buffer("output_rows", output_rows, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return [K, n, W] logits. features: [n, k · H], whose last H are the last layer's output."""
+        size = self.output_rows.shape[1]
+        with torch.no_grad():
+            hidden = self._norm[0](features[:, -size:]).to(self.heads.weight.dtype)
+        logits: Tensor = self.heads(hidden, partial(functional.linear, weight=self.output_rows))
+        return logits
