@@ -12,7 +12,7 @@ from training.tiny.checkpoint import load
 
 MODELS = Path("models")
 NAMES = ("target", "drafter", "member")
-MAX_BYTES = 64_000_000
+MAX_BYTES = 80_000_000
 TEXTS = (
     "def f(x):\n    return x\n",
     "  two  spaces\ttabs\r\nand \x00 control \x7f characters",

@@ -63,7 +63,7 @@ class DraftPlanner:
         if not self._adaptive or not any(probabilities):
             return drafts
         cost_s = self._cost_s(rows)
-        counts = choose_draft_tokens(probabilities, lambda tokens: cost_s.of_many(tokens + others))
+        counts = choose_draft_tokens(probabilities, lambda tokens: cost_s(tokens + others))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
@@ -171,7 +171,7 @@ class DraftPlanner:
         if not self.speculates():
             return [0] * len(rows)
         rates = [row.acceptance.value for row in rows]
-        return choose_draft_lengths(rates, limits, self._cost_s(rows).of_many, latency_s, alternating=self._alternating)
+        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=self._alternating)
 
     def _cost_s(self, rows: Sequence[TargetRow]) -> StepCost:
         """Return the cost of such rows' steps. With an ensemble it lasts until the slowest member's reply."""

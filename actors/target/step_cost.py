@@ -6,8 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-import numpy
-
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.model.step_timer import StepTimer
@@ -57,15 +55,6 @@ class StepCost:
     def __call__(self, tokens: int) -> float:
         """Return the expected seconds of a step."""
         return self._interpolate(self._current, self._pad(tokens))
-
-    def of_many(self, tokens: numpy.ndarray) -> numpy.ndarray:
-        """Return the same for many numbers of tokens at once, [N] float64."""
-        if self._padded:
-            padded = numpy.array([*self._padded, 0])[numpy.searchsorted(self._padded, tokens)]
-            tokens = numpy.maximum(tokens, padded)
-        beyond = self._current[-1] * tokens / self._sizes[-1]
-        within = numpy.interp(tokens, self._sizes, self._current)
-        return numpy.where(tokens > self._sizes[-1], beyond, within)
 
     def _pad(self, tokens: int) -> int:
         index = bisect_left(self._padded, tokens)

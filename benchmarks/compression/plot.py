@@ -13,8 +13,7 @@ from benchmarks.compression.first_token import FirstToken
 
 def draw(outcomes: Sequence[Outcome], times: Sequence[FirstToken], path: Path) -> None:
     """Draw a column for each length: the retrieval score, the likelihood, and the seconds if they were measured."""
-    measured = {outcome.prompt_tokens for outcome in outcomes} | {time.prompt_tokens for time in times}
-    lengths = sorted(measured)
+    lengths = sorted({outcome.prompt_tokens for outcome in outcomes} | {time.prompt_tokens for time in times})
     rows = 2 + bool(times)
     figure = Figure(figsize=(4 * len(lengths), 3 * rows), layout="constrained")
     grid = figure.subplots(rows, len(lengths), squeeze=False)

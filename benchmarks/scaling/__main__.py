@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy
 
 from benchmarks.report import write
 from benchmarks.scaling.figure import draw
@@ -47,8 +46,7 @@ class Study:
         """Return the best draft length for a number of rows, as the target's planner chooses it."""
         if rows not in self._lengths:
             limits, probabilities = [_MOST_DRAFTED] * rows, [self._pair.acceptance] * rows
-            costs_s = numpy.vectorize(lambda tokens: self._pair.target(rows, int(tokens)), otypes=[float])
-            lengths = choose_draft_lengths(probabilities, limits, costs_s, 0.0)
+            lengths = choose_draft_lengths(probabilities, limits, lambda tokens: self._pair.target(rows, tokens), 0.0)
             self._lengths[rows] = lengths[0]
         return self._lengths[rows]
 

@@ -5,12 +5,6 @@ A draft token is verified if it raises the expected committed tokens per second,
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain
-
-import numpy
-
-# Seconds of steps by their numbers of tokens, the last committed token of each row included.
-StepCosts = Callable[[numpy.ndarray], numpy.ndarray]
 
 _PATIENCE_TOKENS = 16  # search this many tokens beyond the best count, because step costs have plateaus
 
@@ -40,34 +34,38 @@ class AcceptanceEstimate:
         self._tested = self._forgetting * self._tested + min(accepted + 1, drafted)
 
 
-def choose_draft_tokens(probabilities: Sequence[Sequence[float]], step_costs_s: StepCosts) -> list[int]:
+def choose_draft_tokens(probabilities: Sequence[Sequence[float]], step_cost_s: Callable[[int], float]) -> list[int]:
     """Choose how many tokens of each row's draft to verify.
 
     Args:
         probabilities: [B][K] that each draft token is committed, falling.
-        step_costs_s: of steps with so many tokens.
+        step_cost_s: seconds of a step by its number of tokens, the last committed token of each row included.
 
     Returns:
         [B] the number of tokens; each row verifies its most probable ones.
     """
     rows = len(probabilities)
-    owners = numpy.arange(rows).repeat([len(draft) for draft in probabilities])  # [N]
-    values = numpy.array([*chain.from_iterable(probabilities)])  # [N]
-    order = numpy.lexsort((-owners, -values))  # the most probable first
-    expected = rows + numpy.concatenate(([0.0], values[order].cumsum()))  # the own token of every row included
-    goodput = expected / step_costs_s(numpy.arange(rows, rows + len(expected)))  # [N + 1] by number of draft tokens
-    best_before = numpy.concatenate(([-1.0], numpy.maximum.accumulate(goodput)[:-1]))
-    records = numpy.flatnonzero(goodput > best_before)
-    too_far = numpy.flatnonzero(numpy.diff(records) > _PATIENCE_TOKENS + 1)
-    best = records[too_far[0] if len(too_far) else -1]
-    lengths: list[int] = numpy.bincount(owners[order[:best]], minlength=rows).tolist()
+    pairs = [(probability, row) for row, draft in enumerate(probabilities) for probability in draft]
+    pairs.sort(reverse=True)
+    expected = float(rows)  # the recovered or bonus token of every row
+    best, best_goodput = 0, expected / step_cost_s(rows)
+    for count, (probability, _) in enumerate(pairs, start=1):
+        expected += probability
+        goodput = expected / step_cost_s(rows + count)
+        if goodput > best_goodput:
+            best, best_goodput = count, goodput
+        elif count > best + _PATIENCE_TOKENS:
+            break
+    lengths = [0] * rows
+    for _, row in pairs[:best]:
+        lengths[row] += 1
     return lengths
 
 
 def choose_draft_lengths(
     acceptance: Sequence[float],
     limits: Sequence[int],
-    step_costs_s: StepCosts,
+    step_cost_s: Callable[[int], float],
     draft_latency_s: float,
     *,
     alternating: bool = False,
@@ -77,20 +75,30 @@ def choose_draft_lengths(
     Args:
         acceptance: [B] probability that a draft token is accepted if those before it are.
         limits: [B] maximum draft tokens of each row.
-        step_costs_s: of steps with so many tokens.
+        step_cost_s: seconds of a step by its number of tokens, the last committed token of each row included.
         draft_latency_s: seconds to wait per draft token; 0 if the drafts exist already.
         alternating: drafting and verification alternate, so the target waits for every draft.
 
     Returns:
         [B] draft lengths, none above its limit.
     """
-    rates, most = numpy.array(acceptance), numpy.array(limits)  # [B]
-    lengths = numpy.arange(most.max() + 1)[:, None]  # [L + 1, 1]
-    drafted = numpy.minimum(lengths, most)  # [L + 1, B]
-    gains = numpy.where(lengths <= most, rates**lengths, 0.0).cumsum(0)  # [L + 1, B] expected tokens, the own included
-    wait_s = draft_latency_s * lengths[:, 0]  # [L + 1]
-    if not alternating:  # only if the verdict contradicts some row's run-ahead, so that its draft is made again
-        wait_s = wait_s * (1.0 - numpy.where(most > 0, rates ** (drafted + 1), 1.0).prod(1))
-    costs_s = step_costs_s(len(rates) + drafted.sum(1)) + wait_s
-    best = int((gains.sum(1) / costs_s).argmax())  # the shortest at a tie
+    tokens = len(acceptance)
+    expected = float(tokens)
+    best, best_goodput = 0, expected / step_cost_s(tokens)
+    for length in range(1, max(limits) + 1):
+        longer = [rate for rate, limit in zip(acceptance, limits, strict=True) if limit >= length]
+        tokens += len(longer)
+        expected += sum(rate**length for rate in longer)
+        wait_s = draft_latency_s * length * (1.0 if alternating else _wait_probability(acceptance, limits, length))
+        goodput = expected / (step_cost_s(tokens) + wait_s)
+        if goodput > best_goodput:
+            best, best_goodput = length, goodput
     return [min(best, limit) for limit in limits]
+
+
+def _wait_probability(acceptance: Sequence[float], limits: Sequence[int], length: int) -> float:
+    """Return the probability that the verdict contradicts some row's run-ahead, so that its draft is made again."""
+    hit = 1.0
+    for rate, limit in zip(acceptance, limits, strict=True):
+        hit *= rate ** (min(limit, length) + 1) if limit else 1.0
+    return 1.0 - hit

@@ -19,6 +19,7 @@ from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.drafts.trie import ProposerName
 from decoding.errors import ConfigError, ContextLengthError, InvalidRequestError
+from decoding.prompt_positions import PromptPositions
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.alignment import Compatibility
@@ -97,7 +98,9 @@ class ServedEndpoint:
         """
         prompts = self.prompts(body)
         shortened = body.shortened_prompts
-        positions = [None] * len(prompts) if shortened is None else [prompt.positions for prompt in shortened]
+        positions: list[PromptPositions | None] = [None] * len(prompts)
+        if shortened is not None:
+            positions = [prompt.positions for prompt in shortened]
         bad_words_ids = self.encoder.words(body.with_defaults(self.defaults).bad_words or ())
         most = self.budget.answer_tokens(body, prompts)
         sampling = cache(partial(self._sampling, body, bad_words_ids, seed))  # checking many token ids takes long

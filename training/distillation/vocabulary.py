@@ -39,18 +39,18 @@ class StudentVocabulary:
         token_ids = load_draft_vocabulary(folder, model.config, revision)
         return cls(DraftVocabulary(token_ids, size).rows, len(token_ids))
 
+    @property
+    def tokens(self) -> Tensor:
+        """Return the token of each row that can be drafted, [N] int64."""
+        known = (self._rows < self.drafted).nonzero()[:, 0]
+        return known[self._rows[known].argsort()]
+
     @classmethod
     def of_heads(cls, token_ids: Sequence[int], size: int) -> "StudentVocabulary":
         """Return the vocabulary of heads, which read the target's own tokens. size: of the target's vocabulary, V."""
         rows = torch.full((size,), len(token_ids))
         rows[torch.tensor(token_ids)] = torch.arange(len(token_ids))
         return cls(rows, len(token_ids), reads_rows=False)
-
-    @property
-    def tokens(self) -> Tensor:
-        """Return the token of each row that can be drafted, [N] int64."""
-        known = (self._rows < self.drafted).nonzero()[:, 0]
-        return known[self._rows[known].argsort()]
 
     def read(self, tokens: Tensor) -> Tensor:
         """Return tokens as the student reads them, int64, of any shape."""

@@ -186,7 +186,7 @@ class Playground {
     const { error } = view.shown.chosen.answer;
     const succeeded = view.shown.cards.some(({ answer }) => answer.text || answer.calls.length);
     if (!succeeded) this._text.value ||= text;
-    if (!succeeded && ["messages", "prompt"].includes(fieldOf(error))) {
+    if (!succeeded && isOfText(error)) {
       this._chat.drop(view);
       return this._complain(error.message);
     }
@@ -202,7 +202,7 @@ class Playground {
     this._logs.completion.add(shown.element);
     await this._run(shown, "completion", body);
     const { error } = shown.chosen.answer;
-    if (fieldOf(error) === "prompt") {
+    if (isOfText(error)) {
       shown.element.remove();
       return this._complain(error.message);
     }
@@ -342,9 +342,9 @@ class Playground {
   }
 }
 
-/** The field of the request that an error is about; "" if none. */
-function fieldOf(error) {
-  return (error?.param ?? "").split(/[.[]/)[0];
+/** Whether an error is about what was written, for example its length. */
+function isOfText(error) {
+  return ["messages", "prompt"].includes((error?.param ?? "").split(/[.[]/)[0]);
 }
 
 /** Announces a text to screen readers. */

@@ -1,6 +1,5 @@
 """The cost of a step: a curve measured at the start, which never falls, and factors learned from steps."""
 
-import numpy
 import pytest
 
 from actors.model.runner import Runner
@@ -30,14 +29,6 @@ def test_padding_costs_what_tokens_do() -> None:
     for _ in range(50):
         cost.note(6, 44.0)
     assert cost(7) == pytest.approx(44.0, rel=0.01)
-
-
-@pytest.mark.parametrize("padded", [[], [5, 9]])
-def test_many_numbers_of_tokens_cost_what_each_does(padded: list[int]) -> None:
-    cost = StepCost([1, 5, 9], [10.0, 18.0, 22.0], padded=padded)
-    cost.note(3, 30.0)
-    tokens = numpy.arange(1, 30)
-    assert cost.of_many(tokens).tolist() == pytest.approx([cost(count) for count in tokens.tolist()])
 
 
 def test_steps_correct_their_own_size_at_once_and_the_others_in_time() -> None:

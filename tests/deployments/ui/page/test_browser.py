@@ -300,7 +300,7 @@ def test_an_error_in_mid_stream_is_shown_below_what_came(page: "Page") -> None:
     send(page, "break")
     wait_until_done(page)
     assert "no target is left" in page.get_by_role("alert").inner_text()
-    assert page.locator(".card .tokens").inner_text() == "def add(a, b):"
+    assert page.locator(".card .card-text .tokens").inner_text() == "def add(a, b):"
 
 
 def test_the_key_is_asked_for_and_stays_in_the_tab(context: "BrowserContext", locked: Fake) -> None:

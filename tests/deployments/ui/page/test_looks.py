@@ -49,7 +49,7 @@ def test_a_phone_has_most_of_its_height_for_answers_and_shows_the_verdict(page: 
     send(page, "Add two numbers.")
     wait_until_done(page, 2)
     page.locator(".verdict", has_text="Same text").wait_for()
-    heights = [box["height"] for name in (".bar", "#composer") if (box := page.locator(name).bounding_box())]
+    heights = [box["height"] for name in ("header.bar", "#composer") if (box := page.locator(name).bounding_box())]
     assert sum(heights) < 844 / 3
     box, composer = page.locator(".verdict").bounding_box(), page.locator("#composer").bounding_box()
     assert box
