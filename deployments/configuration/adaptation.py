@@ -22,5 +22,6 @@ class AdaptationConfig(StrictModel):
     def options(self) -> "AdaptationOptions":
         """Return what a replica starts its learner with."""
         from actors.adaptation.adaptation import AdaptationOptions  # not before a replica needs it
+        from training import adaptation
 
-        return AdaptationOptions(module="training.adaptation", **self.model_dump())
+        return AdaptationOptions(module=adaptation.__name__, **self.model_dump())

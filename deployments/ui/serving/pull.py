@@ -44,7 +44,7 @@ def _convert(path: str, dtype: str) -> Path:
 
     disable_progress_bar()
     file = locate(path)
-    logging.getLogger("actors.loading.gguf").setLevel(logging.ERROR)  # the progress says it
+    logging.getLogger(settings_folder.__module__).setLevel(logging.ERROR)  # the progress says it
     try:
         with reporting(_console) as report:
             report("settings and tokenizer")

@@ -59,6 +59,7 @@ class Fleet:
             replica = cast(Any, Replica.__new__(Replica))  # without a checkpoint to load
             replica._link, replica._loop = link, make_loop(role, runner, link, LoopOptions(prefill_chunk=64))
             replica._thread = LoopThread(name, replica._loop.turn, link.wake)
+            replica._adaptation = None
             replica._thread.start()
             self.replicas[name], self.addresses[name] = replica, link.address
 

@@ -22,6 +22,7 @@ class Draining:
         self.replica._loop = SimpleNamespace(load=self._load)
         self.replica._thread = SimpleNamespace(stop=self._stop)
         self.replica._link = SimpleNamespace(close=lambda: None)
+        self.replica._adaptation = None
 
     def _load(self) -> Report:
         self.polls += 1

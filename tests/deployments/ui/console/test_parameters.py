@@ -49,8 +49,8 @@ def test_what_can_not_be_is_refused_and_changes_nothing(name: str, text: str, pr
 def test_fields_are_checked_together() -> None:
     parameters = Parameters(ChatRequest)
     parameters.set("max_tokens", "5")
-    with pytest.raises(InvalidRequestError, match="max_completion_tokens"):
-        parameters.set("max_completion_tokens", "6")
+    with pytest.raises(InvalidRequestError, match="min_tokens"):
+        parameters.set("min_tokens", "6")
     assert parameters.values == {"max_tokens": 5}
 
 
