@@ -210,7 +210,7 @@ class CoordinatorIngress:
             max_body_bytes=bound,
             add_request_id=False,  # Serve does
             cors_origins=self._http.cors_origins,
-            allowed_hosts=self._http.allowed_hosts,
+            allowed_hosts=self._http.host_names,
             ask_others=self._ask_others,
             drain=self._drain,
         )

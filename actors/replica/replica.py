@@ -244,9 +244,13 @@ class Replica:
             raise
 
     def _load(self, spec: ReplicaSpec) -> None:
+        began_s = time.perf_counter()
         runner, options = load_replica(spec)
-        self._thread.usual_turn_s = _measure_prefill(runner, min(spec.model.prefill_chunk, runner.max_query))
+        loaded_s = time.perf_counter() - began_s
+        prefill_s = _measure_prefill(runner, min(spec.model.prefill_chunk, runner.max_query))
         self._adaptation = options.adaptation
+        # A turn that publishes new weights loads them.
+        self._thread.usual_turn_s = prefill_s if self._adaptation is None else max(prefill_s, loaded_s)
         self._loop = make_loop(spec.role, runner, self._link, options)
 
     def _turn(self) -> None:

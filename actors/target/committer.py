@@ -5,6 +5,7 @@ Knows nothing of logits, or of when steps are taken.
 
 from collections.abc import Sequence
 
+import torch
 from msgspec.structs import replace
 
 from actors.loops.mailbox import Mailbox
@@ -83,7 +84,7 @@ class Committer:
         if finish is not None and row.params.prompt_attention:
             try:
                 commit = replace(commit, prompt_attention=self._attention(row))
-            except OutOfPagesError as error:
+            except (OutOfPagesError, torch.OutOfMemoryError) as error:
                 self._inbox.fail(row, error)
                 return
         if finish is None:

@@ -180,23 +180,27 @@ class Admission:
         finally:
             self._held[key] -= 1
 
-    def submit(self, request: Request, sink: Sink, *, key: ApiKey = ANYBODY, priority: int = 0) -> None:
-        """Begin a request now or queue it.
+    def submit(
+        self, request: Request, sink: Sink, *, key: ApiKey = ANYBODY, priority: int = 0, charged: bool = True
+    ) -> None:
+        """Begin a request now or queue it. What its key may begin in a minute is for `check`, whole groups at a time.
 
         Args:
             sink: called with each delta, from any thread; must not block.
             priority: among the requests of one key, lower priorities begin first.
+            charged: whether it counts in its key's minute.
 
         Raises:
             OverloadedError: the server or the key is at its bound.
         """
         loop = asyncio.get_running_loop()
-        ticket = Ticket(request, sink, key, loop.time())
-        reached = self._reached_bound(1, ticket.tokens, key)
+        ticket = Ticket(request, sink, key, loop.time(), charged=charged)
+        reached = self._reached_bound(1, ticket.tokens, key, rates=False)
         if reached is not None:
             wait_s = self._seconds(ticket.target, self._tokens_ahead(ticket.target, key, priority))
             self._refuse(ticket.target, _overloaded(reached, wait_s))
-        self._rates_of(key).take(1, ticket.tokens, loop.time())
+        if charged:
+            self._rates_of(key).take(1, ticket.tokens, loop.time())
         if request.timeout_s is not None:
             ticket.deadline = loop.call_later(request.timeout_s, self._expire, request.request_id)
         self._queue.push(ticket, priority, self._holders())
@@ -239,8 +243,8 @@ class Admission:
             reached = _Reached("max_queue_wait_s", reason)
         return None if reached is None else _overloaded(reached, wait_s)
 
-    def _reached_bound(self, requests: int, tokens: int, key: ApiKey) -> _Reached | None:
-        """Bound that the new requests would exceed; None: no bound."""
+    def _reached_bound(self, requests: int, tokens: int, key: ApiKey, *, rates: bool = True) -> _Reached | None:
+        """Bound that the new requests would exceed; None: no bound. rates: whether those of a minute count."""
         tickets, limits = list(self._tickets.values()), self._limits
         if len(tickets) + self._held.total() + requests > limits.max_requests:
             return _Reached("max_requests", f"{limits.max_requests} requests are in progress already.")
@@ -248,7 +252,7 @@ class Admission:
             reason = f"with {tokens} more, the tokens in progress would exceed {limits.max_tokens}."
             return _Reached("max_tokens", reason)
         if key.max_requests is None and key.max_tokens is None:
-            return self._rates_of(key).reached(requests, tokens, _now_s())
+            return self._rates_of(key).reached(requests, tokens, _now_s()) if rates else None
         own = [ticket for ticket in tickets if ticket.key == key]
         if key.max_requests is not None and len(own) + self._held[key] + requests > key.max_requests:
             reason = f"{key.max_requests} requests are of this API key in progress already."
@@ -256,7 +260,7 @@ class Admission:
         if key.max_tokens is not None and _sum(own) + tokens > key.max_tokens:
             reason = f"with {tokens} more, the tokens of this API key in progress would exceed {key.max_tokens}."
             return _Reached("key_max_tokens", reason)
-        return self._rates_of(key).reached(requests, tokens, _now_s())
+        return self._rates_of(key).reached(requests, tokens, _now_s()) if rates else None
 
     def _rates_of(self, key: ApiKey) -> _KeyRates:
         if key not in self._rates:
@@ -334,7 +338,8 @@ class Admission:
             return
         if ticket.deadline is not None:
             ticket.deadline.cancel()
-        self._rates_of(ticket.key).take(0, ticket.committed - ticket.request.params.max_tokens, _now_s())
+        if ticket.charged:
+            self._rates_of(ticket.key).take(0, ticket.committed - ticket.request.params.max_tokens, _now_s())
         was_running, ticket.state = ticket.state == "running", "ended"
         if was_running:
             self._running[ticket.target] -= 1

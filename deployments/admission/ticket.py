@@ -22,6 +22,7 @@ class Ticket:
     deadline: asyncio.TimerHandle | None = None
     state: Literal["waiting", "running", "ended"] = "waiting"
     committed: int = 0  # tokens of its answer so far
+    charged: bool = True  # whether it counts in its key's minute
 
     @property
     def tokens(self) -> int:

@@ -78,8 +78,8 @@ class HttpConfig(StrictModel):
     )
     allowed_hosts: list[Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:/\s]+)$")]] | None = Field(
         None,
-        description="Names, without ports, by which clients may ask for the server; others get 421. null: any; but "
-        "only this machine's names if `consort serve` listens for this machine alone and needs no key.",
+        description="Names, without ports, by which clients may ask for the server, beside this machine's own; others "
+        "get 421. null: any; but none for a `consort serve` that listens for this machine alone and needs no key.",
     )
     tls: TlsConfig | None = Field(
         None, description="The certificate with which `consort serve` speaks HTTPS; null: plain HTTP."
@@ -118,8 +118,15 @@ class HttpConfig(StrictModel):
                 f"http.host: other machines can reach {self.host}, and there are no API keys. Set CONSORT_API_KEY or "
                 "http.api_keys; or let anybody in, with --insecure"
             )
-        hosts = [*_LOCAL_NAMES, *({self.host} - {"::1", *_LOCAL_NAMES})]
-        return self if self.allowed_hosts is not None else self.model_copy(update={"allowed_hosts": hosts})
+        return self if self.allowed_hosts is not None else self.model_copy(update={"allowed_hosts": []})
+
+    @property
+    def host_names(self) -> list[str] | None:
+        """Names by which the server may be asked: those that are allowed, and this machine's. None: any."""
+        if self.allowed_hosts is None:
+            return None
+        own = f"[{self.host}]" if ":" in self.host else self.host
+        return [*_LOCAL_NAMES, own, *self.allowed_hosts]
 
     @property
     def _is_local(self) -> bool:

@@ -145,7 +145,8 @@ class Service:
                 | ChatRequest(prompt_compression=PromptCompression())
             ):
                 await self._in_thread(partial(self.templates.fill, body))
-                await compress_body(body, endpoint, partial(self._answers, key), self._in_thread)
+                ask = partial(self._answers, key, charged=False)  # the shortened request counts
+                await compress_body(body, endpoint, ask, self._in_thread)
                 requests = await self._in_thread(partial(prepare, cache_salt=secrets.token_hex(8)))
             case _:
                 requests = await self._in_thread(partial(self._fill_and_prepare, body, prepare))
@@ -163,10 +164,10 @@ class Service:
         endpoint = self.endpoint(body.model)
         return await compress_alone(body, endpoint, partial(self._answers, key), self._in_thread)
 
-    async def _answers(self, key: ApiKey, requests: Sequence[Request]) -> list[list[Delta]]:
-        """All deltas of each request."""
+    async def _answers(self, key: ApiKey, requests: Sequence[Request], *, charged: bool = True) -> list[list[Delta]]:
+        """All deltas of each request. charged: as in `Admission.submit`."""
         answers: list[list[Delta]] = [[] for _ in requests]
-        async with aclosing(self.run(requests, key=key)) as batches:
+        async with aclosing(self.run(requests, key=key, charged=charged)) as batches:
             async for batch in batches:
                 for index, delta in batch:
                     answers[index].append(delta)
@@ -201,6 +202,7 @@ class Service:
         priority: int = 0,
         arrived_s: float | None = None,
         admitted: bool = False,
+        charged: bool = True,
     ) -> AsyncGenerator[DeltaBatch, None]:
         """Run requests; yield their deltas in batches as they arrive. Closing the generator cancels them.
 
@@ -209,6 +211,7 @@ class Service:
         Args:
             arrived_s: arrival of the client's request, by the monotonic clock; None: now.
             admitted: the requests belong to a request that was accepted already; skip the check of the queue.
+            charged: as in `Admission.submit`.
 
         Raises:
             ConsortError: a request was refused, or failed; the others are cancelled.
@@ -231,7 +234,7 @@ class Service:
                 for delta in answer:
                     deltas.put_nowait((index, delta))
             for index, request in new.items():
-                self._submit(request, self._sink(index, request, deltas), key, priority)
+                self._submit(request, self._sink(index, request, deltas), key, priority, charged=charged)
             while running:
                 batch = await _next_batch(deltas)
                 for index, delta in batch:
@@ -249,9 +252,11 @@ class Service:
         finally:
             self._cancel(list(running.values()), failure)
 
-    def _submit(self, request: Request, sink: Callable[[Delta], None], key: ApiKey, priority: int) -> None:
+    def _submit(
+        self, request: Request, sink: Callable[[Delta], None], key: ApiKey, priority: int, *, charged: bool
+    ) -> None:
         traced = request if self.tracer is None else self.tracer.start(request)
-        self.admission.submit(traced, sink, key=key, priority=priority)
+        self.admission.submit(traced, sink, key=key, priority=priority, charged=charged)
 
     def _cancel(self, requests: Sequence[Request], failure: ConsortError | None) -> None:
         """Cancel requests that have not ended. failure: why, unless the client left."""

@@ -55,7 +55,7 @@ def test_a_key_begins_so_many_requests_in_a_minute() -> None:
         assert refused.value.retry_after_s == 30
         admission.submit(request(2), nothing)  # another key's
         clock[0] += 30
-        admission.submit(request(3), nothing, key=key)
+        admission.check([request(3)], key)
 
     at_time(test)
 
@@ -70,8 +70,33 @@ def test_tokens_that_an_answer_did_not_need_are_given_back() -> None:
         assert refused.value.retry_after_s == 30
         admission.record_progress(0, 9)  # and one token of prompt: 50 are left
         admission.finish(0)
+        admission.check([request(1, tokens=50)], key)
         admission.submit(request(1, tokens=50), nothing, key=key)
         with pytest.raises(OverloadedError):
-            admission.submit(request(2, tokens=2), nothing, key=key)
+            admission.check([request(2, tokens=2)], key)
+
+    at_time(test)
+
+
+def test_a_group_above_a_minutes_worth_begins_together() -> None:
+    def test(admission: Admission, clock: list[float]) -> None:
+        key = ApiKey("slow", requests_per_minute=2)
+        group = [request(number) for number in range(4)]
+        admission.check(group, key)
+        for each in group:
+            admission.submit(each, nothing, key=key)
+        with pytest.raises(OverloadedError) as refused:
+            admission.check_room(["target"], key)
+        assert refused.value.retry_after_s == 60  # two for what was too much, one to begin: 90 s, at most 60 are told
+
+    at_time(test)
+
+
+def test_what_is_not_charged_takes_nothing() -> None:
+    def test(admission: Admission, clock: list[float]) -> None:
+        key = ApiKey("slow", requests_per_minute=1, tokens_per_minute=20)
+        admission.submit(request(0, tokens=20), nothing, key=key, charged=False)
+        admission.finish(0)
+        admission.check([request(1, tokens=20)], key)
 
     at_time(test)

@@ -23,12 +23,11 @@ def test_what_others_reach_needs_a_key_or_a_word(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.0.1"])
 def test_without_a_key_this_machine_is_asked_by_its_own_names(host: str) -> None:
-    allowed = HttpConfig(host=host).guarded().allowed_hosts
-    assert allowed is not None
-    assert {"localhost", "127.0.0.1", "[::1]"} <= set(allowed)
-    assert (host if host != "::1" else "[::1]") in allowed
-    assert HttpConfig(host=host, api_keys=KEY).guarded().allowed_hosts is None
-    assert HttpConfig(host=host, allowed_hosts=["mine.example"]).guarded().allowed_hosts == ["mine.example"]
+    own = {"localhost", "127.0.0.1", "[::1]", host if host != "::1" else "[::1]"}
+    assert set(HttpConfig(host=host).guarded().host_names or ()) == own
+    assert HttpConfig(host=host, api_keys=KEY).guarded().host_names is None
+    named = HttpConfig(host=host, allowed_hosts=["mine.example"]).guarded()
+    assert set(named.host_names or ()) == {*own, "mine.example"}
 
 
 def config_with(folder: Path, **tls: str) -> HttpConfig:

@@ -48,10 +48,10 @@ def test_what_can_not_be_is_refused_and_changes_nothing(name: str, text: str, pr
 
 def test_fields_are_checked_together() -> None:
     parameters = Parameters(ChatRequest)
-    parameters.set("max_tokens", "5")
-    with pytest.raises(InvalidRequestError, match="min_tokens"):
-        parameters.set("min_tokens", "6")
-    assert parameters.values == {"max_tokens": 5}
+    parameters.set("response_format", '{"type": "json_object"}')
+    with pytest.raises(InvalidRequestError, match="ignore_eos"):
+        parameters.set("ignore_eos", "true")
+    assert parameters.values == {"response_format": {"type": "json_object"}}
 
 
 def test_null_forgets() -> None:
