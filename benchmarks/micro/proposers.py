@@ -111,6 +111,9 @@ def _compare(
     for number in range(args.rounds + 1):
         for way in args.ways:
             measured, texts[way] = _run(llm, prompts, temperature, streams, _WAYS[way], args)
+            print(
+                f"T = {temperature}, {streams} streams, round {number}: {way}: {measured[0]:.1f} tokens/s", flush=True
+            )
             if number:  # the first round warms up
                 rounds[way].append(measured)
     plain = [speed for speed, _, _ in rounds[args.ways[0]]]
