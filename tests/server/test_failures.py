@@ -77,6 +77,7 @@ def wait_for_another(server: Server, deployment: str, pid: int) -> None:
     wait_until(is_back, f"a new process of {deployment}", timeout_s=90)
 
 
+@pytest.mark.slow
 def test_killing_the_drafter_in_mid_stream_changes_nothing(
     server: Server, client: Any, long_request: tuple[dict[str, Any], str]
 ) -> None:

@@ -69,6 +69,7 @@ def test_curl_streams_english(port: int) -> None:
     assert {"the", "sky", "blue", "is"} <= words, text
 
 
+@pytest.mark.slow
 def test_python_client(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     script = blocks("python")[0].replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     exec(compile(script, "README.md", "exec"), {})

@@ -22,6 +22,7 @@ def wait_for_drafters(server: Server, count: int) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_to_zero_drafters_and_back_under_a_stream(server: Server) -> None:
     undisturbed = server.client.post("/v1/completions", BODY).document["choices"][0]["text"]

@@ -76,6 +76,7 @@ def test_short_answers_leave_out_long_drafts() -> None:
     assert as_json(short)["answer_tokens"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
 def test_the_bundled_pair_is_measured() -> None:
     result = invoke(*SHORT)

@@ -1,0 +1,1 @@
+"""What drafters and heads share: lessons, losses, the loop, acceptance, the report."""
