@@ -117,17 +117,13 @@ def _compare(
             if number:  # the first round warms up
                 rounds[way].append(measured)
     plain = [speed for speed, _, _ in rounds[args.ways[0]]]
-    return [
-        Result(
-            way,
-            temperature,
-            streams,
-            *(median(values) for values in zip(*measured, strict=True)),
-            median(speed / alone for (speed, _, _), alone in zip(measured, plain, strict=True)),
-            texts[way] == texts[args.ways[0]],
-        )
-        for way, measured in rounds.items()
-    ]
+    results: list[Result] = []
+    for way, measured in rounds.items():
+        tokens_per_s, tokens_per_step, step_ms = (median(values) for values in zip(*measured, strict=True))
+        speedup = median(speed / alone for (speed, _, _), alone in zip(measured, plain, strict=True))
+        same_text = texts[way] == texts[args.ways[0]]
+        results.append(Result(way, temperature, streams, tokens_per_s, tokens_per_step, step_ms, speedup, same_text))
+    return results
 
 
 def _run(
