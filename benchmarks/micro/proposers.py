@@ -118,9 +118,9 @@ def _compare(
                 rounds[way].append(measured)
     plain = [speed for speed, _, _ in rounds[args.ways[0]]]
     results: list[Result] = []
-    for way, measured in rounds.items():
-        tokens_per_s, tokens_per_step, step_ms = (median(values) for values in zip(*measured, strict=True))
-        speedup = median(speed / alone for (speed, _, _), alone in zip(measured, plain, strict=True))
+    for way, all_rounds in rounds.items():
+        tokens_per_s, tokens_per_step, step_ms = (median(values) for values in zip(*all_rounds, strict=True))
+        speedup = median(speed / alone for (speed, _, _), alone in zip(all_rounds, plain, strict=True))
         same_text = texts[way] == texts[args.ways[0]]
         results.append(Result(way, temperature, streams, tokens_per_s, tokens_per_step, step_ms, speedup, same_text))
     return results
