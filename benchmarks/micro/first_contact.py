@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import psutil  # type: ignore[import-untyped]
 
-from decoding.errors import UnavailableError
+from decoding.errors import InvalidRequestError, UnavailableError
 from deployments.client import Client
 from deployments.configuration.config import DEFAULT_CONFIG, load_config
 
@@ -38,7 +38,7 @@ def first_token(client: Client, model: str, server: subprocess.Popen[bytes]) -> 
             for chunk in client.stream("/v1/chat/completions", body):
                 if any(choice["delta"].get("content") for choice in chunk["choices"]):
                     return time.monotonic()
-        except UnavailableError:
+        except (InvalidRequestError, UnavailableError):  # Serve itself answers 404 at first
             time.sleep(_POLL_S)
     raise UnavailableError(f"the server ended with {server.returncode} before its first token")
 
