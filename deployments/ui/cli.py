@@ -25,6 +25,7 @@ from deployments.cluster import check_demand, drain, local_client, serving
 from deployments.configuration.access.keys import ENVIRONMENT_KEY, key_of
 from deployments.configuration.catalogue import catalogue
 from deployments.configuration.config import DEFAULT_CONFIG, TINY_CONFIG, ServerConfig, load_config
+from deployments.configuration.model import IS_CHECKOUT
 from deployments.planning.hub import Snapshot, fetch_all, on_disk, stay_offline
 from deployments.planning.machine import prefer_gpus, this_machine
 from deployments.ui.commands.bench import DEFAULT_PROMPTS, configured_pair, pair_config, read_prompts, run_bench
@@ -161,7 +162,8 @@ def demo(keep: bool, port: int | None, verbose: bool) -> None:
             _show_how_to_go_on(config)
             _wait_for_interrupt()
     if not keep:
-        _console.print("\nNext: [bold]consort serve[/], and in another terminal:")
+        command = "make serve" if IS_CHECKOUT else "consort serve"  # a checkout's environment is not on the PATH
+        _console.print(f"\nNext: [bold]{command}[/], and in another terminal:")
         _show_request(load_config())
 
 
