@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from decoding.errors import InvalidRequestError
+from decoding.errors import InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from deployments.compression.chunks import LOOK_AHEAD, ChunkCompression
 from deployments.compression.compressor import Compression, CompressionOptions, Compressor
@@ -148,8 +148,7 @@ async def _choose_chunks(
 
     def finish() -> None:
         body.shortened = [
-            compression.result([next(answers)[-1].prompt_attention or () for _ in compression.passes])
-            for compression in compressions
+            compression.result([_attention(next(answers)) for _ in compression.passes]) for compression in compressions
         ]
         body.original_tokens = sum(len(compression.tokens) for compression in compressions)
 
@@ -301,3 +300,11 @@ def _options(options: PromptCompression, question: str, budget: int | None) -> C
 def _count(endpoint: ServedEndpoint, texts: Sequence[str]) -> int:
     tokenizer = endpoint.encoder.tokenizer
     return sum(len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in texts if text)
+
+
+def _attention(answer: Sequence[Delta]) -> Sequence[float]:
+    """Return the attention to each token of the prompt, which comes with the answer's end."""
+    attention = answer[-1].prompt_attention
+    if attention is None:
+        raise UnavailableError("the compressor has not said what it attended to; ask again")
+    return attention
