@@ -23,7 +23,6 @@ from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import IS_CHECKOUT, ROOT, ModelConfig
-from deployments.http.proxy import CALLBACK
 
 if TYPE_CHECKING:
     from ray import LoggingConfig
@@ -164,6 +163,8 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
+    from deployments.http.proxy import CALLBACK
+
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
         # With clusters "disabled", Ray's default on macOS, its processes listen on loopback only.
