@@ -73,6 +73,7 @@ def serving(
     """
     if not verbose:
         warnings.simplefilter("ignore")
+    _interrupt_at_sigterm()
     watch([StartProgress("Ray", "loading")])
     if address is None:
         _check_port(config.http.host, config.http.port, key="http.port")
@@ -81,6 +82,7 @@ def serving(
         _start_ray(config, verbose=verbose, log_level=log_level)
     else:
         _join_ray(address, verbose=verbose, log_level=log_level)
+    _interrupt_at_sigterm()  # Ray has set a handler that prints a stack trace
     import ray
 
     try:
@@ -149,17 +151,24 @@ def _in_a_line(what: str) -> Iterator[None]:
         raise UnavailableError(f"{what}: {reason[:_SHOWN_CHARACTERS]}") from error
 
 
+def _interrupt_at_sigterm() -> None:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C in the block, which ends by itself; interrupted, it would leave processes behind."""
+    """Ignore Ctrl-C and SIGTERM in the block, which ends by itself; interrupted, it would leave processes behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
@@ -184,7 +193,7 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
     import ray
 
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "session_latest" / "logs"
-    with _in_a_line(f"Ray could not start (logs: {logs})"):
+    with _in_a_line(f"Ray could not start (logs: {logs})"), _ray_exit_as_interrupt():
         ray.init(
             address="local",
             include_dashboard=False,
@@ -194,6 +203,15 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
             logging_config=_logging_config(verbose, log_level),
             _metrics_export_port=config.http.metrics_port,
         )
+
+
+@contextmanager
+def _ray_exit_as_interrupt() -> Iterator[None]:
+    """Turn the exit by which Ray, while it starts, reacts to SIGTERM into what Ctrl-C raises."""
+    try:
+        yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
 
 
 def _join_ray(address: str, *, verbose: bool, log_level: str) -> None:
