@@ -128,7 +128,7 @@ def _naming(key: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error
+        raise ConfigError(f"{key}: {error}") from None  # the same text, without the key
 
 
 def _anchored(path: str, folder: Path, *, key: str) -> str:
