@@ -13,7 +13,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -192,8 +193,15 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     import ray
 
+    with suppress(ImportError):  # `ray.init` imports it too, beside the thread below: not the same module at once
+        from ray.dashboard import optional_deps  # noqa: F401
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "session_latest" / "logs"
-    with _in_a_line(f"Ray could not start (logs: {logs})"), _ray_exit_as_interrupt():
+    with (
+        _in_a_line(f"Ray could not start (logs: {logs})"),
+        _ray_exit_as_interrupt(),
+        ThreadPoolExecutor(1) as meanwhile,
+    ):
+        meanwhile.submit(_import_application)
         ray.init(
             address="local",
             include_dashboard=False,
@@ -203,6 +211,11 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
             logging_config=_logging_config(verbose, log_level),
             _metrics_export_port=config.http.metrics_port,
         )
+
+
+def _import_application() -> None:
+    """Import what takes as long as Ray's processes take to start."""
+    from deployments import app  # noqa: F401
 
 
 @contextmanager
