@@ -33,6 +33,7 @@ State = Literal["waiting", "loading", "converting", "ready"]
 Watch = Callable[[list["StartProgress"]], None]
 
 _POLL_S = 0.2
+_SHORT_POLL_S = 0.02
 _MARGIN_S = 5.0  # for coordinators to answer after a drain
 _FLUSH_S = 0.3  # for the proxy to pass on the last bytes
 _SHOWN_CHARACTERS = 400  # of another library's error
@@ -243,6 +244,7 @@ def _join_ray(address: str, *, verbose: bool, log_level: str) -> None:
 
 def _deploy(config: ServerConfig) -> None:
     from ray import serve
+    from ray.serve.context import _get_global_client
 
     from deployments.app import APP_NAME, build_application
 
@@ -250,10 +252,14 @@ def _deploy(config: ServerConfig) -> None:
     http_options = {"host": config.http.host, "port": config.http.port}
     if (tls := config.http.tls) is not None:
         http_options |= {"ssl_keyfile": tls.key, "ssl_certfile": tls.certificate}  # in the order that Serve checks
-    serve.start(proxy_location="HeadOnly", http_options=http_options)
     application = build_application(config)
     target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/", external_scaler_enabled=True)
-    serve.run_many([target], wait_for_applications_running=False)
+    with ThreadPoolExecutor(1) as meanwhile:  # the proxy starts while the replicas do
+        start = meanwhile.submit(serve.start, proxy_location="HeadOnly", http_options=http_options)
+        while not start.done() and _get_global_client(raise_if_no_controller_running=False) is None:
+            time.sleep(_SHORT_POLL_S)
+        serve.run_many([target], wait_for_applications_running=False)
+        start.result()
 
 
 def _delete() -> None:

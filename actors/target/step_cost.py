@@ -14,7 +14,7 @@ _SMOOTHING = 0.1  # weight of the newest step
 _RELAXING = 0.003  # weight per step with which the factors of other sizes follow the mean
 _MEASURED_SIZES = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 _ROUNDS = 8
-_MEASURING_S = 0.1  # of each size; the server waits meanwhile, and the first requests' steps measure on
+_MEASURING_S = 0.05  # of each size; the server waits meanwhile, and the first requests' steps measure on
 
 
 class StepCost:
