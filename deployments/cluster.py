@@ -42,6 +42,9 @@ _INTERVALS = {
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_raylet_check_gc_period_milliseconds": "1000",
+    "RAY_kill_idle_workers_interval_ms": "1000",
+    "RAY_object_manager_timer_freq_ms": "1000",
     "RAY_memory_monitor_refresh_ms": "1000",
     "RAY_task_events_report_interval_ms": "0",  # no record of tasks, which only Ray's dashboard shows
     "RAY_event_stats": "0",
