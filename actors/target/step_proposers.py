@@ -92,7 +92,7 @@ class StepProposers:
             self._asked = [each for each in self._asked if each.name != dropped]
 
     def _let_rest(self, worths: Mapping[ProposerName, ProposerWorth], step_s: float) -> None:
-        """Of those that do not pay beside the others, let the one rest without which steps are fastest."""
+        """Let the one rest without which steps are fastest, if there are any that do not pay beside the others."""
         all_s = step_s + sum([self._seconds[name] for name in worths])
         without_s = {name: all_s - self._seconds[name] for name in worths}
         idle = [name for name, worth in worths.items() if not worth.pays(self._seconds[name], without_s[name])]
