@@ -80,13 +80,14 @@ def serving(
         warnings.simplefilter("ignore")
     _interrupt_at_sigterm()
     watch([StartProgress("Ray", "loading")])
-    if address is None:
-        _check_port(config.http.host, config.http.port, key="http.port")
-        if config.http.metrics_port is not None:
-            _check_port("127.0.0.1", config.http.metrics_port, key="http.metrics_port")
-        _start_ray(config, verbose=verbose, log_level=log_level)
-    else:
-        _join_ray(address, verbose=verbose, log_level=log_level)
+    with _ray_exit_as_interrupt():
+        if address is None:
+            _check_port(config.http.host, config.http.port, key="http.port")
+            if config.http.metrics_port is not None:
+                _check_port("127.0.0.1", config.http.metrics_port, key="http.metrics_port")
+            _start_ray(config, verbose=verbose, log_level=log_level)
+        else:
+            _join_ray(address, verbose=verbose, log_level=log_level)
     _interrupt_at_sigterm()  # Ray has set a handler that prints a stack trace
     import ray
 
@@ -200,11 +201,7 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
     with suppress(ImportError):  # `ray.init` imports it too, beside the thread below: not the same module at once
         from ray.dashboard import optional_deps  # noqa: F401
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "session_latest" / "logs"
-    with (
-        _in_a_line(f"Ray could not start (logs: {logs})"),
-        _ray_exit_as_interrupt(),
-        ThreadPoolExecutor(1) as meanwhile,
-    ):
+    with _in_a_line(f"Ray could not start (logs: {logs})"), ThreadPoolExecutor(1) as meanwhile:
         meanwhile.submit(_import_application)
         ray.init(
             address="local",
@@ -259,7 +256,9 @@ def _deploy(config: ServerConfig) -> None:
     target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/", external_scaler_enabled=True)
     with ThreadPoolExecutor(1) as meanwhile:  # the proxy starts while the replicas do
         start = meanwhile.submit(serve.start, proxy_location="HeadOnly", http_options=http_options)
-        while not start.done() and _get_global_client(raise_if_no_controller_running=False) is None:
+        while _get_global_client(raise_if_no_controller_running=False) is None:
+            if start.done():
+                start.result()  # raises what went wrong
             time.sleep(_SHORT_POLL_S)
         serve.run_many([target], wait_for_applications_running=False)
         start.result()
