@@ -18,6 +18,7 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Positions
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 from decoding.sampling.sampler import probabilities, sample
+from decoding.sampling.text_table import TextTables
 from decoding.sampling.transfer import tensor_on
 
 
@@ -38,15 +39,15 @@ class Verdict(NamedTuple):
         return [*[draft.tokens[index] for index in self.path], self.own]
 
 
-def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
+def judge(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> Callable[[], list[Verdict]]:
     """Launch the verification of drafts. The function that is returned waits for the device, and returns the verdicts.
 
-    logits: [N, V] a step's.
+    logits: [N, V] a step's. tables: of the rows' texts.
     """
     coupled = [verification for verification in verifications if not verification.row.rejects]
     rejecting = [verification for verification in verifications if verification.row.rejects]
     parts = (_coupled, coupled), (_by_rejection, rejecting)
-    waits = [rule(part, _rows_of(part, logits)) if part else list for rule, part in parts]
+    waits = [rule(part, _rows_of(part, logits), tables) if part else list for rule, part in parts]
 
     def wait() -> list[Verdict]:
         by_rule = [iter(wait()) for wait in waits]
@@ -65,9 +66,9 @@ def _rows_of(verifications: Sequence[Verification], logits: Tensor) -> Tensor:
     return logits[tensor_on(logits.device, [*chain.from_iterable([v.rows for v in verifications])], torch.int64)]
 
 
-def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
+def _coupled(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> Callable[[], list[Verdict]]:
     """Verify by sampling with shared noise. Siblings in a tree have the same position, so the same noise."""
-    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device)
+    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device, tables)
     sampled = sample(logits, batch)  # [N]
 
     def wait() -> list[Verdict]:
@@ -84,8 +85,10 @@ def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[
     return wait
 
 
-def _by_rejection(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
-    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device)
+def _by_rejection(
+    verifications: Sequence[Verification], logits: Tensor, tables: TextTables
+) -> Callable[[], list[Verdict]]:
+    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device, tables)
     distribution = probabilities(logits, batch)  # [N, V]
     judged = [RejectionRow(draft, row.params.seed, len(row.tokens)) for row, draft, *_ in verifications]
     return lambda: [Verdict(*verdict) for verdict in verify_by_rejection(distribution, judged)]

@@ -34,6 +34,7 @@ from actors.target.rows import TargetRows
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from decoding.grammars.mask_threads import MaskThreads
+from decoding.sampling.text_table import TextTables
 
 Shares = Sequence[Share[ServedRow]]
 
@@ -66,6 +67,7 @@ class Target:
         chunk = min(options.prefill_chunk, runner.max_query)
         self._scheduler = Scheduler(self._rows, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
+        self._texts = TextTables()
         self._waited_before_s = 0.0  # `times.waited_s` at the end of the last step
 
     def load(self) -> Report:
@@ -94,7 +96,7 @@ class Target:
         if self._heads is not None:
             self._heads.begin_step([self._rows.writer(row.key) for row, _ in shares], inputs)
         verifications = self._take(shares, inputs, logits)
-        wait_for_verdicts = judge(verifications, logits)
+        wait_for_verdicts = judge(verifications, logits, self._texts)
         timer.stop()
         self._inbox.receive(0.0)  # while the device computes: a late draft still tells what follows the verdict
         verdicts = wait_for_verdicts()
@@ -159,7 +161,7 @@ class Target:
             Verification(row, round_.draft, range(start, end), round_.mask)
             for row, round_, (start, end) in zip(rows, rounds, pairwise(chain([0], ends)), strict=True)
         ]
-        verdicts = judge(verifications, blended)()
+        verdicts = judge(verifications, blended, self._texts)()
         for ensemble, round_, verdict in zip(ensembles, rounds, verdicts, strict=True):
             ensemble.end_round(verdict.logits_rows(), verdict.tokens(round_.draft))
         requested_at_s = min(round_.requested_at_s for round_ in rounds)

@@ -92,6 +92,9 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
     def paths(self) -> list[tuple[int, ...]]:
         """Return the tokens from the text down to each token, itself included, [K]."""
+        if self.is_chain:
+            tokens = tuple(self.tokens)
+            return [tokens[:end] for end in range(1, len(tokens) + 1)]
         paths: list[tuple[int, ...]] = []
         for token, parent in zip(self.tokens, self.parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))
