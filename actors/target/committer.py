@@ -62,7 +62,7 @@ class Committer:
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
         was_rejected = verdict.rejected and finish is None
-        proposers, ensemble = draft.proposers, row.ensemble
+        ensemble = row.ensemble
         commit = Commit(  # by position, because a step has one per row, and msgspec takes four times as long by name
             request_id,
             base,
@@ -76,8 +76,8 @@ class Committer:
             ensemble.views and ensemble.views[: len(kept)] if ensemble else None,
             was_rejected,
             was_rejected and bool(row.trie),
-            {name: proposers.count(name) for name in set(proposers)} if proposers else {},
-            [proposers[index] for index in verdict.path[: len(kept)]] if proposers else [],
+            draft.proposed_by() if draft.proposers else {},
+            verdict.accepted(draft.proposers)[: len(kept)] if draft.proposers else [],
             row.admission,
             min(row.reused or 0, row.prompt_length) if is_first else 0,
         )

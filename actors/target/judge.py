@@ -5,7 +5,7 @@ Knows nothing of messages, caches or where the logits come from.
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from decoding.sampling.sampler import probabilities, sample
 from decoding.sampling.text_table import TextTables
 from decoding.sampling.transfer import tensor_on
 
+Value = TypeVar("Value")
+
 
 class Verdict(NamedTuple):
     """What a row commits: accepted draft tokens, and one of the target's own."""
@@ -34,9 +36,16 @@ class Verdict(NamedTuple):
         """Return the row of the step's K + 1 logits that each committed token was chosen from."""
         return [0, *[index + 1 for index in self.path]]
 
+    def accepted(self, values: list[Value]) -> list[Value]:
+        """Return those of the accepted draft tokens. values: [K]"""
+        count = len(self.path)
+        if not count or self.path[-1] == count - 1:  # the draft's first
+            return values[:count]
+        return [values[index] for index in self.path]
+
     def tokens(self, draft: Draft) -> list[int]:
         """Return the committed tokens."""
-        return [*[draft.tokens[index] for index in self.path], self.own]
+        return [*self.accepted(draft.tokens), self.own]
 
 
 def judge(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> Callable[[], list[Verdict]]:

@@ -253,7 +253,8 @@ class Target:
             return 0.0
         due = [row for row in self._rows if row.due]
         if due:
-            return _wait_s(due) if all(row.verifies for row in due) else 0.0
+            wait_s = _wait_s(due)
+            return wait_s if wait_s > 0 and all(row.verifies for row in due) else 0.0
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
     def _release(self, row: ServedRow) -> None:

@@ -81,6 +81,13 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
             children[parent + 1].append(index)
         return children
 
+    def proposed_by(self) -> dict[str, int]:
+        """Return how many of the tokens each proposer offered first."""
+        first, count = self.proposers[:1], len(self.proposers)
+        if first * count == self.proposers:  # as for most drafts
+            return dict.fromkeys(first, count)
+        return {name: self.proposers.count(name) for name in set(self.proposers)}
+
     def depths(self) -> Sequence[int]:
         """Return the depth of each token, [K]; 1: it follows the text."""
         if self.is_chain:
@@ -216,9 +223,12 @@ class DraftTrie:
             self._chain = tokens
             self._chain_probabilities += [self.default_probability] * (len(tokens) - shared)
             self._chain_proposers += [proposer] * (len(tokens) - shared)
-        for index, probability in enumerate(offered):
-            if 0 <= probability <= 1:
-                self._chain_probabilities[index] = probability
+        if min(offered) >= 0 and max(offered) <= 1 and not math.isnan(sum(offered)):  # as usual
+            self._chain_probabilities[: len(offered)] = offered
+        else:
+            for index, probability in enumerate(offered):
+                if 0 <= probability <= 1:
+                    self._chain_probabilities[index] = probability
         return True
 
     def _branch(self) -> None:

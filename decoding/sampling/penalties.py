@@ -65,6 +65,7 @@ class Penalties:
     total: int  # the sum of shape[0]
     paths: Entries  # draft tokens before a position, with their counts, which replace those in the text
     settings: Tensor  # [3, N] float32: repetition, frequency, presence
+    counts_matter: bool  # whether any of the last two is not 0
 
     @classmethod
     def build(
@@ -95,6 +96,7 @@ class Penalties:
             int(shape[0].sum()),
             Entries(rows, tokens, values),
             settings_there,
+            bool(settings[1:].any()),
         )
 
     def apply_(self, logits: Tensor) -> Sequence[Tensor]:
@@ -133,8 +135,9 @@ class Penalties:
         """Return the new logits of tokens, [E]. All: [E]."""
         repetition, frequency, presence = self.settings[:, rows]
         penalised = torch.where(logits < 0, logits * repetition, logits / repetition)
-        penalised -= frequency * counts
-        penalised -= presence * (counts > 0)
+        if self.counts_matter:
+            penalised -= frequency * counts
+            penalised -= presence * (counts > 0)
         return penalised
 
 
