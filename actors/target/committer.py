@@ -54,11 +54,11 @@ class Committer:
 
     def _commit(self, row: TargetRow, draft: Draft, verdict: Verdict) -> None:
         peer, request_id = row.key
-        tokens = verdict.tokens(draft)
+        tokens, generated = verdict.tokens(draft), row.generated
         kept, finish = cut_at_stop(
-            tokens, row.generated, end_token_ids=row.history.end_token_ids, max_tokens=row.params.max_tokens
+            tokens, generated, end_token_ids=row.history.end_token_ids, max_tokens=row.params.max_tokens
         )
-        base, is_first = len(row.tokens), row.generated == 0
+        base, is_first = len(row.tokens), generated == 0
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
         was_rejected = verdict.rejected and finish is None

@@ -148,6 +148,8 @@ class TargetRow(ServedRow):
     def best_draft(self, *, branching: bool = True) -> Draft:
         """Return the most probable draft tokens, as many as a step can use: a tree if it may branch, or a chain."""
         length = self.usable_draft_length
+        if length <= 0:
+            return NO_DRAFT
         draft = self.trie.best_draft(length, length, branching=branching)
         # Rejection sampling needs all tokens as they were drawn, also those that the structure forbids.
         return draft if self.structure is None or self.rejects else self.structure.prune(draft)
