@@ -35,6 +35,7 @@ from actors.target.step_proposers import StepProposer, StepProposers
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from decoding.grammars.mask_threads import MaskThreads
+from decoding.sampling.text_table import TextTables
 
 Shares = Sequence[Share[ServedRow]]
 
@@ -68,6 +69,7 @@ class Target:
         chunk = min(options.prefill_chunk, runner.max_query)
         self._scheduler = Scheduler(self._rows, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
+        self._texts = TextTables()
         self._waited_before_s = 0.0  # `times.waited_s` at the end of the last step
 
     def load(self) -> Report:
@@ -96,7 +98,7 @@ class Target:
         if self._heads is not None:
             self._heads.begin_step([self._rows.writer(row.key) for row, _ in shares], inputs)
         verifications = self._take(shares, inputs, logits)
-        wait_for_verdicts = judge(verifications, logits)
+        wait_for_verdicts = judge(verifications, logits, self._texts)
         timer.stop()
         self._inbox.receive(0.0)  # while the device computes: a late draft still tells what follows the verdict
         verdicts = wait_for_verdicts()
@@ -157,7 +159,7 @@ class Target:
             Verification(row, round_.draft, range(start, end), round_.mask)
             for row, round_, (start, end) in zip(rows, rounds, pairwise(chain([0], ends)), strict=True)
         ]
-        verdicts = judge(verifications, blended)()
+        verdicts = judge(verifications, blended, self._texts)()
         for ensemble, round_, verdict in zip(ensembles, rounds, verdicts, strict=True):
             ensemble.end_round(verdict.logits_rows(), verdict.tokens(round_.draft))
         requested_at_s = min(round_.requested_at_s for round_ in rounds)
@@ -250,7 +252,8 @@ class Target:
             return 0.0
         due = [row for row in self._rows if row.due]
         if due:
-            return _wait_s(due) if all(row.verifies for row in due) else 0.0
+            wait_s = _wait_s(due)
+            return wait_s if wait_s > 0 and all(row.verifies for row in due) else 0.0
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
     def _release(self, row: ServedRow) -> None:
