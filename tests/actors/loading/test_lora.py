@@ -102,5 +102,5 @@ def test_quantised_targets_have_adapters(quantization: Quantization, tmp_path: P
         expected = adapted(input_ids=torch.tensor([text])).logits[0]
     runner = load_runner(replace(spec, adapters={"a": str(tmp_path / "adapter")}))
     logits = runner.logits([RowInput(0, 0, text, adapter=1)])
-    torch.testing.assert_close(logits, expected.float(), atol=1e-3, rtol=1e-3)
-    assert not torch.allclose(runner.logits([RowInput(1, 0, text)]), logits, atol=0.1)
+    without = runner.logits([RowInput(1, 0, text)])
+    assert (logits - expected).norm() < 0.02 * (without - expected).norm()  # rounding of quantised products
