@@ -12,7 +12,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +39,6 @@ _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 # Takes layers that see the same input and what computes them; returns what computes them then.
 Wrap = Callable[[Sequence[nn.Module], nn.Module], nn.Module]
-
-
-class MakeLinear(Protocol):
-    """Makes a linear layer of weights, [out_features, in_features]."""
-
-    def __call__(self, weight: Tensor) -> nn.Module: ...
 
 
 class PackedLinear(nn.Module):

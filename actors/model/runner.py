@@ -205,7 +205,8 @@ class Runner:
         wanted = wanted_tokens(rows)
         shape = None
         if self._graphs and not have_gaps(rows):
-            shape = self._graphs.shape(rows, len(wanted), adapted=bool(token_adapters(rows)))
+            adapted = self.lora is not None and bool(token_adapters(rows))
+            shape = self._graphs.shape(rows, len(wanted), adapted=adapted)
         if self._graphs and shape:
             self.cache.reserve_all(extents)
             logits, *hidden = self._graphs.outputs(shape, rows, wanted)
@@ -301,7 +302,7 @@ class Runner:
 
     def _adapters(self, rows: Sequence[RowInput], count: int) -> Tensor | None:
         """Return the slot of each token's adapter, [count] int64 with padding; None if no token has one."""
-        adapters = token_adapters(rows)
+        adapters = [] if self.lora is None else token_adapters(rows)
         if not adapters:
             return None
         return tensor_on(self.device, [*adapters, *[0] * (count - len(adapters))], torch.int64)

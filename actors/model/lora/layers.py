@@ -7,7 +7,6 @@ the token. Shapes and addresses are fixed, as CUDA graphs and traces need. Knows
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from actors.model.packed_linear import MakeLinear, make_linear
+from actors.model.packed_linear import make_linear
 from decoding.errors import ConfigError
 
 _ALIGNMENT = 16  # rows of a slot: sums over them then have one order in every slot, also in a GPU's 16 × 16 products
@@ -32,27 +31,25 @@ class LoraPair(NamedTuple):
 class LoraLinear(nn.Module):
     """A linear layer, or several joined ones that see the same input, with the adapters of `slots` slots."""
 
-    def __init__(
-        self, base: nn.Module, layers: Sequence[nn.Module], owner: "LoraLayers", *, make: MakeLinear = make_linear
-    ) -> None:
-        """base: computes the layers, [..., in] to [..., out of all]. make: makes the layers of the adapters."""
+    def __init__(self, base: nn.Module, layers: Sequence[nn.Module], owner: "LoraLayers") -> None:
+        """base: computes the layers, [..., in] to [..., out of all]."""
         super().__init__()
         self.base = base
         self.sizes = [_size(layer) for layer in layers]  # in, out
-        self._owner, self._make = owner, make
+        self._owner = owner
         self._width = len(layers) * owner.rank  # R
         shape = owner.slots * self._width, self.sizes[0][0]
         self._downs = torch.zeros(shape, dtype=owner.dtype, device=owner.device)
         self._ups = self._downs.new_zeros(sum(out for _, out in self.sizes), len(self._downs))
-        self.down, self.up = make(self._downs), make(self._ups)
+        self.down, self.up = owner.make(self._downs), owner.make(self._ups)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., N, in]; returns [..., N, out]."""
         result: Tensor = self.base(x)
-        mask = self._owner.mask
-        if mask is None:
+        foreign = self._owner.foreign
+        if foreign is None:
             return result
-        hidden = self.down(x).unflatten(-1, (self._owner.slots, self._width)) * mask
+        hidden = self.down(x).unflatten(-1, (self._owner.slots, self._width)).masked_fill(foreign, 0.0)
         own: Tensor = self.up(hidden.flatten(-2))
         return result + own.to(result.dtype)
 
@@ -74,7 +71,7 @@ class LoraLinear(nn.Module):
                 self._ups[row : row + out, start : start + len(pair.down)] = pair.up
             row += out
         for layer, weight in ((self.down, self._downs), (self.up, self._ups)):
-            _copy_weight(layer, self._make(weight))
+            _copy_weight(layer, self._owner.make(weight))
 
 
 class LoraLayers:
@@ -82,12 +79,11 @@ class LoraLayers:
 
     def __init__(self, model: PreTrainedModel, *, slots: int, rank: int, deterministic: bool = True) -> None:
         """Prepare a model, before its layers are replaced. deterministic: as in `use_faster_layers`."""
-        self.slots, self.max_rank = slots, rank
+        self.slots, self.max_rank, self._deterministic = slots, rank, deterministic
         self.rank = -(-rank // _ALIGNMENT) * _ALIGNMENT
         self.dtype, self.device = model.dtype, model.device
-        self.mask: Tensor | None = None  # [N, S, 1] of the forward that runs; None: no token has an adapter
+        self.foreign: Tensor | None = None  # [N, S, 1] bool: slots that aren't the token's; None: no token has any
         self.versions = [""] * slots  # what was written to each slot
-        self._make = partial(make_linear, deterministic=deterministic)
         output = model.get_output_embeddings()
         self._paths = {
             layer: path
@@ -100,9 +96,13 @@ class LoraLayers:
         """Return `base`, which computes these layers of the model, with adapters if it can have any."""
         if any(layer not in self._paths for layer in layers):
             return base
-        linear = LoraLinear(base, layers, self, make=self._make)
+        linear = LoraLinear(base, layers, self)
         self._layers |= {self._paths[layer]: (linear, index) for index, layer in enumerate(layers)}
         return linear
+
+    def make(self, weight: Tensor) -> nn.Module:
+        """Return a layer of these weights, [out, in], as fast as the model's own."""
+        return make_linear(weight, deterministic=self._deterministic)
 
     @property
     def nbytes(self) -> dict[torch.device, int]:
@@ -113,14 +113,14 @@ class LoraLayers:
     def applied(self, adapters: Tensor) -> Iterator[None]:
         """Within the context a forward applies adapters. adapters: [N] int64, each token's slot; 0: none."""
         slots = torch.arange(1, self.slots + 1, device=adapters.device)
-        self.mask = (adapters[:, None] == slots)[..., None].to(self.dtype)
+        self.foreign = (adapters[:, None] != slots)[..., None]
         try:
             yield
         finally:
-            self.mask = None
+            self.foreign = None
 
     def check(self, pairs: Mapping[str, LoraPair]) -> None:
-        """Raise ConfigError if an adapter, by the paths of layers, is not for this model, or its rank is too high."""
+        """Raise ConfigError if an adapter, by the paths of layers, is not for this model, or is unfit for it."""
         for path, (down, up) in pairs.items():
             if path not in self._layers:
                 raise ConfigError(f"the model has no linear layer {path!r} that takes adapters; it is another base's")
@@ -130,6 +130,8 @@ class LoraLayers:
                 raise ConfigError(f"{path} is {list(shape)} there, but {list(own)} in the model; it is another base's")
             if len(down) > self.max_rank:
                 raise ConfigError(f"its rank is {len(down)}, but max_adapter_rank is {self.max_rank}; raise that")
+            if not all(weight.to(self.dtype).isfinite().all() for weight in (down, up)):  # they would spoil every row
+                raise ConfigError(f"{path} has weights that are no finite numbers in {self.dtype}")
 
     @torch.inference_mode()
     def write(self, slot: int, version: str, pairs: Mapping[str, LoraPair]) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from actors.loading.lora import read_lora
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
-from actors.model.lora.layers import LoraLayers
+from actors.model.lora.layers import LoraLayers, LoraPair
 from actors.model.runner import Runner
 from decoding.errors import ConfigError
 from tests.support.adapters import save_adapter
@@ -141,3 +141,14 @@ def test_adapters_of_other_models_are_refused(
     save_adapter(tmp_path, tiny_model(family, **changes), 1, **config)
     with pytest.raises(ConfigError, match=message):
         runner("llama-gqa", [tmp_path])
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e39])
+def test_weights_that_would_spoil_other_rows_are_refused(value: float, tmp_path: Path) -> None:
+    save_adapter(tmp_path, tiny_model("llama-gqa"), 1)
+    weights = read_lora(str(tmp_path))
+    path, pair = next(iter(weights.pairs.items()))
+    lora = runner("llama-gqa", [tmp_path]).lora
+    assert lora is not None
+    with pytest.raises(ConfigError, match=r"has weights that are no finite numbers in torch\.float32"):
+        lora.check({path: LoraPair(pair.down, pair.up.double() + value)})

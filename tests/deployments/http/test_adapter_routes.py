@@ -1,6 +1,7 @@
 """Adapters are models of their own, and come and go while the server runs."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.support.adapters import save_adapter
+from tests.support.waiting import wait_until
 
 TARGET = ROOT / "models" / "target"
 PROMPT = {"prompt": "Why is the sky", "max_tokens": 12, "temperature": 0}
@@ -112,6 +114,26 @@ def test_a_name_can_get_other_weights(client: TestClient, folder: Path) -> None:
         assert texts[0] == texts[1]
         assert (texts[0] == text(client, "poet")) == (name == "poet")
     assert client.post(UNLOAD, json={"lora_name": "new"}).status_code == 200
+
+
+def test_requests_in_progress_end_with_an_adapter_that_is_unloaded(client: TestClient, folder: Path) -> None:
+    load = {"lora_name": "sql", "lora_path": str(folder / "sql")}
+    long = {"model": "sql", **PROMPT, "max_tokens": 300, "ignore_eos": True}
+
+    def answer(salt: str) -> str:
+        response = client.post("/v1/completions", json={**long, "cache_salt": salt})
+        return str(response.json()["choices"][0]["text"])
+
+    def is_running() -> bool:
+        return bool(client.get("/v1/status").json()["requests"]["running"])
+
+    assert client.post(LOAD, json=load).status_code == 200
+    undisturbed = answer("one")
+    with ThreadPoolExecutor(1) as asking:
+        unloaded = asking.submit(answer, "another")
+        wait_until(is_running, "the request has begun")
+        assert client.post(UNLOAD, json={"lora_name": "sql"}).status_code == 200
+        assert unloaded.result() == undisturbed
 
 
 @pytest.mark.parametrize(
