@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.coordinator.timeline import Timeline
+from actors.heads.eagle3_proposer import Eagle3Proposer
+from actors.heads.spec import HeadsKind
 from actors.loading.checkpoint import ModelSpec
 from actors.loading.lora import read_lora
 from actors.loops.options import LoopOptions
@@ -24,9 +26,11 @@ from decoding.beams.options import BeamOptions
 from decoding.drafts.ngram import NgramOptions
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
+from tests.engine.test_heads import heads_module
 from tests.engine.test_parameters import DRAFTER, PROMPTS, TARGET, text, tokens
 from tests.support import reference
 from tests.support.adapters import save_adapter
+from tests.support.heads import STATES
 from tests.support.models import tiny_model
 from tests.support.waiting import wait_until
 
@@ -65,14 +69,16 @@ def running(
     options: dict[str, LoopOptions] = {}
     for index in range(targets):
         name = "target" if index == 0 else f"target#{index}"
-        runner = load_runner(ModelSpec(name="target", path=str(folder / "target"), prefill_chunk=64, **settings))
+        spec = ModelSpec(name="target", path=str(folder / "target"), prefill_chunk=64, **settings)
+        runner = load_runner(spec, hidden_layers=STATES if drafts == "eagle3" else ())
         if graphs:
             runner.use_graphs(capture=lambda run: run)
         colocated = None
         if drafts == "colocated":
             colocated = Runner(DRAFTER, slots=16, max_length=128, max_query=64)
         replicas[name] = ("target", runner)
-        options[name] = LoopOptions(adaptive=False, prefill_chunk=chunk, colocated=colocated)
+        heads = Eagle3Proposer(heads_module("eagle3"), runner) if drafts == "eagle3" else None
+        options[name] = LoopOptions(adaptive=False, prefill_chunk=chunk, colocated=colocated, heads=heads)
     if drafts == "drafter":
         replicas["drafter"] = ("drafter", Runner(DRAFTER, slots=16, max_length=128, max_query=64))
     with Engine(replicas, LoopOptions(adaptive=False), own_options=options) as engine:
@@ -90,7 +96,9 @@ def endpoint(folder: Path, name: str | None, drafts: str = "") -> Endpoint:
     drafter = "drafter" if drafts in ("drafter", "colocated") else None
     ngram = NgramOptions() if drafts == "ngram" else None
     colocated = drafts == "colocated"
-    return Endpoint("e", "target", drafter, 4, text, ngram, colocated=colocated, adapter=adapter(folder, name))
+    heads: HeadsKind | None = "eagle3" if drafts == "eagle3" else None
+    own = adapter(folder, name)
+    return Endpoint("e", "target", drafter, 4, text, ngram, heads, colocated=colocated, adapter=own)
 
 
 def mixed(folder: Path, drafts: str = "", **params: Any) -> list[Request]:
@@ -122,6 +130,7 @@ def accepted(answers: Sequence[list[Delta]]) -> int:
         {"drafts": "ngram", "graphs": True},
         {"drafts": "colocated", "chunk": 3},
         {"drafts": "drafter", "slots": 3},
+        {"drafts": "eagle3"},
         {"drafts": "ngram", "kv_tokens": 224},
         {"adapters_at_run_time": 1, "drafts": "ngram"},
     ],
