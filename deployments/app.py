@@ -9,7 +9,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,11 +42,15 @@ if TYPE_CHECKING:
     from actors.wire.addresses import ReplicaAddress
     from actors.wire.messages import Report
     from deployments.discovery import ReplicaAddresses
+    from deployments.endpoints.adapter_registry import AdapterChange
+
+    Adapters = Mapping[str, AdapterChange]
 
 APP_NAME = "consort"
 COORDINATOR = "Coordinator"
 
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
+_ADAPTERS_PERIOD_S = 2.0  # of telling new replicas, and of asking them, which adapters were loaded
 _ANSWER_TIMEOUT_S = 2.0  # a hanging replica delays the others' answers, which must not make them look hung
 _DRAIN_S = 25.0
 _STOP_S = 5.0  # for a coordinator without requests to end
@@ -94,6 +98,7 @@ class ModelReplica:
         """
         with _uncollected():
             from actors.replica.replica import Replica, ReplicaSpec
+            from deployments.endpoints.adapter_registry import AdapterRegistry
             from deployments.monitoring.replica_metrics import ReplicaMetrics
             from deployments.scaling.load_meter import LoadMeter
 
@@ -119,6 +124,7 @@ class ModelReplica:
         gc.collect()
         gc.freeze()  # permanent objects, a model's modules above all: collecting them again would delay a step
         self._metrics = ReplicaMetrics(name, role)
+        self._adapters = AdapterRegistry()
 
     def address(self, coordinator: str | None = None, queued: int = 0) -> "ReplicaAddress":
         """Return the address for coordinators; raises UnavailableError while the loop is stuck.
@@ -129,6 +135,11 @@ class ModelReplica:
             self._meter.set_queued(coordinator, queued)
         self._replica.check()
         return self._replica.address
+
+    def merge_adapters(self, changes: "Adapters") -> "Adapters":
+        """Remember for coordinators that start later which adapters were loaded at run time. Returns all changes."""
+        self._adapters.merge(changes)
+        return self._adapters.changes
 
     def status(self) -> ReplicaStatus:
         """Return the process and the load."""
@@ -204,9 +215,14 @@ class CoordinatorIngress:
         }
         discovery = Discovery(ask, coordinator.set_replicas)
         await discovery.poll_all()  # Serve sends requests as soon as this returns
+        self._adapter_models = {
+            model: handle for model, handle in handles.items() if config.models[model].adapters_at_run_time
+        }
+        await self._sync_adapters()
         gc.collect()
         gc.freeze()  # permanent objects: collecting them again would block the event loop
         self._discovering = asyncio.create_task(discovery.run())
+        self._syncing = asyncio.create_task(self._sync_repeatedly())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.http.live_metrics import LiveMetrics
@@ -228,6 +244,7 @@ class CoordinatorIngress:
             allowed_hosts=self._http.host_names,
             ask_others=self._ask_others,
             drain=self._drain,
+            share_adapters=self._share_adapters,
         )
         add_scaling_route(api, self._roles, self._scale)
         return api
@@ -240,6 +257,37 @@ class CoordinatorIngress:
         own = self._service.metrics.coordinator
         answers, _ = await _answers(serve.get_deployment_handle(COORDINATOR, APP_NAME).broadcast("metrics"))
         return [families for name, families in answers if name != own]
+
+    async def merge_adapters(self, changes: "Adapters") -> "Adapters":
+        """Take over which adapters were loaded at another coordinator. Returns all changes that are known here."""
+        self._service.adapters.merge(changes)
+        return self._service.adapters.changes
+
+    async def _share_adapters(self) -> None:
+        """Tell the other coordinators at once, and the replicas, which remember."""
+        coordinators = serve.get_deployment_handle(COORDINATOR, APP_NAME)
+        await asyncio.gather(self._exchange_adapters(coordinators), self._sync_adapters())
+
+    async def _sync_adapters(self) -> None:
+        """Learn from replicas what other coordinators have loaded, and tell replicas that are new."""
+        await asyncio.gather(*map(self._exchange_adapters, self._adapter_models.values()))
+
+    async def _exchange_adapters(self, handle: DeploymentHandle[Any]) -> None:
+        adapters = self._service.adapters
+        try:
+            answers, _ = await _answers(handle.broadcast("merge_adapters", adapters.changes))
+        except DeploymentUnavailableError:  # it has no replica yet
+            return
+        except Exception:  # an error of the control plane; the next exchange comes soon
+            _logger.warning("could not exchange adapters", exc_info=True)
+            return
+        for changes in answers:
+            adapters.merge(changes)
+
+    async def _sync_repeatedly(self) -> None:
+        while self._adapter_models:
+            await asyncio.sleep(_ADAPTERS_PERIOD_S)
+            await self._sync_adapters()
 
     async def drain(self) -> int:
         """Take no more requests, and let those in progress end. Returns how many have not ended in time."""
