@@ -59,7 +59,7 @@ class OutcomeMiddleware:
         try:
             await self._app(scope, receive, send_on)
         except ClientDisconnect:
-            raise
+            pass  # in the middle of its body: there is nobody to answer, and nothing to report
         except Exception as error:  # Starlette answers it further out
             state["error"], status, has_ended = error, HTTPStatus.INTERNAL_SERVER_ERROR, True
             raise
