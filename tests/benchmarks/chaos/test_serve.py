@@ -1,4 +1,4 @@
-"""Each kind of replica, and the proxy, killed, scaled or updated under OpenAI's client: nothing lost, nothing differs."""
+"""Every kind of replica, and the proxy, killed, scaled, updated under OpenAI's client: nothing lost, nothing differs."""
 
 import subprocess
 import sys
