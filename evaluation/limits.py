@@ -51,22 +51,31 @@ def agreement(drafter_logits: Tensor, history: History, answer: Sequence[int]) -
     return drafted.cpu() == torch.tensor(answer)
 
 
-def tokens_per_step(agreements: Sequence[Tensor], draft_length: int) -> float:
+def accepted_lengths(agrees: Tensor) -> Tensor:
+    """Return how many tokens of a draft would be accepted from each token on, [N] int64.
+
+    agrees: [N] bool, or 0 and 1: whether the drafter samples the target's token.
+    """
+    lengths, length = [], 0
+    for agreed in reversed(agrees.bool().tolist()):
+        length = (length + 1) * agreed
+        lengths.append(length)
+    return torch.tensor(lengths[::-1], dtype=torch.int64)
+
+
+def tokens_per_step(accepted: Sequence[Tensor], draft_length: int) -> float:
     """Return E, the mean of accepted + 1 if each target step verifies `draft_length` draft tokens.
 
     Args:
-        agreements: for each answer [N] bool, or 0 and 1: whether the drafter samples the target's token.
-        draft_length: γ, shorter than the longest of the agreements.
+        accepted: for each answer [N] as `accepted_lengths` returns it.
+        draft_length: γ, shorter than the longest answer.
     """
     tokens = steps = 0
-    for agreed in agreements:
-        agrees = agreed.bool().tolist()
-        position = 0
-        while position + draft_length < len(agrees):
-            accepted = 0
-            while accepted < draft_length and agrees[position + accepted]:
-                accepted += 1
-            position += accepted + 1
-            tokens += accepted + 1
+    for answer in accepted:
+        lengths, position = answer.tolist(), 0
+        while position + draft_length < len(lengths):
+            committed = min(lengths[position], draft_length) + 1
+            position += committed
+            tokens += committed
             steps += 1
     return tokens / steps

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+from actors.heads.proposer import HeadProposer, Reading
+from actors.heads.sampling import DraftStart
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from decoding.sampling.batch import SamplingBatch
@@ -15,6 +17,8 @@ from decoding.sampling.sampler import sample
 _CONTEXT = 128  # tokens in the cache
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 15
 _TIMING_S = 12.0  # no round starts after that
+_HEADS_ROUNDS = 10
+_RANKS = 4  # alternatives to each token of heads' drafts
 
 Step = tuple[int, int]  # streams, tokens of each
 
@@ -42,6 +46,25 @@ def time_steps(runner: Runner, steps: Sequence[Step], params: SamplingParams) ->
     rounds = {step: seconds[1:] for step, seconds in times.items()}  # the first round warms up
     spread = median(_spread(seconds) for seconds in rounds.values())
     return MeasuredSteps(never_falling({step: median(seconds) for step, seconds in rounds.items()}), spread)
+
+
+def time_heads(heads: HeadProposer, runner: Runner, streams: int, length: int) -> float:
+    """Return the seconds for each of `length` draft tokens of all streams, what is read before included.
+
+    Scribbles over slots.
+    """
+    params, seconds = SamplingParams(max_tokens=1), []
+    for number in range(1 + _HEADS_ROUNDS):
+        start = _CONTEXT + number
+        runner.logits([RowInput(slot, start, [0, 0]) for slot in range(streams)])
+        assert runner.hidden is not None
+        firsts = range(0, 2 * streams, 2)
+        readings = [Reading(slot, start, [0, 0], [first, first + 1], first + 1) for slot, first in enumerate(firsts)]
+        began_s = time.perf_counter()
+        heads.read(readings, runner.hidden)
+        heads.propose([DraftStart(slot, start + 2, params) for slot in range(streams)], length, _RANKS)
+        seconds.append((time.perf_counter() - began_s) / length)
+    return median(seconds[1:])
 
 
 def never_falling(times: Mapping[Step, float]) -> dict[Step, float]:

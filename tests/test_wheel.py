@@ -157,7 +157,7 @@ def url(installation: Installation) -> Iterator[str]:
 def test_an_installation_knows_its_files(installation: Installation) -> None:
     for command in ("demo", "serve", "bench", "models", "compare", "chat", "train"):
         assert "Usage: consort" in installation.run("consort", command, "--help")
-    assert "models/smollm2-drafter" in installation.run("consort", "models")
+    assert "models/smollm2-eagle3" in installation.run("consort", "models")
     assert "the configuration can be served" in installation.run("consort", "serve", "--dry-run", "models/tiny.yaml")
     prompts = "from consort.deployments.ui.commands.bench import *; print(*read_prompts(DEFAULT_PROMPTS, 1))"
     assert installation.run("python", "-c", prompts).strip()

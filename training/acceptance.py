@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from evaluation.limits import tokens_per_step
+from evaluation.limits import accepted_lengths, tokens_per_step
 from training.sampling import continue_prompts, gumbel
 
 DRAFT_LENGTHS = range(1, 9)
@@ -55,9 +55,15 @@ def measure(
         argmax=torch.cat(argmax).mean().item(),
         coupled=torch.cat(coupled).mean().item(),
         rejection=torch.cat(overlap).mean().item(),
-        argmax_tokens_per_step={count: tokens_per_step(argmax, count) for count in DRAFT_LENGTHS},
-        coupled_tokens_per_step={count: tokens_per_step(coupled, count) for count in DRAFT_LENGTHS},
+        argmax_tokens_per_step=_by_length(argmax),
+        coupled_tokens_per_step=_by_length(coupled),
     )
+
+
+def _by_length(agreements: Sequence[Tensor]) -> dict[int, float]:
+    """Return the tokens per step by draft length."""
+    accepted = [accepted_lengths(agrees) for agrees in agreements]
+    return {count: tokens_per_step(accepted, count) for count in DRAFT_LENGTHS}
 
 
 @torch.no_grad()

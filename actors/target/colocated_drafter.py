@@ -4,7 +4,7 @@ Each row gets exactly one draft per step and none ahead of verification, because
 message travels between processes, and each model has the whole device while it runs. Knows nothing of coordinators.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -17,6 +17,7 @@ from actors.target.row import TargetRow
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat
+from decoding.drafts.trie import ProposerName
 
 _TARGET, _DRAFTER = "target", "drafter"
 
@@ -24,21 +25,36 @@ _TARGET, _DRAFTER = "target", "drafter"
 class ColocatedDrafter:
     """The drafter of one target replica."""
 
-    def __init__(self, runner: Runner, options: LoopOptions = LoopOptions()) -> None:
+    name: ProposerName = "drafter"
+    planned = True
+
+    def __init__(
+        self,
+        runner: Runner,
+        options: LoopOptions = LoopOptions(),
+        *,
+        note_drafting: Callable[[float], None] = lambda token_s: None,
+    ) -> None:
         """
         runner: has at least as many slots as the target's.
         options: the target's; its only draft mapping, if any, is for that target.
+        note_drafting: takes the mean seconds of a draft token of all rows together.
         """
+        self._note_drafting = note_drafting
         exchange = LocalExchange()
         self._link = exchange.join(_TARGET)
         self._drafter = Drafter(runner, exchange.join(_DRAFTER), options, alternatives=0, ahead=False)
         self._address = ReplicaAddress(_TARGET, model=next(iter(options.draft_mappings), _TARGET))
         self._sent_lengths: dict[RowKey, int] = {}  # how many of each row's tokens the drafter has
 
-    def draft(self, rows: Sequence[TargetRow]) -> float | None:
+    def drafts_for(self, row: TargetRow) -> bool:
+        """Whether the row has a drafter."""
+        return row.drafter
+
+    def draft(self, rows: Sequence[TargetRow]) -> float:
         """Put drafts of what follows their texts into the rows' tries. A new prompt may take several calls.
 
-        Returns the mean seconds of a draft token of all rows together; None if there was none.
+        Returns the seconds that the draft tokens took. What it read before does not count.
         """
         before = replace(self._drafter.times)
         drafted = {row.key[1]: row for row in rows if row.drafter}
@@ -53,7 +69,9 @@ class ColocatedDrafter:
         for offer in self._drafter.offers((_TARGET, request_id) for request_id in drafted):
             drafted[offer.request_id].offer(offer)
         spent = self._drafter.times - before
-        return spent.step_s / spent.steps if spent.steps else None
+        if spent.steps:
+            self._note_drafting(spent.step_s / spent.steps)
+        return spent.step_s
 
     def remove(self, row: Row) -> None:
         """Let the drafter forget the row."""

@@ -20,7 +20,7 @@ from actors.target.rows import TargetRows
 from decoding.drafts.calibration import RANKS, RankCalibration
 from decoding.drafts.choice import DraftChoice
 from decoding.drafts.ranked_tree import Candidates, best_tree, tree_of
-from decoding.drafts.worth import ProposerWorth
+from decoding.drafts.trie import ProposerName
 
 
 class _Ran(NamedTuple):
@@ -42,10 +42,11 @@ class _Guess(NamedTuple):
 class HeadsDrafter:
     """The heads of one target replica."""
 
-    def __init__(self, heads: HeadProposer, runner: Runner, rows: TargetRows, *, adaptive: bool = True) -> None:
-        """adaptive: draft where that pays; otherwise always."""
-        self._heads, self._runner, self._rows, self._adaptive = heads, runner, rows, adaptive
-        self._worth = ProposerWorth()
+    planned = False
+
+    def __init__(self, heads: HeadProposer, runner: Runner, rows: TargetRows) -> None:
+        self._heads, self._runner, self._rows = heads, runner, rows
+        self.name: ProposerName = heads.kind
         ranks = RANKS if heads.tree is None else 1 + max((rank for path in heads.tree for rank in path), default=0)
         self._ranks = min(max(ranks, RANKS), runner.vocab_size)
         self._calibrations: defaultdict[tuple[bool, int], RankCalibration] = defaultdict(
@@ -55,10 +56,12 @@ class HeadsDrafter:
         self._guesses: dict[RowKey, _Guess] = {}
         self._ran: list[_Ran] = []
 
-    def draft(self, rows: Sequence[TargetRow], step_s: float) -> float:
-        """Put drafts of what follows their texts into the rows' tries, if that pays. Returns the seconds it took.
+    def drafts_for(self, row: TargetRow) -> bool:
+        """Whether heads draft for the row."""
+        return row.heads
 
-        step_s: the mean seconds of a step.
+    def draft(self, rows: Sequence[TargetRow]) -> float:
+        """Put drafts of what follows their texts into the rows' tries. Returns the seconds it took.
 
         Raises:
             OutOfPagesError: as in `Runner.logits`.
@@ -66,17 +69,12 @@ class HeadsDrafter:
         rows = [row for row in rows if self._draft_length(row) > 0 and self._read.get(row.slot) == _state_of(row)]
         if not rows:
             return 0.0
-        if self._adaptive and not self._worth.pays(step_s):
-            self._worth.note_rest()
-            return 0.0
         began_s = time.perf_counter()
         length = max(map(self._draft_length, rows))
         starts = [DraftStart(row.slot, len(row.tokens), row.params) for row in rows]
         for row, choices in zip(rows, self._heads.propose(starts, length, self._ranks), strict=True):
             self._offer(row, choices)
-        seconds = time.perf_counter() - began_s
-        self._worth.note_cost(seconds)
-        return seconds
+        return time.perf_counter() - began_s
 
     def begin_step(self, writers: Sequence[TargetRow | None], inputs: Sequence[Sequence[RowInput]]) -> None:
         """Note what a forward ran. writers: the row of each share, if it writes a text of its own."""
@@ -105,7 +103,7 @@ class HeadsDrafter:
                     last_row = wanted_end - len(verification.rows) + wanted[-1]
                 if len(wanted) > 1:  # a step with a draft; after a prompt, the last chunk's tokens count
                     rows = wanted
-                self._learn(row, verification, verdict)
+                self._learn(row)
                 self._read[row.slot] = _state_of(row)
             following = row.tokens[start + 1 : start + 1 + len(rows)]
             readings.append(Reading(row.slot, start, following, [first + index for index in rows], last_row))
@@ -142,15 +140,10 @@ class HeadsDrafter:
             draft = tree_of(levels, self._heads.tree)
         row.trie.offer(base, draft.tokens, draft.parents, draft.probabilities, proposer=kind)
 
-    def _learn(self, row: TargetRow, verification: Verification, verdict: Verdict) -> None:
+    def _learn(self, row: TargetRow) -> None:
         """Compare the row's candidates with the target's tokens, as far as these follow candidates."""
         guess = self._guesses.pop(row.key, None)
-        if guess is None:
-            return
-        proposers = verification.draft.proposers
-        accepted = sum(proposers[index] == self._heads.kind for index in verdict.path) if proposers else 0
-        self._worth.note_verdict(accepted, len(verdict.path) + 1)
-        if row.rejects:
+        if guess is None or row.rejects:
             return
         for depth, (choice, token) in enumerate(zip(guess.choices, row.tokens[guess.base :], strict=False)):
             rank = choice.tokens.index(token) if token in choice.tokens else None

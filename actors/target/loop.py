@@ -31,6 +31,7 @@ from actors.target.leader import EnsembleLeader
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow, Verification
 from actors.target.rows import TargetRows
+from actors.target.step_proposers import StepProposer, StepProposers
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from decoding.grammars.mask_threads import MaskThreads
@@ -48,14 +49,15 @@ class Target:
         self._runner = runner
         self._rows = TargetRows(runner.cache, removed=self._release)
         self._mailbox = Mailbox(link, self._rows, self.times)
-        drafter = None if options.colocated is None else ColocatedDrafter(options.colocated, options)
-        self._colocated_drafter = drafter
-        self._heads = (
+        self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=options.colocated is not None)
+        self._colocated_drafter = (
             None
-            if options.heads is None
-            else HeadsDrafter(options.heads, runner, self._rows, adaptive=options.adaptive)
+            if options.colocated is None
+            else ColocatedDrafter(options.colocated, options, note_drafting=self._planner.note_drafting)
         )
-        self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=drafter is not None)
+        self._heads = None if options.heads is None else HeadsDrafter(options.heads, runner, self._rows)
+        proposers: list[StepProposer] = [each for each in (self._colocated_drafter, self._heads) if each is not None]
+        self._proposers = StepProposers(proposers, adaptive=options.adaptive)
         self._rows.drafting = self._planner.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
@@ -106,14 +108,10 @@ class Target:
         """Give each row the draft that its step verifies. others: tokens of other rows in the same forward."""
         if not rows:
             return
-        if self._colocated_drafter is not None and self._rows.drafting:
+        if self._rows.drafting:
             began_s = time.perf_counter()
-            token_s = self._colocated_drafter.draft(rows)
-            if token_s is not None:
-                self._planner.note_drafting(token_s)
+            self._proposers.draft(rows, self._planner.mean_step_s)
             self.times.drafted_s += time.perf_counter() - began_s
-        if self._heads is not None and self._rows.drafting:
-            self.times.drafted_s += self._heads.draft(rows, self._planner.mean_step_s)
         drafts = self._planner.choose_drafts(rows, time.perf_counter(), others=others)
         for row, draft in zip(rows, drafts, strict=True):
             row.step_draft = draft if self._scheduler.speculates else draft.first(0)
@@ -180,6 +178,7 @@ class Target:
         began_s: when the step began, or the wait for drafts before it; None: it was of prompts alone.
         """
         committed = self._committer.commit(verifications, verdicts)
+        self._proposers.learn(verifications, verdicts)
         if self._heads is not None:
             self._heads.read(verifications, verdicts)  # once accepted tokens are in the columns of the text
         if not verifications:

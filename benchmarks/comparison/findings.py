@@ -11,7 +11,7 @@ from benchmarks.comparison.interleave import Record
 from benchmarks.comparison.sameness import Sameness
 from benchmarks.peers.contestant import Activity, Kind
 from benchmarks.peers.replica import Sweep, Times
-from evaluation.limits import SpeculationLimits, tokens_per_step
+from evaluation.limits import SpeculationLimits, accepted_lengths, tokens_per_step
 
 REFERENCES: tuple[Kind, ...] = ("hf", "vllm", "hf-assisted", "plain")  # of several contestants of a kind, the fastest
 _DOUBTFUL = 1.5  # ratio of two times of the same step above which they are unreliable
@@ -138,7 +138,7 @@ def _limits(draft_length: int, agreements: Sequence[Tensor], times: Times, verif
         plain_step_s=times.plain[1],
         verify_step_s=verify_s[draft_length + 1],
         draft_step_s=times.draft_step_s,
-        tokens_per_step=tokens_per_step(agreements, draft_length),
+        tokens_per_step=tokens_per_step([accepted_lengths(agrees) for agrees in agreements], draft_length),
     )
 
 

@@ -23,14 +23,23 @@ def draw(outcomes: Sequence[Outcome], times: Sequence[FirstToken], path: Path) -
         _lines(grid[1][column], here, lambda outcome: outcome.log_likelihood)
         grid[0][column].set(title=f"{length} tokens", ylabel="retrieved", ylim=(-0.05, 1.05))
         grid[1][column].set(ylabel="log-likelihood, nats per token")
-        if times:
-            for method in dict.fromkeys(result.method for result in times):
-                line = [t for t in times if (t.prompt_tokens, t.method) == (length, method)]
-                grid[2][column].plot([t.rate for t in line], [t.first_token_s for t in line], "o-", label=method)
-            grid[2][column].set(ylabel="seconds to the first token", ylim=(0, None))
-        grid[-1][column].set(xlabel="rate")
+        grid[1][column].set(xlabel="rate")
+        timed = [time for time in times if time.prompt_tokens == length]
+        if timed:
+            _bars(grid[2][column], timed)
+        elif times:
+            grid[2][column].set_visible(False)
     grid[0][0].legend()
     figure.savefig(path, dpi=110)
+
+
+def _bars(axes: Axes, times: Sequence[FirstToken]) -> None:
+    """Draw the seconds to the first token: a bar for each method, compression dark."""
+    names = [time.method if time.rate == 1 else f"{time.method}\n{time.rate}" for time in times]
+    axes.bar(names, [time.first_token_s for time in times], color="silver")
+    axes.bar(names, [time.compress_s for time in times], color="dimgrey", label="compression")
+    axes.legend()
+    axes.set(ylabel="seconds to the first token")
 
 
 def _lines(axes: Axes, outcomes: Iterable[Outcome], value: Callable[[Outcome], float]) -> None:

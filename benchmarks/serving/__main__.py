@@ -46,7 +46,8 @@ class LoadedServer:
 @click.command()
 @option("--pair", type=click.Choice(list(PAIRS)), default="inflated", help="A target of 285 M parameters, or of 5 M.")
 @option("--target", type=FOLDER, help="A checkpoint instead of the pair's target.")
-@option("--drafter", type=FOLDER, default=Path("models/drafter"))
+@option("--drafter", type=FOLDER, help="By default models/drafter, unless there are heads.")
+@option("--heads", type=FOLDER, help="An EAGLE-3 head.")
 @option("--dtype", help="Of the target; by default bfloat16 in the inflated pair, float32 in the bundled one.")
 @option("--drafter-dtype", default="float32")
 @option("--target-threads", default=3)
@@ -91,7 +92,8 @@ class Options:
     """Options of the command line."""
 
     target: Path
-    drafter: Path
+    drafter: Path | None
+    heads: Path | None
     dtype: str
     drafter_dtype: str
     target_threads: int
@@ -117,7 +119,8 @@ class Options:
     def config(self) -> ServerConfig:
         return make_config(
             self.target,
-            self.drafter,
+            self.drafter or (None if self.heads else Path("models/drafter")),
+            heads=self.heads,
             dtype=self.dtype,
             drafter_dtype=self.drafter_dtype,
             target_threads=self.target_threads,

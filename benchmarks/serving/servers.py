@@ -21,8 +21,9 @@ _NOT_INHERITED = ("OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "VIRTUAL_ENV", "RAY
 
 def make_config(
     target: Path,
-    drafter: Path,
+    drafter: Path | None,
     *,
+    heads: Path | None = None,
     dtype: str,
     drafter_dtype: str,
     target_threads: int,
@@ -34,16 +35,19 @@ def make_config(
 ) -> ServerConfig:
     """Build the server's configuration.
 
-    colocated: the target's process runs the drafter, with the threads of both. ngram: the text itself drafts, too.
+    heads: an EAGLE-3 head, in the target's process. colocated: it runs the drafter, too, with the threads of both.
+    ngram: the text itself drafts, too.
     """
     common = {"device": "cpu", "slots": slots}
     threads = target_threads + drafter_threads * colocated
-    drafter_options = {"colocated_with": "target"} if colocated else {"threads": drafter_threads, "slots": slots}
-    models = {
-        "target": {"path": str(target), "dtype": dtype, "threads": threads, **common},
-        "drafter": {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **drafter_options},
-    }
-    endpoint: dict[str, object] = {"target": "target", "drafter": "drafter", "draft_length": draft_length}
+    models: dict[str, object] = {"target": {"path": str(target), "dtype": dtype, "threads": threads, **common}}
+    endpoint: dict[str, object] = {"target": "target", "draft_length": draft_length}
+    if drafter is not None:
+        drafter_options = {"colocated_with": "target"} if colocated else {"threads": drafter_threads, "slots": slots}
+        models["drafter"] = {"path": str(drafter), "dtype": drafter_dtype, "device": "cpu", **drafter_options}
+        endpoint["drafter"] = "drafter"
+    if heads is not None:
+        endpoint["heads"] = {"path": str(heads), "kind": "eagle3"}
     if ngram:
         endpoint["ngram"] = {}
     document = {"models": models, "endpoints": {MODEL: endpoint}, "http": {"port": free_port()}}

@@ -1,32 +1,55 @@
 """Whether it pays to ask a proposer that delays the step. Pure arithmetic on measured means."""
 
-_SMOOTHING = 0.1  # weight of the newest value
-_RELAXING = 0.01  # weight per step of rest with which the gain drifts back to the prior, so that it is tried again
-_PRIOR_TOKENS = 1.0  # tokens that a row is expected to gain per step
+from math import sqrt
+
+_SMOOTHING = 0.02  # weight of the newest verdict in running means
+_LEAST_VERDICTS, _TRIAL_VERDICTS = 6, 32  # a trial decides after so many; until it ends, a verdict is doubted:
+_DOUBT_TOKENS = 1.0  # steps may commit so much more, over the root of the number of verdicts
+_PROVEN_VERDICTS = 256  # after so many it was worth it, and its next rest is a short one
+_FIRST_REST, _LONGEST_REST = 64, 4096  # steps …
+_GROWTH = 4  # … and the factor on the next rest, unless the proposer proves its worth before
 
 
 class ProposerWorth:
     """Compares the tokens that a proposer adds to the text with what else its time would bring."""
 
     def __init__(self) -> None:
-        self._gained = _PRIOR_TOKENS  # accepted tokens per row and step that nothing else had proposed
+        self._gained = 0.0  # tokens per row and step that would not have been committed without it
         self._committed = 1.0  # tokens per row and step
-        self._seconds = 0.0  # of one call
+        self._rest = 0  # steps that are left
+        self._next_rest = _FIRST_REST
+        self.verdicts = 0  # of the trial and since
 
-    def note_cost(self, seconds: float) -> None:
-        """Learn from the time of a call."""
-        self._seconds += _SMOOTHING * (seconds - self._seconds)
+    @property
+    def rests(self) -> bool:
+        """Whether it is not to be asked."""
+        return self._rest > 0
 
-    def note_verdict(self, accepted: int, committed: int) -> None:
-        """Learn from a row's step with its drafts. accepted: of its tokens. committed: of all."""
-        self._gained += _SMOOTHING * (accepted - self._gained)
-        self._committed += _SMOOTHING * (committed - self._committed)
+    def note_verdict(self, gained: int, committed: int) -> None:
+        """Learn from a row's step with its drafts. gained: tokens that would have been lost without it."""
+        self.verdicts += 1
+        weight = max(1 / self.verdicts, _SMOOTHING)
+        self._gained += weight * (gained - self._gained)
+        self._committed += weight * (committed - self._committed)
+        if self.verdicts == _PROVEN_VERDICTS:
+            self._next_rest = _FIRST_REST
+
+    def rest(self) -> None:
+        """Begin to rest. Each rest is longer than the last."""
+        self._rest = self._next_rest
+        self._next_rest = min(_GROWTH * self._next_rest, _LONGEST_REST)
 
     def note_rest(self) -> None:
         """Count a step without a call."""
-        self._gained += _RELAXING * (_PRIOR_TOKENS - self._gained)
+        self._rest -= 1
 
-    def pays(self, step_s: float) -> bool:
-        """Whether steps with its drafts commit more tokens per second. step_s: seconds of a step without the call."""
-        without = max(self._committed - self._gained, 1.0)
-        return (without + self._gained) / (step_s + self._seconds) > without / step_s
+    def pays(self, call_s: float, step_s: float) -> bool:
+        """Whether steps with its drafts commit more tokens per second. call_s: of asking it. step_s: without it."""
+        if self.verdicts < _LEAST_VERDICTS:
+            return True
+        doubt = _DOUBT_TOKENS / sqrt(self.verdicts) if self.verdicts < _TRIAL_VERDICTS else 0.0
+        return (self._committed + doubt) / (step_s + call_s) > self.speed_without(step_s)
+
+    def speed_without(self, step_s: float) -> float:
+        """Return the tokens per second and row of steps without it."""
+        return (self._committed - self._gained) / step_s

@@ -67,6 +67,8 @@ def _description(name: str, config: ServerConfig) -> str:
 def _drafters(endpoint: EndpointConfig, config: ServerConfig) -> Iterator[str]:
     if endpoint.drafter is not None:
         yield _description(endpoint.drafter, config)
+    if endpoint.heads is not None:
+        yield f"{endpoint.heads.kind} heads ({endpoint.heads.path})"
     if endpoint.ngram is not None:
         yield "n-grams"
 

@@ -1,4 +1,4 @@
-"""The configuration that serves a model without a file: its names, its drafter and its endpoint. Knows no devices."""
+"""The configuration that serves a model without a file: its names, who drafts, and its endpoint. Knows no devices."""
 
 import os
 import re
@@ -16,7 +16,6 @@ from deployments.planning.hub import is_hub_id
 from deployments.planning.model_size import config_json
 
 _BUNDLED = "smollm2"  # the name of the default configuration's target
-_BUNDLED_DRAFTER = "smollm2-drafter"
 _BUNDLED_ID = "huggingfacetb/smollm2-135m-instruct"
 _BUNDLED_SHAPE = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
 
@@ -26,7 +25,7 @@ class ModelServer:
     """How to serve a model.
 
     model: a folder, a .gguf file, package:NAME/FILE, or an id on the Hub.
-    drafter: another, "none", or "auto": the bundled drafter for the bundled model, otherwise n-grams alone.
+    drafter: another, "none", or "auto": the bundled heads for the bundled model, otherwise n-grams alone.
     served_names: of its endpoints; (): one, named after the model.
     target_keys, drafter_keys: of the configuration of the two models.
     """
@@ -44,7 +43,8 @@ class ModelServer:
         Raises:
             ConfigError: there is no such model, or an option is out of range.
         """
-        path, drafter_path = resolve(self.model, "MODEL"), self._drafter_path()
+        path = resolve(self.model, "MODEL")
+        drafter_path = None if self.drafter in ("auto", "none") else resolve(self.drafter, "--drafter")
         name = name_of(path)
         models: dict[str, dict[str, Any]] = {name: {"path": path, **self.target_keys}}
         endpoint: dict[str, Any] = {"target": name}
@@ -54,23 +54,12 @@ class ModelServer:
             models[endpoint["drafter"]] = {"path": drafter_path, **self.drafter_keys}
         if self.drafter != "none":
             endpoint["ngram"] = {}
+        if self.drafter == "auto" and _is_bundled(path):
+            endpoint |= _bundled_heads()
         if self.draft_length is not None:
             endpoint["draft_length"] = self.draft_length
         served_names = self.served_names or [path if is_hub_id(path) else name]
         return parse_config({"models": models, "endpoints": dict.fromkeys(served_names, endpoint)}, folder=Path.cwd())
-
-    def _drafter_path(self) -> str | None:
-        """Return the drafter's path; None: n-grams alone, or nothing, draft."""
-        if self.drafter == "none":
-            return None
-        if self.drafter != "auto":
-            return resolve(self.drafter, "--drafter")
-        if not _is_bundled(resolve(self.model, "MODEL")):
-            return None
-        try:
-            return load_config(DEFAULT_CONFIG).models[_BUNDLED_DRAFTER].path
-        except (ConfigError, KeyError):  # the model came from the Hub, and the bundled package is not installed
-            return None
 
 
 def resolve(value: str, option: str) -> str:
@@ -104,6 +93,17 @@ def name_of(path: str) -> str:
     stem = Path(path).stem if is_gguf(path) else Path(path).name
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-") or "model"
     return f"model-{name}" if name in RESERVED else name
+
+
+def _bundled_heads() -> dict[str, Any]:
+    """Return what the default configuration's endpoint has of heads."""
+    try:
+        heads = load_config(DEFAULT_CONFIG).endpoints[_BUNDLED].heads
+    except (ConfigError, KeyError):  # the model came from the Hub, and the bundled package is not installed
+        return {}
+    if heads is None:
+        return {}
+    return {"heads": heads.model_dump(exclude_unset=True) | {"path": str(Path(heads.path).resolve())}}
 
 
 def _default_path() -> str | None:

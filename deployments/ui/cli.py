@@ -211,7 +211,9 @@ def convert_heads(folder: Path) -> None:
     default=TINY_CONFIG,
     help="Take the pair from a server's configuration; by default the bundled pair.",
 )
-@click.option("--endpoint", help="Which of the configuration's endpoints; by default the first with a drafter.")
+@click.option(
+    "--endpoint", help="Which of the configuration's endpoints; by default the first with a drafter or heads."
+)
 @click.option("--dtype", help="Of both models: auto (as stored), float32, bfloat16 or float16.")
 @click.option("--target-device", metavar="DEVICE", help="auto, cpu or cuda.")
 @click.option("--drafter-device", metavar="DEVICE", help="The same, for the drafter.")
@@ -243,7 +245,7 @@ def bench(
     as_json: bool,
     **model_options: str | int | None,
 ) -> None:
-    """Measure two models here, and tell whether speculation will pay, with which draft length, and what limits it."""
+    """Measure a target and its drafter or heads here: will speculation pay, with which draft length, what limits it?"""
     if (target is None) != (drafter is None):
         raise click.UsageError("--target and --drafter go together")
     if target is not None and drafter is not None:

@@ -7,7 +7,7 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import sample
-from evaluation.limits import SpeculationLimits, agreement, tokens_per_step
+from evaluation.limits import SpeculationLimits, accepted_lengths, agreement, tokens_per_step
 
 
 def test_speed_ups_follow_the_formulas() -> None:
@@ -21,9 +21,13 @@ def test_speed_ups_follow_the_formulas() -> None:
 def test_tokens_per_step_walks_along_the_answer() -> None:
     agrees = torch.tensor([1, 1, 0, 1, 0, 1, 1, 1], dtype=torch.bool)
     # Two accepted and one recovered; one and one; two and the bonus token.
-    assert tokens_per_step([agrees], 2) == pytest.approx((3 + 2 + 3) / 3)
-    assert tokens_per_step([torch.ones(9)], 3) == 4
-    assert tokens_per_step([torch.zeros(9)], 3) == 1
+    assert tokens_per_step([accepted_lengths(agrees)], 2) == pytest.approx((3 + 2 + 3) / 3)
+    assert tokens_per_step([accepted_lengths(torch.ones(9))], 3) == 4
+    assert tokens_per_step([accepted_lengths(torch.zeros(9))], 3) == 1
+
+
+def test_accepted_lengths_end_at_the_first_difference() -> None:
+    assert accepted_lengths(torch.tensor([1, 1, 0, 1, 0, 0, 1])).tolist() == [2, 1, 0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

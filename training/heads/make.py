@@ -6,6 +6,7 @@ goes on. Must not know the command line.
 
 import hashlib
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from actors.heads.checkpoint import HeadsCheckpoint, read_checkpoint
 from actors.heads.eagle3 import Eagle3Head
+from actors.heads.eagle3_layout import read_eagle3, stated_layers
 from actors.heads.medusa import MedusaHeads
-from actors.heads.spec import HeadsKind
+from actors.heads.spec import HeadsKind, HeadsSpec
 from actors.loading.checkpoint import ModelSpec, load_model
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError
@@ -58,6 +61,7 @@ class HeadsOptions:
     work: Path
     texts: TextOptions
     distillation: DistillationOptions
+    start: str | None = None  # an EAGLE-3 head to go on from: a folder or a Hub id
     layers: tuple[int, ...] | None = None  # after how many the states are read, the last included; None: three
     vocabulary: int = 6656  # tokens that can be drafted, beside the special ones
     steps: int = 3  # of training-time test, or the number of Medusa heads
@@ -81,21 +85,26 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
     """Make heads for `options.target` in the folder `options.output`.
 
     Raises:
-        ConfigError: the target or its tokenizer can't be loaded, the output is not an empty folder, the work folder
-            belongs to another target, there are no texts, or the disk is full.
+        ConfigError: the target, its tokenizer or the heads to start from can't be loaded, the output is not an empty
+            folder, the work folder belongs to another target, there are no texts, or the disk is full.
     """
     if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
         raise ConfigError(f"--output {options.output} is there already: give another, or remove it")
-    target = options.target
+    target, checkpoint = options.target, _checkpoint(options)
     if target.threads is not None:
         torch.set_num_threads(target.threads)
     tokenizer = load_target_tokenizer(target.path)
     training, held_out = write_missing(target, options.texts, options.work, tokenizer, report=report)
     model = load_model(ModelSpec(name="target", path=target.path, device=target.device, threads=target.threads))
-    layers = _layers(options, model)
+    given = None if checkpoint is None else _given(checkpoint, model)
+    layers = _layers(options, model) if given is None else given.layers
     features, held_out_features = split(_features(options, layers, report))
-    token_ids = most_used(training, options.vocabulary, _rows_of(model, special_tokens(tokenizer)))
-    new = partial(_start, options, model, layers, token_ids, features)
+    if given is None:
+        token_ids = most_used(training, options.vocabulary, _rows_of(model, special_tokens(tokenizer)))
+        new = partial(_start, options, model, layers, token_ids, features)
+    else:
+        token_ids = given.token_ids
+        new = partial(given.start, options, model)
     heads = new()
     report(f"start: {heads.parameters:,} parameters, {len(token_ids):,} tokens")
     lessons = Lessons(
@@ -124,7 +133,7 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
             made=_MADE[options.kind],
             command=f"consort train heads --kind {options.kind}",
             target=target.path,
-            start=f"the states after {', '.join(map(str, layers))} layers of {target.path}, {len(token_ids):,} tokens",
+            start=_start_in_words(options, layers, len(token_ids)),
             parameters=heads.parameters,
             settings=_settings(options, layers),
             texts=len(training),
@@ -162,6 +171,48 @@ class _Medusa:
 
     def save(self, folder: Path) -> None:
         save_medusa(self.student.heads, self.target, folder)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Given:
+    """An EAGLE-3 head to go on from."""
+
+    head: Eagle3Head
+    layers: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Return what it can draft."""
+        return (torch.arange(len(self.head.d2t)) + self.head.d2t).tolist()
+
+    def start(self, options: HeadsOptions, model: PreTrainedModel) -> _Made:
+        """Return a copy that can be trained, float32."""
+        embedding: Any = model.get_input_embeddings()
+        weight = embedding.weight.detach()
+        vocabulary = StudentVocabulary.of_heads(self.token_ids, len(weight))
+        student = Eagle3Student(deepcopy(self.head).float(), weight, vocabulary, steps=options.steps)
+        return _Eagle3(student, self.layers, options.target.path)
+
+
+def _checkpoint(options: HeadsOptions) -> HeadsCheckpoint | None:
+    """Return what to go on from, if anything."""
+    if options.start is None:
+        return None
+    if options.kind != "eagle3":
+        raise ConfigError(
+            f"--from {options.start}: only EAGLE-3 heads are trained further; leave it out for {options.kind}"
+        )
+    if options.layers is not None:
+        raise ConfigError(f"--layers: the head in {options.start} names its own; leave it out")
+    return read_checkpoint(HeadsSpec(name="--from", path=options.start, kind=options.kind))
+
+
+def _given(checkpoint: HeadsCheckpoint, model: PreTrainedModel) -> _Given:
+    config = model.config.get_text_config(decoder=True)
+    head = read_eagle3(checkpoint, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+    if head.embed_tokens is not None:
+        raise checkpoint.error("has an embedding of its own, which can't be trained here")
+    return _Given(head, stated_layers(checkpoint.config, config.num_hidden_layers))
 
 
 def _start(
@@ -228,6 +279,11 @@ def _features(options: HeadsOptions, layers: Sequence[int], report: Report) -> l
     return stored_features(texts, folder, longest=target.longest)
 
 
+def _start_in_words(options: HeadsOptions, layers: Sequence[int], tokens: int) -> str:
+    start = "" if options.start is None else f"{options.start} and "
+    return f"{start}the states after {', '.join(map(str, layers))} layers of {options.target.path}, {tokens:,} tokens"
+
+
 def _rows_of(model: PreTrainedModel, tokens: Sequence[int]) -> list[int]:
     """Return the tokens that the target has rows for. A tokenizer may have more."""
     size = model.config.get_text_config(decoder=True).vocab_size
@@ -245,6 +301,6 @@ def _settings(options: HeadsOptions, layers: Sequence[int]) -> dict[str, object]
     distillation = asdict(options.distillation)
     for name in ("save_every_s", "report_every_s", "device"):
         del distillation[name]
-    names = ("kind", "vocabulary", "steps", "tokens_per_step", "seed")
+    names = ("kind", "start", "vocabulary", "steps", "tokens_per_step", "seed")
     given = {name: getattr(options, name) for name in names}
     return {"target": options.target.path, "longest": options.target.longest, "layers": layers} | distillation | given

@@ -42,9 +42,10 @@ class Advice:
                 f"{streams}: speculation will not pay ({best.hidden:.2f} times as fast at best): "
                 f"{obstacle.complaint}; {obstacle.detail}"
             )
+        turns = f" ({best.alternating:.2f} if the models take turns)" if best.draft_step_s else ""
         return (
-            f"{streams}: draft length {best.draft_length}, up to {best.hidden:.2f} times as fast "
-            f"({best.alternating:.2f} if the models take turns). It is limited most by {obstacle.name}: "
+            f"{streams}: draft length {best.draft_length}, up to {best.hidden:.2f} times as fast{turns}. It is "
+            f"limited most by {obstacle.name}: "
             f"{obstacle.detail}"
         )
 
@@ -59,11 +60,12 @@ def as_json(profile: Profile) -> dict[str, Any]:
     return {
         "target": profile.target,
         "drafter": profile.drafter,
+        "proposer": profile.proposer,
         "temperature": profile.temperature,
         "acceptance": profile.acceptance,
         "spread": profile.spread,
         "noisy": profile.spread > NOISY,
-        "answer_tokens": sum(map(len, profile.agreements)),
+        "answer_tokens": sum(map(len, profile.accepted)),
         "target_steps": [
             {"streams": streams, "tokens_per_stream": width, "seconds": seconds}
             for (streams, width), seconds in profile.target_step_s.items()

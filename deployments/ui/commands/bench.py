@@ -1,4 +1,4 @@
-"""`consort bench`: the worth of speculation for a pair of models on this machine, as a table and in words."""
+"""`consort bench`: the worth of speculation for a target and its drafter or heads here, as a table and in words."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -75,17 +75,17 @@ def pair_config(
 
 
 def configured_pair(path: Path, endpoint: str | None) -> tuple[ServerConfig, str]:
-    """Return a configuration and its endpoint with a drafter. endpoint: None for the first.
+    """Return a configuration and its endpoint with a drafter or heads. endpoint: None for the first.
 
     Raises:
-        ConfigError: the configuration is wrong, or has no such endpoint with a drafter.
+        ConfigError: the configuration is wrong, or has no such endpoint with a drafter or heads.
     """
     config = load_config(path)
-    drafting = [name for name, settings in config.endpoints.items() if settings.drafter is not None]
+    drafting = [name for name, settings in config.endpoints.items() if settings.drafter or settings.heads]
     wanted = drafting[0] if endpoint is None and drafting else endpoint
     if wanted not in drafting:
         known = ", ".join(drafting) or "none"
-        raise ConfigError(f"{path}: no endpoint {wanted or ''} with a drafter; those with one: {known}")
+        raise ConfigError(f"{path}: no endpoint {wanted or ''} with a drafter or heads; those with them: {known}")
     for model in config.models.values():
         model.slots, model.max_length = _SLOTS, min(model.max_length or _MAX_LENGTH, _MAX_LENGTH)
     return config, wanted
@@ -124,10 +124,11 @@ def reporting(console: Console) -> Iterator[Callable[[str], None]]:
 def _show(console: Console, profile: "Profile") -> None:
     from deployments.ui.commands.advice import NOISY, advise
 
-    tokens = sum(map(len, profile.agreements))
+    tokens = sum(map(len, profile.accepted))
+    kind, has = (f"{profile.proposer} heads", "have") if profile.is_in_step else ("drafter", "has")
     console.print(
-        f"\n{profile.target} with the drafter {profile.drafter}, temperature {profile.temperature:g}: over {tokens} "
-        f"tokens of the target's own answers, the drafter has the same token {profile.acceptance:.0%} of the time.",
+        f"\n{profile.target} with the {kind} {profile.drafter}, temperature {profile.temperature:g}: over {tokens} "
+        f"tokens of the target's own answers, the {kind} {has} the same token {profile.acceptance:.0%} of the time.",
         soft_wrap=True,
     )
     console.print(_time_table(profile))
@@ -144,10 +145,10 @@ def _show(console: Console, profile: "Profile") -> None:
 
 
 def _time_table(profile: "Profile") -> Table:
-    """Return a table of step times: the target's by tokens per stream, and the drafter's for one token."""
+    """Return a table of step times: the target's by tokens per stream, and those of one draft token."""
     widths = sorted({width for _, width in profile.target_step_s})
-    title = "ms per step of the drafter, and of the target by tokens per stream"
-    table = Table("streams", "drafter", *map(str, widths), box=SIMPLE, title=title)
+    title = "ms per draft token, and per step of the target by tokens per stream"
+    table = Table("streams", "drafts", *map(str, widths), box=SIMPLE, title=title)
     for streams, draft_step_s in profile.draft_step_s.items():
         steps = (profile.target_step_s[streams, width] for width in widths)
         table.add_row(str(streams), *(f"{seconds * 1e3:.1f}" for seconds in (draft_step_s, *steps)))
@@ -156,11 +157,15 @@ def _time_table(profile: "Profile") -> Table:
 
 def _speed_up_table(profile: "Profile") -> Table:
     """Return a table by draft length: tokens per step, and speed-ups with drafting hidden and alternating."""
-    table = Table("draft length", "tokens/step", box=SIMPLE, title="speed-up at best: drafting hidden (alternating)")
+    title = "speed-up at best" if profile.is_in_step else "speed-up at best: drafting hidden (alternating)"
+    table = Table("draft length", "tokens/step", box=SIMPLE, title=title)
     for streams in profile.draft_step_s:
         table.add_column(f"{streams} stream{'s' if streams > 1 else ''}", justify="right")
     for draft_length in profile.draft_lengths:
         columns = [profile.limits(streams, draft_length) for streams in profile.draft_step_s]
-        speed_ups = (f"{limits.hidden:.2f} ({limits.alternating:.2f})" for limits in columns)
+        speed_ups = (
+            f"{limits.hidden:.2f}" + ("" if profile.is_in_step else f" ({limits.alternating:.2f})")
+            for limits in columns
+        )
         table.add_row(str(draft_length), f"{columns[0].tokens_per_step:.2f}", *speed_ups)
     return table

@@ -1,8 +1,7 @@
 """`consort demo`: a streamed answer, tokens coloured by source, the same without drafts, and what drafts were worth."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -15,6 +14,12 @@ from deployments.ui.console.printer import COLOURS, TextPrinter
 _QUESTION = "What can I do to sleep better? Give me three tips."
 _SEED = 7
 _TOKENS = 200
+_PROPOSERS = {  # by the source of a token
+    "accepted": "the drafter",
+    "ngram": "n-grams of the text",
+    "medusa": "the Medusa heads",
+    "eagle3": "the EAGLE-3 head",
+}
 
 
 def run_demo(client: Client, console: Console, *, model: str) -> None:
@@ -23,7 +28,6 @@ def run_demo(client: Client, console: Console, *, model: str) -> None:
     Raises:
         UnavailableError: the server could not answer.
     """
-    card = next(card for card in client.document("/v1/models")["data"] if card["id"] == model)
     generator, printer = Generator(client), TextPrinter(console)
     body = {"model": model, "messages": [{"role": "user", "content": _QUESTION}], "max_tokens": _TOKENS, "seed": _SEED}
     console.rule(f"[bold]{model}[/]", align="left")
@@ -31,7 +35,7 @@ def run_demo(client: Client, console: Console, *, model: str) -> None:
 
     def show(span: TextSpan) -> None:
         """The target wrote what it did not accept from a draft: one colour is enough here."""
-        printer.write(span if span.source == "accepted" else replace(span, source="plain"))
+        printer.write(span if span.source in _PROPOSERS else replace(span, source="plain"))
 
     generator.run(CHAT, {**body, "max_tokens": 8}, lambda span: None)  # the very first request warms the models up
     printer.wait()
@@ -40,7 +44,7 @@ def run_demo(client: Client, console: Console, *, model: str) -> None:
     finally:
         printer.end_line()
     plain = generator.run(CHAT, {**body, "speculate": False}, lambda span: None)
-    console.print(_legend(ours, _proposer(card)))
+    console.print(Text("  ").join(_legend(ours)))
     console.rule("[bold]with drafts, and without[/]", align="left")
     console.print(*report(ours, plain), sep="\n", highlight=False)
 
@@ -94,18 +98,9 @@ def _drafts(generation: Generation) -> Text:
     )
 
 
-def _proposer(card: Mapping[str, Any]) -> str:
-    """Who drafts for an endpoint, in words. card: from /v1/models."""
-    drafters = [f"the drafter {card['drafter']}"] if card["drafter"] else []
-    return " or ".join([*drafters, *(["n-grams of the text"] if card["ngram"] else [])]) or "drafts"
-
-
-def _legend(generation: Generation, proposer: str) -> Text:
-    accepted = generation.sources.get("accepted", 0)
-    own = (generation.tokens or 0) - accepted
-    return Text.assemble(
-        ("■ ", COLOURS["accepted"] or ""),
-        (f"{accepted} tokens from {proposer}  ", "dim"),
-        "■ ",
-        (f"{own} from the target", "dim"),
-    )
+def _legend(generation: Generation) -> Iterator[Text]:
+    """Yield how many tokens are from whom, in their colour."""
+    drafted = {source: count for source in _PROPOSERS if (count := generation.sources.get(source))}
+    for source, count in drafted.items():
+        yield Text.assemble(("■ ", COLOURS[source] or ""), (f"{count} tokens from {_PROPOSERS[source]}", "dim"))
+    yield Text.assemble("■ ", (f"{(generation.tokens or 0) - sum(drafted.values())} from the target", "dim"))

@@ -1,20 +1,24 @@
-"""Measure a pair of models on this hardware: their step times, and how often they agree.
+"""Measure a target and its drafter or heads on this hardware: their step times, and how often they agree.
 
-Runs both models in this process, one after the other, without Ray. Must not know how results are shown.
+Runs them in this process, a drafter after its target, without Ray. Must not know how results are shown.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import mean
 
 import torch
 from torch import Tensor
 
 from actors.coordinator.request import Request
+from actors.heads.proposer import HeadProposer, Reading
+from actors.heads.sampling import DraftStart
 from actors.loading.checkpoint import ModelSpec
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
-from actors.replica.replica import load_runner
+from actors.replica.replica import load_runner, load_with_heads
+from decoding.drafts.trie import ProposerName
 from decoding.errors import ConfigError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
@@ -23,8 +27,8 @@ from deployments.configuration.config import ServerConfig
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.requests.schema import CompletionRequest
 from evaluation import limits
-from evaluation.limits import SpeculationLimits, tokens_per_step
-from evaluation.step_times import Step, time_steps
+from evaluation.limits import SpeculationLimits, accepted_lengths, tokens_per_step
+from evaluation.step_times import MeasuredSteps, Step, time_heads, time_steps
 
 STREAMS = (1, 4, 16)  # batch sizes
 DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -40,35 +44,43 @@ class TargetAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Step times in seconds, each model alone on the machine, and where the drafter agrees with the target."""
+    """Step times in seconds, each model alone on the machine, and what the target would accept."""
 
     target: str
     drafter: str
+    proposer: ProposerName  # of which kind the drafter is
     temperature: float
     target_step_s: Mapping[Step, float]
     draft_step_s: Mapping[int, float]  # by streams: one draft token for each
-    agreements: Sequence[Tensor]  # [N] bool each, one per answer
+    accepted: Sequence[Tensor]  # one per answer, as `accepted_lengths` returns it
     spread: float = 0.0  # between rounds of a measurement, relative to its median
+    longest_draft: int = max(DRAFT_LENGTHS)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether drafts are made in the target's step, so that they can't be hidden behind it."""
+        return self.proposer != "drafter"
 
     @property
     def acceptance(self) -> float:
         """α: share of positions where the drafter, given the text before, has the target's token."""
-        return mean(float(agrees) for answer in self.agreements for agrees in answer)
+        return mean(float(length > 0) for answer in self.accepted for length in answer)
 
     @property
     def draft_lengths(self) -> list[int]:
-        """Draft lengths for which at least one answer is long enough."""
-        longest = max(map(len, self.agreements))
-        return [length for length in DRAFT_LENGTHS if length < longest]
+        """Draft lengths that the drafter can make, and for which at least one answer is long enough."""
+        longest = max(map(len, self.accepted))
+        return [length for length in DRAFT_LENGTHS if length < longest and length <= self.longest_draft]
 
     def limits(self, streams: int, draft_length: int) -> SpeculationLimits:
         """Return the best possible speed-up for a number of streams."""
+        draft_step_s = self.draft_step_s[streams]
         return SpeculationLimits(
             draft_length,
             plain_step_s=self.target_step_s[streams, 1],
-            verify_step_s=self.target_step_s[streams, draft_length + 1],
-            draft_step_s=self.draft_step_s[streams],
-            tokens_per_step=tokens_per_step(self.agreements, draft_length),
+            verify_step_s=self.target_step_s[streams, draft_length + 1] + draft_length * draft_step_s * self.is_in_step,
+            draft_step_s=0.0 if self.is_in_step else draft_step_s,
+            tokens_per_step=tokens_per_step(self.accepted, draft_length),
         )
 
 
@@ -81,7 +93,7 @@ def measure_profile(
     temperature: float,
     report: Callable[[str], None],
 ) -> Profile:
-    """Load and measure the endpoint's target, then its drafter.
+    """Load and measure the endpoint's target, then its drafter, or its heads if it has none.
 
     report: called with each step that begins.
 
@@ -89,34 +101,63 @@ def measure_profile(
         ConfigError: a model can't be loaded, or the answers are too short for a measurement.
         InvalidRequestError: a prompt does not fit, or the temperature is out of range.
     """
-    names = config.endpoints[endpoint]
-    assert names.drafter is not None
+    settings = config.endpoints[endpoint]
+    path = config.models[settings.target].path
     report("tokenizers")
     requests = _requests(config, endpoint, prompts, new_tokens, temperature)
     report("target: loading")
-    target = load_runner(_spec(config, names.target))
-    report("target: timing its steps")
-    steps = [(streams, 1 + draft_length) for streams in STREAMS for draft_length in (0, *DRAFT_LENGTHS)]
-    target_times = time_steps(target, steps, requests[0].params)
-    report("target: answering the prompts")
-    answers = [
-        answer
-        for start in range(0, len(requests), STREAMS[-1])
-        for answer in _answer(target, requests[start:][: STREAMS[-1]])
-    ]
+    spec, heads_spec = _spec(config, settings.target), config.heads_of(settings.target)
+    if settings.drafter is None:
+        assert heads_spec is not None
+        target, _, heads = load_with_heads(spec, heads_spec)
+        times, answers = _measure_target(target, requests, report)
+        report("heads: timing them")
+        longest = min(heads.length, max(DRAFT_LENGTHS))
+        by_streams = {streams: time_heads(heads, target, streams, longest) for streams in STREAMS}
+        report("heads: comparing them with the answers")
+        accepted = _long_enough([_accepted_of_heads(heads, target, answer) for answer in answers])
+        return Profile(
+            path,
+            heads_spec.path,
+            heads.kind,
+            temperature,
+            times.seconds,
+            by_streams,
+            accepted,
+            times.spread,
+            longest_draft=longest,
+        )
+    target = load_runner(spec)
+    times, answers = _measure_target(target, requests, report)
     del target  # its memory is the drafter's now
     report("drafter: loading")
-    drafter = load_runner(_spec(config, names.drafter))
+    drafter = load_runner(_spec(config, settings.drafter))
     report("drafter: timing its steps")
     draft_times = time_steps(drafter, [(streams, 1) for streams in STREAMS], requests[0].params)
     report("drafter: comparing it with the answers")
-    agreements = [_agreement(drafter, answer) for answer in answers]
-    if max(map(len, agreements)) <= min(DRAFT_LENGTHS):
-        raise ConfigError("every answer ends at once, so there is nothing to compare; give other prompts")
+    accepted = _long_enough([accepted_lengths(_agreement(drafter, answer)) for answer in answers])
     by_streams = {streams: seconds for (streams, _), seconds in draft_times.seconds.items()}
-    spread = max(target_times.spread, draft_times.spread)
-    paths = config.models[names.target].path, config.models[names.drafter].path
-    return Profile(*paths, temperature, target_times.seconds, by_streams, agreements, spread)
+    spread = max(times.spread, draft_times.spread)
+    drafter_path = config.models[settings.drafter].path
+    return Profile(path, drafter_path, "drafter", temperature, times.seconds, by_streams, accepted, spread)
+
+
+def _measure_target(
+    target: Runner, requests: Sequence[Request], report: Callable[[str], None]
+) -> tuple[MeasuredSteps, list[TargetAnswer]]:
+    """Time the target's steps, and let it answer."""
+    report("target: timing its steps")
+    steps = [(streams, 1 + draft_length) for streams in STREAMS for draft_length in (0, *DRAFT_LENGTHS)]
+    times = time_steps(target, steps, requests[0].params)
+    report("target: answering the prompts")
+    groups = [requests[start:][: STREAMS[-1]] for start in range(0, len(requests), STREAMS[-1])]
+    return times, [answer for group in groups for answer in _answer(target, group)]
+
+
+def _long_enough(accepted: list[Tensor]) -> list[Tensor]:
+    if max(map(len, accepted)) <= min(DRAFT_LENGTHS):
+        raise ConfigError("every answer ends at once, so there is nothing to compare; give other prompts")
+    return accepted
 
 
 def _requests(
@@ -162,6 +203,26 @@ def _agreement(drafter: Runner, answer: TargetAnswer) -> Tensor:
     prompt = answer.request.prompt
     logits = _read(drafter, 0, [*prompt, *answer.tokens[:-1]], len(prompt) - 1)
     return limits.agreement(logits, History(answer.request.params, list(prompt), len(prompt)), answer.tokens)
+
+
+def _accepted_of_heads(heads: HeadProposer, target: Runner, answer: TargetAnswer) -> Tensor:
+    """Return how many tokens of a draft are the target's, from the answer's second token on, [N − 1] int64.
+
+    Heads begin there: they read the target's states after tokens whose next token is known.
+    """
+    text = [*answer.request.prompt, *answer.tokens]
+    target.logits([RowInput(0, 0, text[:-1])])
+    read, accepted = 0, []
+    assert target.hidden is not None
+    for length in range(len(answer.request.prompt) + 1, len(text)):  # of the text that is known
+        end = length - 1  # of what the target has run
+        rows = list(range(read, end))
+        heads.read([Reading(0, read, text[read + 1 : length], rows, end - 1)], target.hidden)
+        read = end
+        (choices,) = heads.propose([DraftStart(0, length, answer.request.params)], heads.length, 2)
+        pairs = zip([choice.tokens[0] for choice in choices], text[length:], strict=False)
+        accepted.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return torch.tensor(accepted)
 
 
 def _read(runner: Runner, slot: int, tokens: Sequence[int], first: int) -> Tensor:

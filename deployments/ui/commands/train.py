@@ -185,6 +185,7 @@ def drafter(
 @train.command(short_help="Make Medusa or EAGLE-3 heads for any target.")
 @click.argument("target", callback=located)
 @click.option("--kind", type=click.Choice(["eagle3", "medusa"]), required=True)
+@click.option("--from", "start", callback=located, metavar="HEAD", help="Go on from this EAGLE-3 head.")
 @click.option(
     "--layers",
     type=Layers(),
@@ -206,6 +207,7 @@ def heads(
     output: Path,
     work: Path | None,
     kind: "HeadsKind",
+    start: str | None,
     tokens: int,
     answer_tokens: int,
     streams: int,
@@ -254,6 +256,7 @@ def heads(
             device=device,
             bfloat16=dtype == "bfloat16",
         ),
+        start=start,
         layers=(layers,) if isinstance(layers, int) else layers,
         vocabulary=vocabulary,
         steps=steps,

@@ -60,7 +60,7 @@ class Chat:
 
     def greet(self, card: Mapping[str, Any]) -> None:
         """Print the model, from its card, and how to get help."""
-        by = f", drafted for by {card['drafter']}" if card.get("drafter") else ""
+        by = f", drafted for by {proposers}" if (proposers := _proposers(card)) else ""
         self._console.print(Text.assemble((card["id"], "bold"), f" ({card.get('target')}{by}) at {self._client.url}"))
         self._note("/help lists commands. Ctrl-C stops a reply, Ctrl-D leaves.")
         if not card.get("ready", True):
@@ -189,11 +189,11 @@ class Chat:
             self.conversation.model = choose_model(self._cards(), argument)["id"]
             self._note(f"model: {self.conversation.model}")
             return
-        table = Table("", "model", "target", "drafter", "ready", box=SIMPLE, show_edge=False)
+        table = Table("", "model", "target", "drafts", "ready", box=SIMPLE, show_edge=False)
         for card in self._cards():
             chosen = "▸" if card["id"] == self.conversation.model else ""
             ready = "yes" if card.get("ready", True) else "no"
-            table.add_row(chosen, card["id"], card.get("target") or "–", card.get("drafter") or "–", ready)
+            table.add_row(chosen, card["id"], card.get("target") or "–", _proposers(card) or "–", ready)
         self._console.print(table)
 
     def _system(self, argument: str) -> None:
@@ -239,3 +239,8 @@ class Chat:
     def _cards(self) -> list[dict[str, Any]]:
         cards: list[dict[str, Any]] = self._client.document("/v1/models")["data"]
         return cards
+
+
+def _proposers(card: Mapping[str, Any]) -> str:
+    """Return who drafts for an endpoint: the drafter's name, and the kinds of the others."""
+    return ", ".join(card["drafter"] if name == "drafter" else name for name in card.get("proposers", []))

@@ -48,7 +48,9 @@ def _rounded(tokens: int) -> int:
 
 
 def _draft_lines(config: ServerConfig) -> Iterator[str]:
-    """Say where n-grams alone draft: a drafter would do more."""
+    """Say where heads draft, or n-grams alone: a drafter would do more."""
     for name, endpoint in config.endpoints.items():
-        if endpoint.ngram is not None and endpoint.drafter is None and endpoint.heads is None:
+        if endpoint.heads is not None:
+            yield f"{endpoint.heads.kind} heads {endpoint.heads.path}: in the replicas of {endpoint.target}"
+        elif endpoint.ngram is not None and endpoint.drafter is None:
             yield f"drafts for {name}: n-grams of the text alone; `consort train drafter` makes a drafter for it"

@@ -246,12 +246,12 @@ def test_the_url_is_one_that_works_here(host: str, url: str) -> None:
     assert HttpConfig(host=host).url == url
 
 
-def test_serve_yaml_serves_the_default_models() -> None:
+def test_serve_yaml_serves_the_default_model() -> None:
     document = yaml.safe_load((ROOT / "serve.yaml").read_text(encoding="utf-8"))
     (application,) = document["applications"]
     assert application["import_path"] == "deployments.app:build"
     config, default = BuildArgs(**application["args"]).load(), load_config()
-    assert [model.path for model in config.models.values()] == [model.path for model in default.models.values()]
+    assert [config.models["target"].path] == [model.path for model in default.models.values()]
     assert BuildArgs().load() == load_config()
     assert BuildArgs(config=VALID).load() == parse_config(VALID, folder=Path.cwd())
 

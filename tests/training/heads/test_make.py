@@ -56,6 +56,13 @@ def test_an_output_that_is_there_is_kept(tmp_path: Path) -> None:
     assert "is there already" in failure(TARGET, "--kind", "medusa", "--output", str(tmp_path))
 
 
+def test_only_a_head_can_be_trained_further(tmp_path: Path) -> None:
+    options = ["--output", str(tmp_path / "heads"), "--from", str(tmp_path)]
+    assert "can't load '/nowhere'" in failure(TARGET, "--kind", "eagle3", *options[:3], "/nowhere")
+    assert "only EAGLE-3 heads" in failure(TARGET, "--kind", "medusa", *options)
+    assert "--layers" in failure(TARGET, "--kind", "eagle3", "--layers", "1,2,4", *options)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_both_kinds_are_made_from_the_same_texts_and_can_be_served(tmp_path: Path) -> None:
@@ -73,6 +80,10 @@ def test_both_kinds_are_made_from_the_same_texts_and_can_be_served(tmp_path: Pat
         _, _, heads = load_with_heads(spec, HeadsSpec(name="heads", path=str(output), kind=kind, min_acceptance=0.0))
         assert (heads.kind, heads.length) == (kind, 8 if kind == "eagle3" else 3)
     assert len(list((work / "features").iterdir())) == 1
+    again = tmp_path / "again"
+    run([*command(target, "eagle3", again, work=work), "--from", str(tmp_path / "eagle3")])
+    before, after = (json.loads((folder / "report.json").read_text()) for folder in (tmp_path / "eagle3", again))
+    assert before["after"][0]["agreement"] == pytest.approx(after["before"][0]["agreement"], abs=0.02)
 
 
 @pytest.mark.slow

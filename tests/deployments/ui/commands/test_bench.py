@@ -17,6 +17,7 @@ from deployments.ui.commands.advice import advise, as_json
 from deployments.ui.commands.bench import _show, configured_pair, pair_config, read_prompts
 from deployments.ui.commands.profiling import DRAFT_LENGTHS, STREAMS, Profile
 from evaluation import step_times
+from evaluation.limits import accepted_lengths
 
 SHORT = ("--count", "2", "--new-tokens", "20")
 
@@ -35,7 +36,7 @@ def profile(*, growth: float = 0.0, draft_step_s: float = 0.01, agrees: float = 
     widths = (1, *(1 + draft_length for draft_length in DRAFT_LENGTHS))
     steps = {(streams, width): 1 + growth * (width - 1) for streams in STREAMS for width in widths}
     agreement = torch.tensor(([True] * round(10 * agrees) + [False] * round(10 - 10 * agrees)) * 20)
-    return Profile("t", "d", 0.0, steps, dict.fromkeys(STREAMS, draft_step_s), [agreement])
+    return Profile("t", "d", "drafter", 0.0, steps, dict.fromkeys(STREAMS, draft_step_s), [accepted_lengths(agreement)])
 
 
 def test_a_good_pair_is_worth_it() -> None:
@@ -71,7 +72,7 @@ def test_a_noisy_machine_is_said_to_be_so() -> None:
 
 
 def test_short_answers_leave_out_long_drafts() -> None:
-    short = Profile("t", "d", 0.0, profile().target_step_s, profile().draft_step_s, [torch.ones(4, dtype=torch.bool)])
+    short = replace(profile(), accepted=[accepted_lengths(torch.ones(4))])
     assert short.draft_lengths == [1, 2, 3]
     assert as_json(short)["answer_tokens"] == 4
 
@@ -83,6 +84,25 @@ def test_the_bundled_pair_is_measured() -> None:
     assert result.exit_code == 0, result.output
     for text in ("models/target", "ms per step", "draft length", "16 streams"):
         assert text in result.output
+
+
+def test_heads_are_in_the_step_and_as_long_as_they_can_be() -> None:
+    heads = replace(profile(agrees=0.9, draft_step_s=0.1), proposer="eagle3", longest_draft=3)
+    assert heads.draft_lengths == [1, 2, 3]
+    limits = heads.limits(1, 3)
+    assert limits.verify_step_s == pytest.approx(1.3)
+    assert limits.hidden == limits.alternating
+    assert "take turns" not in advise(heads)[0].sentence
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_quick")
+def test_the_default_models_heads_are_measured() -> None:
+    result = invoke(*SHORT, "--config", "deployments/default.yaml", "--json")
+    measured = json.loads(result.stdout)
+    assert measured["proposer"] == "eagle3"
+    assert measured["acceptance"] > 0.3
 
 
 @pytest.mark.usefixtures("_quick")
@@ -115,7 +135,7 @@ def test_a_target_that_drafts_for_itself_is_always_right() -> None:
         (["--dtype", "float32"], "are in the configuration"),
         (["--target-threads", "2"], "are in the configuration"),
         (["--target", "./nowhere", "--drafter", "./nowhere"], "there is no folder or .gguf file './nowhere'"),
-        (["--endpoint", "nobody"], "no endpoint nobody with a drafter; those with one: consort"),
+        (["--endpoint", "nobody"], "no endpoint nobody with a drafter or heads; those with them: consort"),
         (["--config", "nowhere.yaml"], "can't read nowhere.yaml"),
         (["--prompts", "nowhere.txt"], "can't read prompts from nowhere.txt"),
         (["--temperature", "-1"], "temperature must be 0 (greedy)"),

@@ -13,7 +13,15 @@ Token = tuple[str, str]  # text, source
 TOKENS: Sequence[Token] = (("Once", "plain"), (" upon", "accepted"), (" a", "accepted"), (" time", "recovered"))
 TEMPLATES = [{"id": "translate", "template": "{{ text }} in {{ language }}", "variables": ["language", "text"]}]
 CARDS: list[dict[str, Any]] = [
-    {"id": "consort", "target": "large", "drafter": "small", "draft_length": 4, "context_length": 99, "ready": True},
+    {
+        "id": "consort",
+        "target": "large",
+        "drafter": "small",
+        "proposers": ["drafter", "ngram"],
+        "draft_length": 4,
+        "context_length": 99,
+        "ready": True,
+    },
     {"id": "solo", "target": "large", "drafter": None, "draft_length": 0, "context_length": 99, "ready": False},
 ]
 TOTALS = {"requests": 3, "tokens": 100, "steps": 40, "drafted": 80, "accepted": 60, "missed": 10, "hits": 4}

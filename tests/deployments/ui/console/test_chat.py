@@ -151,7 +151,7 @@ def test_greeting(server: FakeServer, terminal: Console) -> None:
     chat = Chat(Client(server.url), terminal, Conversation("solo"))
     chat.greet(CARDS[0])
     chat.greet(CARDS[1])
-    assert "drafted for by small" in shown(terminal)
+    assert "drafted for by small, ngram" in shown(terminal)
     assert "still being loaded" in shown(terminal)
 
 

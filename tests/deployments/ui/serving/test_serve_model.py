@@ -83,7 +83,7 @@ def test_a_printed_configuration_is_served_unchanged(tmp_path: Path, monkeypatch
 
 def test_without_an_argument_the_default_model_takes_options() -> None:
     document = printed("--max-length", "1024")
-    assert list(document["models"]) == ["smollm2", "smollm2-drafter"]
+    assert list(document["models"]) == ["smollm2"]
     assert document["models"]["smollm2"]["max_length"] == 1024
 
 
