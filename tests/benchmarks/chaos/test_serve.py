@@ -1,4 +1,4 @@
-"""Every kind of replica, and the proxy, killed, scaled, updated under OpenAI's client: nothing lost, nothing differs."""
+"""Every kind of replica, and the proxy, killed, scaled, updated under OpenAI's client: nothing lost or different."""
 
 import subprocess
 import sys
