@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from itertools import starmap
 from typing import Literal
 
+from actors.coordinator.prefix_table import Prefix, prefixes_of
 from actors.coordinator.text_stream import Criterion, TextStream
 from actors.coordinator.timeline import Timeline
 from actors.heads.spec import HeadsKind
@@ -189,6 +190,11 @@ class ActiveRequest:
         self.targets_lost = self.drafters_lost = 0
         self.admission = 0  # number of times it was released from its target
         self.began_s = self.unassigned_since_s = now_s
+
+    @cached_property
+    def prefixes(self) -> Sequence[Prefix]:
+        """Prefixes of the prompt, by which it is led to replicas that have read them."""
+        return prefixes_of(self.request.prompt, self.request.cache_salt)
 
     @cached_property
     def _text_stream(self) -> TextStream:

@@ -18,6 +18,7 @@ from actors.wire.messages import Report
 from decoding.errors import ConsortError, InvalidRequestError, UnavailableError, UnknownModelError
 from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Limits
+from deployments.admission.shared_limits import SharedLimits
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.endpoints.endpoint import ServedEndpoint
@@ -52,12 +53,16 @@ class Service:
         templates: Mapping[str, str] = MappingProxyType({}),
         tracer: "RequestTracer | None" = None,
         on_demand: Collection[str] = (),
+        shared_limits: SharedLimits | None = None,
+        count_coordinators: Callable[[], int] = lambda: 1,
     ) -> None:
         """
         cached_tokens: size of the response cache, in tokens of prompts and answers.
         templates: prompt templates in Jinja, by name.
         tracer: None disables tracing.
         on_demand: models whose replicas start when requests wait for them.
+        shared_limits: limits of keys that hold for other coordinators, too; None: there are no others.
+        count_coordinators: those that share the models' replicas, this one included.
         """
         self.endpoints = dict(endpoints)
         self.adapters = RunTimeAdapters(self.endpoints, self._try_out)
@@ -69,7 +74,10 @@ class Service:
         self.cache = ResponseCache(cached_tokens)
         self._on_demand = set(on_demand)
         self._loaded = set(on_demand)  # models that were up at least once, or need not be
-        self.admission = Admission(coordinator, self._limits, self._on_begin, self._count_slots)
+        self._count_coordinators = count_coordinators
+        self.admission = Admission(
+            coordinator, self._limits, self._on_begin, self._count_slots, shared_limits, count_coordinators
+        )
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
     def ready_models(self) -> set[str]:
@@ -94,8 +102,11 @@ class Service:
         return self._coordinator.reports()
 
     def _count_slots(self, model: str) -> int:
-        """KV slots of the model's live replicas together."""
-        return sum(report.slots for address, report in self.replicas() if report is not None and address.model == model)
+        """KV slots of the model's live replicas that other coordinators leave to this one; at least an equal part."""
+        reports = [report for address, report in self.replicas() if report is not None and address.model == model]
+        slots = sum(report.slots for report in reports)
+        others = sum(report.active + report.waiting - len(report.request_ids) for report in reports)
+        return max(slots - others, -(-slots // self._count_coordinators()))
 
     @property
     def max_requests(self) -> int:
@@ -237,13 +248,13 @@ class Service:
             self.metrics.record_arrival(request, arrived_s)
         try:
             self._check_loaded(requests[0].endpoint.target)
-            if new and not admitted:
-                self.admission.check(list(new.values()), key, priority)
+            group = list(new.values())
+            async with self.admission.reserve(group, key, priority, admitted=admitted, charged=charged):
+                for index, request in new.items():
+                    self._submit(request, self._sink(index, request, deltas), key, priority, charged=charged)
             for index, answer in cached.items():
                 for delta in answer:
                     deltas.put_nowait((index, delta))
-            for index, request in new.items():
-                self._submit(request, self._sink(index, request, deltas), key, priority, charged=charged)
             while running:
                 batch = await _next_batch(deltas)
                 for index, delta in batch:
