@@ -123,7 +123,7 @@ def drain(config: ServerConfig) -> int:
     """
     from ray import serve
 
-    from deployments.app import APP_NAME, COORDINATOR
+    from deployments.replicas.names import APP_NAME, COORDINATOR
 
     handle = serve.get_deployment_handle(COORDINATOR, APP_NAME)
     answers = handle.broadcast("drain").results(timeout_s=config.http.drain_s + _MARGIN_S, return_exceptions=True)
@@ -246,7 +246,8 @@ def _deploy(config: ServerConfig) -> None:
     from ray import serve
     from ray.serve.context import _get_global_client
 
-    from deployments.app import APP_NAME, build_application
+    from deployments.app import build_application
+    from deployments.replicas.names import APP_NAME
 
     logging.getLogger("ray.serve").setLevel(logging.getLogger("ray").level)
     http_options = {"host": config.http.host, "port": config.http.port}
@@ -267,14 +268,14 @@ def _deploy(config: ServerConfig) -> None:
 def _delete() -> None:
     from ray import serve
 
-    from deployments.app import APP_NAME
+    from deployments.replicas.names import APP_NAME
 
     serve.delete(APP_NAME)
 
 
 def _deployments_to_convert(config: ServerConfig) -> dict[str, ModelConfig]:
     """Return the models that are GGUF files and not converted yet on this machine, by deployment."""
-    from deployments.app import deployment_name
+    from deployments.replicas.names import deployment_name
 
     unconverted = {name: model for name, model in config.models.items() if not model.is_converted}
     return {
@@ -285,7 +286,7 @@ def _deployments_to_convert(config: ServerConfig) -> dict[str, ModelConfig]:
 def _wait_until_ready(watch: Watch, to_convert: Mapping[str, ModelConfig]) -> None:
     from ray import serve
 
-    from deployments.app import APP_NAME
+    from deployments.replicas.names import APP_NAME
 
     while True:
         status = serve.status().applications[APP_NAME]

@@ -33,7 +33,7 @@ from benchmarks.chaos.proxy import Relay, Relays
 from decoding.errors import UnavailableError
 from deployments.discovery import Discovery, ReplicaAddresses
 
-_ASK_S = 3.0  # time for a replica to return its address, as in deployments/app.py
+_ASK_S = 3.0  # time for a replica to return its address, as in deployments/replicas/address_query.py
 _GIVEN_UP_S = 12.0  # time without an answer after which a process is killed
 _POLL_S = 0.02
 _START_S = 60.0

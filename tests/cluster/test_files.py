@@ -15,10 +15,11 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 from cluster.pools import PoolProvider
-from deployments.app import COORDINATOR, BuildArgs, build_application, deployment_name
+from deployments.app import BuildArgs, build_application
 from deployments.configuration.config import ServerConfig, load_config
 from deployments.configuration.model import ROOT
 from deployments.http.proxy import CALLBACK
+from deployments.replicas.names import COORDINATOR, deployment_name
 from deployments.scaling.options import ScalingConfig
 from deployments.scaling.policy import scale
 from deployments.scaling.scaler import with_fixed_count

@@ -11,8 +11,10 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from actors.wire.addresses import ReplicaAddress
 from decoding.errors import UnavailableError
-from deployments import app
 from deployments.discovery import Discovery, ReplicaAddresses
+from deployments.replicas import address_query
+from deployments.replicas.address_query import AddressQuery
+from deployments.replicas.model_replica import ReplicaAnswer
 
 A, B, C = ReplicaAddress("large-1", "large"), ReplicaAddress("small-1", "small"), ReplicaAddress("large-2", "large")
 
@@ -122,7 +124,7 @@ def test_replicas_hear_what_waits_at_the_coordinator() -> None:
     async def fetch() -> list[Any]:
         return []
 
-    asyncio.run(app._Ask(broadcasting(fetch, asked), "coordinator-0", lambda: 166, wakes=False)())
+    asyncio.run(AddressQuery(broadcasting(fetch, asked), "coordinator-0", lambda: 166, wakes=False)())
     assert asked == [("address", "coordinator-0", 166)]
 
 
@@ -131,35 +133,35 @@ def test_a_coordinator_hears_from_replicas_how_many_there_are() -> None:
         return [SimpleNamespace(get_async=answers_with(count)) for count in (3, 1)]
 
     def answers_with(count: int) -> Any:
-        async def get() -> app.ReplicaAnswer:
-            return app.ReplicaAnswer(A, count)
+        async def get() -> ReplicaAnswer:
+            return ReplicaAnswer(A, count)
 
         return get
 
-    ask = app._Ask(broadcasting(fetch), "coordinator-0", lambda: 0, wakes=False)
+    ask = AddressQuery(broadcasting(fetch), "coordinator-0", lambda: 0, wakes=False)
     assert ask.coordinators == 1
     assert asyncio.run(ask()).addresses == [A, A]
     assert ask.coordinators == 3
 
 
 def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(address_query, "_TIMEOUT_S", 0.1)
 
-    async def sound() -> app.ReplicaAnswer:
-        return app.ReplicaAnswer(A, 1)
+    async def sound() -> ReplicaAnswer:
+        return ReplicaAnswer(A, 1)
 
-    async def frozen() -> app.ReplicaAnswer:
+    async def frozen() -> ReplicaAnswer:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def stuck() -> app.ReplicaAnswer:
+    async def stuck() -> ReplicaAnswer:
         raise UnavailableError("the loop has been stuck for 30 s")
 
-    async def ask(*replicas: Callable[[], Awaitable[app.ReplicaAnswer]]) -> ReplicaAddresses:
+    async def ask(*replicas: Callable[[], Awaitable[ReplicaAnswer]]) -> ReplicaAddresses:
         async def fetch() -> list[Any]:
             return [SimpleNamespace(get_async=replica) for replica in replicas]
 
-        return await app._Ask(broadcasting(fetch), "coordinator-0", lambda: 0, wakes=False)()
+        return await AddressQuery(broadcasting(fetch), "coordinator-0", lambda: 0, wakes=False)()
 
     assert asyncio.run(ask(frozen, sound)) == ReplicaAddresses([A], complete=False)
     assert asyncio.run(ask(stuck, sound)) == ReplicaAddresses([A])
@@ -170,7 +172,7 @@ def test_a_deployment_without_replicas_is_unavailable() -> None:
         raise DeploymentUnavailableError(DeploymentID("Target-large", "consort"))
 
     with pytest.raises(UnavailableError, match="Target-large"):
-        asyncio.run(app._Ask(broadcasting(fetch), "coordinator-0", lambda: 0, wakes=False)())
+        asyncio.run(AddressQuery(broadcasting(fetch), "coordinator-0", lambda: 0, wakes=False)())
 
 
 def test_requests_for_a_model_without_replicas_call_for_one() -> None:
@@ -187,7 +189,7 @@ def test_requests_for_a_model_without_replicas_call_for_one() -> None:
 
     handle = broadcasting(fetch)
     handle.address = SimpleNamespace(remote=call)
-    ask = app._Ask(handle, "coordinator-0", lambda: held_back[0], wakes=True)
+    ask = AddressQuery(handle, "coordinator-0", lambda: held_back[0], wakes=True)
     for waiting, expected in ((0, []), (5, ["made"]), (9, ["made"]), (0, ["made", "taken back"])):
         held_back[0] = waiting
         with pytest.raises(UnavailableError):

@@ -18,12 +18,12 @@ from fastapi import FastAPI
 
 from actors.coordinator.request import Delta, Request
 from deployments.admission.admission import Limits
-from deployments.app import _SWITCH_INTERVAL_S
 from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
+from deployments.replicas.environment import share_interpreter
 from tests.deployments.fake_coordinator import FakeCoordinator
 from tests.deployments.scripted import TEMPLATE
 
@@ -76,7 +76,7 @@ class Watch:
 
 def main(port: int, *secrets: str) -> None:
     """Serve until ended."""
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    share_interpreter()
     config, coordinator, watch = load_config(TINY_CONFIG), ThreadedCoordinator(), Watch()
     for model in config.models.values():
         model.max_length = CONTEXT

@@ -8,10 +8,11 @@ import openai
 import pytest
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from deployments.app import APP_NAME, ReplicaStatus
 from deployments.client import Client
 from deployments.cluster import StartProgress, serving
 from deployments.configuration.config import TINY_CONFIG, load_config
+from deployments.replicas.model_replica import ReplicaStatus
+from deployments.replicas.names import APP_NAME
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import openai
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from deployments.app import APP_NAME, COORDINATOR
+from deployments.replicas.names import APP_NAME, COORDINATOR
 from tests.deployments.bad_input import CASES
 from tests.server.conftest import Server
 from tests.support.waiting import wait_until

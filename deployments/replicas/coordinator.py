@@ -1,0 +1,164 @@
+"""The replica that serves HTTP: a coordinator and its service in one process."""
+
+import asyncio
+import gc
+import logging
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.configuration.config import ServerConfig
+from deployments.replicas.adapter_exchange import AdapterExchange
+from deployments.replicas.address_query import AddressQuery, answers_of
+from deployments.replicas.environment import share_interpreter, uncollected
+from deployments.replicas.ledger import Ledger, settle
+from deployments.replicas.model_replica import ModelReplica
+from deployments.replicas.names import APP_NAME, COORDINATOR, deployment_name
+from deployments.scaling.scaler import set_replicas
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from deployments.endpoints.adapter_registry import AdapterChange
+
+    Adapters = Mapping[str, AdapterChange]
+
+_logger = logging.getLogger("ray.serve")
+
+
+class CoordinatorIngress:
+    """The coordinator and the HTTP interface in one process: events are sent where commits arrive."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        config: ServerConfig,
+        handles: dict[str, DeploymentHandle[ModelReplica]],
+        on_demand: set[str],
+        ledger: DeploymentHandle[Ledger] | None = None,
+    ) -> None:
+        """
+        handles: the handle of every model's deployment, by model.
+        on_demand: models that may have no replica until requests wait for one.
+        ledger: of keys' limits that hold for several coordinators together; None: each counts for itself.
+        """
+        with uncollected():
+            from actors.coordinator.loop import Coordinator
+            from actors.loops.thread import LoopThread
+            from actors.wire.zmq_link import ConnectingZmqLink
+            from deployments.admission.admission import limits_of
+            from deployments.admission.shared_limits import SharedLimits
+            from deployments.discovery import Discovery
+            from deployments.endpoints.endpoint import load_endpoints
+            from deployments.endpoints.service import Service
+            from deployments.http.drain import Drain
+            from deployments.monitoring.metrics import Metrics
+            from deployments.monitoring.tracing_setup import make_tracer
+
+        share_interpreter()
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            _logger.warning(
+                "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run "
+                "any code. Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
+            )
+        with uncollected():
+            endpoints = load_endpoints(config)
+        link = ConnectingZmqLink("coordinator")
+        limits = limits_of(config)
+        coordinator = Coordinator(link, max_requests=limits.max_requests)
+        self._http, self._roles, self._drain = config.http, config.roles(), Drain()
+        self._asks: list[AddressQuery] = []
+        shared = None if ledger is None else SharedLimits(link.name, partial(settle, ledger))
+        self._service = Service(
+            endpoints,
+            coordinator,
+            limits=limits,
+            metrics=Metrics(link.name),
+            cached_tokens=config.http.cached_tokens,
+            templates=config.templates,
+            tracer=make_tracer(config.http.tracing),
+            on_demand=on_demand,
+            shared_limits=shared,
+            count_coordinators=lambda: max((ask.coordinators for ask in self._asks), default=1),
+        )
+        self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
+        self._thread.start()
+        held_back = self._service.admission.count_unserved
+        ask = {
+            model: AddressQuery(handle, link.name, partial(held_back, model), wakes=model in on_demand)
+            for model, handle in handles.items()
+        }
+        self._asks += ask.values()
+        discovery = Discovery(ask, coordinator.set_replicas)
+        await discovery.poll_all()  # Serve sends requests as soon as this returns
+        loads_adapters = [handle for model, handle in handles.items() if config.models[model].adapters_at_run_time]
+        self._adapters = AdapterExchange(self._service.adapters, loads_adapters)
+        await self._adapters.sync()
+        gc.collect()
+        gc.freeze()  # permanent objects: collecting them again would block the event loop
+        self._tasks = [asyncio.create_task(discovery.run()), asyncio.create_task(self._adapters.run())]
+        if shared is not None:
+            self._tasks.append(asyncio.create_task(shared.run()))
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        from deployments.http.live_metrics import LiveMetrics
+        from deployments.http.middleware.outcomes import log_requests
+        from deployments.http.routes import make_api
+        from deployments.http.scaling_routes import add_scaling_route
+
+        if self._http.access_log:
+            log_requests()
+        bound = self._http.max_body_bytes
+        keys = self._http.key_ring()
+        self._live_metrics = LiveMetrics(self._service)
+        api = make_api(
+            self._service,
+            keys=keys,
+            max_body_bytes=bound,
+            add_request_id=False,  # Serve does
+            cors_origins=self._http.cors_origins,
+            allowed_hosts=self._http.host_names,
+            ask_others=self._ask_others,
+            drain=self._drain,
+            share_adapters=self._adapters.share,
+        )
+        add_scaling_route(api, self._roles, self._scale)
+        return api
+
+    async def metrics(self) -> "tuple[str, list[Metric]]":
+        """Return this coordinator's name and its metrics, for the one that was asked for /metrics."""
+        return self._service.metrics.coordinator, self._live_metrics.own()
+
+    async def _ask_others(self) -> "list[list[Metric]]":
+        own = self._service.metrics.coordinator
+        answers, _ = await answers_of(serve.get_deployment_handle(COORDINATOR, APP_NAME).broadcast("metrics"))
+        return [families for name, families in answers if name != own]
+
+    async def merge_adapters(self, changes: "Adapters") -> "Adapters":
+        """Take over which adapters were loaded at another coordinator. Returns all changes that are known here."""
+        self._service.adapters.merge(changes)
+        return self._service.adapters.changes
+
+    async def drain(self) -> int:
+        """Take no more requests, and let those in progress end. Returns how many have not ended in time."""
+        return await self._drain.run(self._http.drain_s)
+
+    async def _scale(self, model: str, count: int) -> None:
+        await set_replicas(APP_NAME, deployment_name(model, self._roles[model]), count)
+
+    def check_health(self) -> None:
+        """Serve's health check; raises if the coordinator's loop or a task that should run for ever has ended."""
+        self._thread.check()
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    def __del__(self) -> None:
+        """Send the spans that are left. Serve calls this when the replica ends."""
+        service = self.__dict__.get("_service")
+        if service is not None and service.tracer is not None:
+            service.tracer.shut_down()

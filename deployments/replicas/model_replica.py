@@ -1,0 +1,126 @@
+"""A replica of a model. Only its constructor imports torch and transformers."""
+
+import gc
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import ray
+
+from deployments.configuration.model import ModelConfig
+from deployments.replicas.environment import actor_options, share_interpreter, uncollected
+from deployments.tensor_parallel import start_group
+
+if TYPE_CHECKING:
+    from actors.heads.spec import HeadsSpec
+    from actors.replica.roles import Role
+    from actors.wire.addresses import ReplicaAddress
+    from actors.wire.messages import Report
+    from deployments.endpoints.adapter_registry import AdapterChange
+
+    Adapters = Mapping[str, AdapterChange]
+
+_DRAIN_S = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A replica's process and load, for operators."""
+
+    name: str
+    pid: int
+    report: "Report"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAnswer:
+    """What a replica tells a coordinator. coordinators: those that ask it, this one included."""
+
+    address: "ReplicaAddress"
+    coordinators: int
+
+
+class ModelReplica:
+    """A replica of a model: loads it and runs its loop."""
+
+    def __init__(
+        self,
+        name: str,
+        role: "Role",
+        config: ModelConfig,
+        targets: dict[str, ModelConfig],
+        colocated_drafter: dict[str, ModelConfig],
+        leaders: dict[str, ModelConfig],
+        heads: "HeadsSpec | None" = None,
+    ) -> None:
+        """
+        targets: for a drafter, the models it drafts for, by name.
+        colocated_drafter: the drafter that runs in a target's replicas, by name; empty if there is none.
+        leaders: for a member with its own vocabulary, the leaders of its ensembles, by name.
+        heads: on a target's hidden states; None: it has none.
+        """
+        with uncollected():
+            from actors.replica.replica import Replica, ReplicaSpec
+            from deployments.endpoints.adapter_registry import AdapterRegistry
+            from deployments.monitoring.replica_metrics import ReplicaMetrics
+            from deployments.scaling.load_meter import LoadMeter
+
+        share_interpreter()
+        self._meter = LoadMeter()
+        host, spec, rank = ray.util.get_node_ip_address(), config.spec(name), None
+        if spec.tensor_parallel > 1:
+            rank, self._ranks = start_group(spec, host, actor_options(config))
+        target_specs = [target.spec(target_name) for target_name, target in targets.items()]
+        leader_specs = [leader.spec(leader_name) for leader_name, leader in leaders.items()]
+        drafter = next((drafter.spec(drafter_name) for drafter_name, drafter in colocated_drafter.items()), None)
+        replica = ReplicaSpec(
+            role=role,
+            model=spec,
+            targets=target_specs,
+            leaders=leader_specs,
+            colocated=drafter,
+            heads=heads,
+            rank=rank,
+            adaptation=None if config.adaptation is None else config.adaptation.options(),
+        )
+        self._replica = Replica(replica, host)
+        gc.collect()
+        gc.freeze()  # permanent objects, a model's modules above all: collecting them again would delay a step
+        self._metrics = ReplicaMetrics(name, role)
+        self._adapters = AdapterRegistry()
+
+    def address(self, coordinator: str | None = None, queued: int = 0) -> ReplicaAnswer:
+        """Return the address for coordinators; raises UnavailableError while the loop is stuck.
+
+        queued: requests that the calling coordinator holds back because the model has no free slot.
+        """
+        if coordinator is not None:
+            self._meter.set_queued(coordinator, queued)
+        self._replica.check()
+        return ReplicaAnswer(self._replica.address, self._meter.count_coordinators())
+
+    def merge_adapters(self, changes: "Adapters") -> "Adapters":
+        """Remember for coordinators that start later which adapters were loaded at run time. Returns all changes."""
+        self._adapters.merge(changes)
+        return self._adapters.changes
+
+    def status(self) -> ReplicaStatus:
+        """Return the process and the load."""
+        return ReplicaStatus(self._replica.address.name, os.getpid(), self._replica.report())
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load for Serve's autoscaler."""
+        return self._meter.measure(self._replica.report(), self._replica.times).stats()
+
+    def check_health(self) -> None:
+        """Serve's health check; raises UnavailableError if the loop has ended or is stuck."""
+        self._replica.check()
+        replica = self._replica
+        self._metrics.export(replica.report(), replica.times, replica.malformed)  # Serve calls every two seconds
+
+    def __del__(self) -> None:
+        """Hand running requests over before the replica ends. Serve calls this."""
+        replica = self.__dict__.pop("_replica", None)  # missing if the constructor failed
+        if replica is not None:
+            replica.drain(_DRAIN_S)
