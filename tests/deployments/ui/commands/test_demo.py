@@ -57,7 +57,11 @@ class FakeClient:
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         accepted = 2 if body.get("speculate", True) else 0
         details = [
-            {"id": 1, "text": token, "source": "accepted" if index < accepted else "plain"}
+            {
+                "id": 1,
+                "text": token,
+                **({"source": "accepted", "proposer": "ngram"} if index < accepted else {"source": "plain"}),
+            }
             for index, token in enumerate(TOKENS)
         ]
         choice = {"index": 0, "delta": {"content": "".join(TOKENS)}, "finish_reason": "stop", "token_details": details}
