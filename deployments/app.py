@@ -9,7 +9,8 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,12 +41,19 @@ if TYPE_CHECKING:
     from actors.replica.roles import Role
     from actors.wire.addresses import ReplicaAddress
     from actors.wire.messages import Report
+    from deployments.admission.key_ledger import Account, Settlement
+    from deployments.configuration.access.key_ring import ApiKey
     from deployments.discovery import ReplicaAddresses
+    from deployments.endpoints.adapter_registry import AdapterChange
+
+    Adapters = Mapping[str, AdapterChange]
 
 APP_NAME = "consort"
 COORDINATOR = "Coordinator"
+LEDGER = "KeyLedger"
 
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
+_ADAPTERS_PERIOD_S = 2.0  # of telling new replicas, and of asking them, which adapters were loaded
 _ANSWER_TIMEOUT_S = 2.0  # a hanging replica delays the others' answers, which must not make them look hung
 _DRAIN_S = 25.0
 _STOP_S = 5.0  # for a coordinator without requests to end
@@ -59,6 +67,25 @@ class ReplicaStatus:
     name: str
     pid: int
     report: "Report"
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Import in the block without garbage collections, which take a sixth of the time; modules are permanent."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAnswer:
+    """What a replica tells a coordinator. coordinators: those that ask it, this one included."""
+
+    address: "ReplicaAddress"
+    coordinators: int
 
 
 class ModelReplica:
@@ -80,9 +107,11 @@ class ModelReplica:
         leaders: for a member with its own vocabulary, the leaders of its ensembles, by name.
         heads: on a target's hidden states; None: it has none.
         """
-        from actors.replica.replica import Replica, ReplicaSpec
-        from deployments.monitoring.replica_metrics import ReplicaMetrics
-        from deployments.scaling.load_meter import LoadMeter
+        with _uncollected():
+            from actors.replica.replica import Replica, ReplicaSpec
+            from deployments.endpoints.adapter_registry import AdapterRegistry
+            from deployments.monitoring.replica_metrics import ReplicaMetrics
+            from deployments.scaling.load_meter import LoadMeter
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._meter = LoadMeter()
@@ -106,8 +135,9 @@ class ModelReplica:
         gc.collect()
         gc.freeze()  # permanent objects, a model's modules above all: collecting them again would delay a step
         self._metrics = ReplicaMetrics(name, role)
+        self._adapters = AdapterRegistry()
 
-    def address(self, coordinator: str | None = None, queued: int = 0) -> "ReplicaAddress":
+    def address(self, coordinator: str | None = None, queued: int = 0) -> ReplicaAnswer:
         """Return the address for coordinators; raises UnavailableError while the loop is stuck.
 
         queued: requests that the calling coordinator holds back because the model has no free slot.
@@ -115,7 +145,12 @@ class ModelReplica:
         if coordinator is not None:
             self._meter.set_queued(coordinator, queued)
         self._replica.check()
-        return self._replica.address
+        return ReplicaAnswer(self._replica.address, self._meter.count_coordinators())
+
+    def merge_adapters(self, changes: "Adapters") -> "Adapters":
+        """Remember for coordinators that start later which adapters were loaded at run time. Returns all changes."""
+        self._adapters.merge(changes)
+        return self._adapters.changes
 
     def status(self) -> ReplicaStatus:
         """Return the process and the load."""
@@ -138,26 +173,46 @@ class ModelReplica:
             replica.drain(_DRAIN_S)
 
 
+class Ledger:
+    """What all coordinators together use of the limits of API keys, in a process of its own."""
+
+    def __init__(self, keys: "list[ApiKey]") -> None:
+        from deployments.admission.key_ledger import KeyLedger
+
+        self._ledger = KeyLedger(keys)
+
+    async def settle(self, account: "Account") -> "Settlement":
+        """Answer a coordinator; see `KeyLedger.settle`."""
+        return self._ledger.settle(account)
+
+
 class CoordinatorIngress:
     """The coordinator and the HTTP interface in one process: events are sent where commits arrive."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: ServerConfig, handles: dict[str, DeploymentHandle[ModelReplica]], on_demand: set[str]
+        self,
+        config: ServerConfig,
+        handles: dict[str, DeploymentHandle[ModelReplica]],
+        on_demand: set[str],
+        ledger: DeploymentHandle[Ledger] | None = None,
     ) -> None:
         """
         handles: the handle of every model's deployment, by model.
         on_demand: models that may have no replica until requests wait for one.
+        ledger: of keys' limits that hold for several coordinators together; None: each counts for itself.
         """
-        from actors.coordinator.loop import Coordinator
-        from actors.loops.thread import LoopThread
-        from actors.wire.zmq_link import ConnectingZmqLink
-        from deployments.admission.admission import limits_of
-        from deployments.discovery import Discovery
-        from deployments.endpoints.endpoint import load_endpoints
-        from deployments.endpoints.service import Service
-        from deployments.http.drain import Drain
-        from deployments.monitoring.metrics import Metrics
-        from deployments.monitoring.tracing_setup import make_tracer
+        with _uncollected():
+            from actors.coordinator.loop import Coordinator
+            from actors.loops.thread import LoopThread
+            from actors.wire.zmq_link import ConnectingZmqLink
+            from deployments.admission.admission import limits_of
+            from deployments.admission.shared_limits import SharedLimits
+            from deployments.discovery import Discovery
+            from deployments.endpoints.endpoint import load_endpoints
+            from deployments.endpoints.service import Service
+            from deployments.http.drain import Drain
+            from deployments.monitoring.metrics import Metrics
+            from deployments.monitoring.tracing_setup import make_tracer
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if os.environ.get("RAY_AUTH_MODE") != "token":
@@ -165,11 +220,14 @@ class CoordinatorIngress:
                 "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run "
                 "any code. Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
             )
-        endpoints = load_endpoints(config)
+        with _uncollected():
+            endpoints = load_endpoints(config)
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
         coordinator = Coordinator(link, max_requests=limits.max_requests)
         self._http, self._roles, self._drain = config.http, config.roles(), Drain()
+        self._asks: list[_Ask] = []
+        shared = None if ledger is None else SharedLimits(link.name, partial(_settle, ledger))
         self._service = Service(
             endpoints,
             coordinator,
@@ -179,6 +237,8 @@ class CoordinatorIngress:
             templates=config.templates,
             tracer=make_tracer(config.http.tracing),
             on_demand=on_demand,
+            shared_limits=shared,
+            count_coordinators=lambda: max((ask.coordinators for ask in self._asks), default=1),
         )
         self._thread = LoopThread("coordinator", coordinator.turn, link.wake)
         self._thread.start()
@@ -187,11 +247,18 @@ class CoordinatorIngress:
             model: _Ask(handle, link.name, partial(held_back, model), wakes=model in on_demand)
             for model, handle in handles.items()
         }
+        self._asks += ask.values()
         discovery = Discovery(ask, coordinator.set_replicas)
         await discovery.poll_all()  # Serve sends requests as soon as this returns
+        self._adapter_models = {
+            model: handle for model, handle in handles.items() if config.models[model].adapters_at_run_time
+        }
+        await self._sync_adapters()
         gc.collect()
         gc.freeze()  # permanent objects: collecting them again would block the event loop
-        self._discovering = asyncio.create_task(discovery.run())
+        self._tasks = [asyncio.create_task(discovery.run()), asyncio.create_task(self._sync_repeatedly())]
+        if shared is not None:
+            self._tasks.append(asyncio.create_task(shared.run()))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         from deployments.http.live_metrics import LiveMetrics
@@ -213,6 +280,7 @@ class CoordinatorIngress:
             allowed_hosts=self._http.host_names,
             ask_others=self._ask_others,
             drain=self._drain,
+            share_adapters=self._share_adapters,
         )
         add_scaling_route(api, self._roles, self._scale)
         return api
@@ -226,6 +294,37 @@ class CoordinatorIngress:
         answers, _ = await _answers(serve.get_deployment_handle(COORDINATOR, APP_NAME).broadcast("metrics"))
         return [families for name, families in answers if name != own]
 
+    async def merge_adapters(self, changes: "Adapters") -> "Adapters":
+        """Take over which adapters were loaded at another coordinator. Returns all changes that are known here."""
+        self._service.adapters.merge(changes)
+        return self._service.adapters.changes
+
+    async def _share_adapters(self) -> None:
+        """Tell the other coordinators at once, and the replicas, which remember."""
+        coordinators = serve.get_deployment_handle(COORDINATOR, APP_NAME)
+        await asyncio.gather(self._exchange_adapters(coordinators), self._sync_adapters())
+
+    async def _sync_adapters(self) -> None:
+        """Learn from replicas what other coordinators have loaded, and tell replicas that are new."""
+        await asyncio.gather(*map(self._exchange_adapters, self._adapter_models.values()))
+
+    async def _exchange_adapters(self, handle: DeploymentHandle[Any]) -> None:
+        adapters = self._service.adapters
+        try:
+            answers, _ = await _answers(handle.broadcast("merge_adapters", adapters.changes))
+        except DeploymentUnavailableError:  # it has no replica yet
+            return
+        except Exception:  # an error of the control plane; the next exchange comes soon
+            _logger.warning("could not exchange adapters", exc_info=True)
+            return
+        for changes in answers:
+            adapters.merge(changes)
+
+    async def _sync_repeatedly(self) -> None:
+        while self._adapter_models:
+            await asyncio.sleep(_ADAPTERS_PERIOD_S)
+            await self._sync_adapters()
+
     async def drain(self) -> int:
         """Take no more requests, and let those in progress end. Returns how many have not ended in time."""
         return await self._drain.run(self._http.drain_s)
@@ -234,10 +333,11 @@ class CoordinatorIngress:
         await set_replicas(APP_NAME, deployment_name(model, self._roles[model]), count)
 
     def check_health(self) -> None:
-        """Serve's health check; raises if the coordinator's loop or the discovery of replicas has ended."""
+        """Serve's health check; raises if the coordinator's loop or a task that should run for ever has ended."""
         self._thread.check()
-        if self._discovering.done():
-            self._discovering.result()
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     def __del__(self) -> None:
         """Send the spans that are left. Serve calls this when the replica ends."""
@@ -286,7 +386,8 @@ def build(args: BuildArgs) -> serve.Application:
 def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve.Application:
     """Build a deployment per model, and the coordinator's.
 
-    autoscale: let Serve scale models with `scaling`. That needs the policy, which only a Serve file can name.
+    autoscale: let Serve scale models with `scaling`. That needs the policy, which only a Serve file can name. Only such
+        a file has several coordinators, too, whose keys' limits need a ledger.
     """
     config = give_cluster_gpus(config, ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0)
     models = {name: _model_deployment(name, role, config, autoscale) for name, role in config.roles().items()}
@@ -302,7 +403,19 @@ def build_application(config: ServerConfig, *, autoscale: bool = False) -> serve
         for name, model in config.models.items()
         if autoscale and model.scaling is not None and model.scaling.min == 0 and roles.get(name) != "drafter"
     }
-    return deploy(serve.ingress()(CoordinatorIngress)).bind(config, models, on_demand)
+    ledger = _ledger(config) if autoscale else None
+    return deploy(serve.ingress()(CoordinatorIngress)).bind(config, models, on_demand, ledger)
+
+
+def _ledger(config: ServerConfig) -> serve.Application | None:
+    """Return the deployment of the ledger; None if no key has limits."""
+    keys = [key for name, config_ in config.http.api_keys.items() if (key := config_.api_key(name)).is_limited]
+    if not keys:
+        return None
+    deploy = serve.deployment(
+        name=LEDGER, ray_actor_options={"num_cpus": 0, "runtime_env": _runtime_env(threads=1)}, **_options()
+    )
+    return deploy(Ledger).bind(keys)
 
 
 def deployment_name(model: str, role: "Role") -> str:
@@ -403,11 +516,11 @@ class _Ask:
     ) -> None:
         """wakes: whether the model scales from 0."""
         self._handle, self._coordinator, self._held_back, self._wakes = handle, coordinator, held_back, wakes
+        self.coordinators = 1  # that ask this model's replicas
         self._call: Any = None  # a response of Serve's that waits for the first replica
 
     async def __call__(self) -> "ReplicaAddresses":
         """Return the addresses; raises what `deployments.discovery.Discovery` expects."""
-        from actors.wire.addresses import ReplicaAddress
         from deployments.discovery import ReplicaAddresses
 
         held_back = self._held_back()
@@ -417,8 +530,9 @@ class _Ask:
             self._wake(held_back)
             raise UnavailableError(str(error)) from error
         self._call = None
-        addresses = [answer for answer in answers if isinstance(answer, ReplicaAddress)]
-        return ReplicaAddresses(addresses, complete=complete)
+        answers = [answer for answer in answers if isinstance(answer, ReplicaAnswer)]
+        self.coordinators = max((answer.coordinators for answer in answers), default=1)
+        return ReplicaAddresses([answer.address for answer in answers], complete=complete)
 
     def _wake(self, held_back: int) -> None:
         """Make a call, which Serve's autoscaler sees waiting, or take it back."""
@@ -429,6 +543,11 @@ class _Ask:
         elif not held_back and self._call is not None:
             self._call.cancel()
             self._call = None
+
+
+async def _settle(ledger: DeploymentHandle[Ledger], account: "Account") -> "Settlement":
+    settlement: Settlement = await ledger.settle.remote(account)
+    return settlement
 
 
 async def _answers(response: "DeploymentBroadcastResponse") -> tuple[list[Any], bool]:

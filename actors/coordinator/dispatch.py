@@ -37,10 +37,11 @@ class Dispatch:
     def assign(self, active: ActiveRequest) -> None:
         """Assign a target, the members and, if wanted, a drafter. Do nothing if a required model has no replica."""
         request_id, endpoint = active.request.request_id, active.request.endpoint
-        members = [Member(model, self._replica_table.choose(model)) for model in endpoint.members]
+        prefixes = active.prefixes
+        members = [Member(model, self._replica_table.choose(model, prefixes)) for model in endpoint.members]
         if not active.request.ensemble_options.has_quorum([True, *(member.address is not None for member in members)]):
             return
-        active.target = self._replica_table.assign(endpoint.target, request_id)
+        active.target = self._replica_table.assign(endpoint.target, request_id, prefixes)
         if active.target is None:
             return
         active.members = members
@@ -191,6 +192,7 @@ class Dispatch:
     def _admit_to_drafter(self, active: ActiveRequest) -> None:
         """Admit the request to its drafter, which rests until an Advance if the target wants no drafts now."""
         if active.target is not None and active.drafter is not None:
-            admit = replace(active.admit(self._replica_table.address(active.target)), drafts_only=True)
+            admit = active.admit(self._replica_table.address(active.target))
+            admit = replace(admit, drafts_only=True, adapter=None)
             wanted = self._replica_table.wants_drafts(active.target)
             self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))

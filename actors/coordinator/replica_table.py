@@ -5,8 +5,11 @@ process passes health checks during a turn, too. A replica that does neither for
 silent for longer: a multiple of the longest silence of its model so far.
 """
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
 
+from actors.coordinator.prefix_table import Prefix, PrefixTable
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 
@@ -15,6 +18,8 @@ _MIN_SILENCE_S = 10.0  # permitted to a healthy replica in any case
 _SILENCE_FACTOR = 3.0  # permitted multiple of the longest silence so far
 _SILENCE_DECAY = 0.999  # of the longest silence, per update
 _MAX_MOVED = 8  # requests from one replica to another at once
+_MIN_PREFIX = 128  # tokens that a replica must have read for a prompt to follow them to a busier one …
+_MAX_OVERLOAD = 1.25  # … with up to this multiple of the mean load, or 2 requests
 _REPORTS_TO_SETTLE = 2  # after a change of requests: the first report may have been sent before it
 
 
@@ -69,6 +74,7 @@ class ReplicaTable:
 
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
+        self._prefixes = PrefixTable()
         self._longest_silence_s: dict[str, float] = {}  # of replicas that turned out to be alive, by model
 
     def names(self) -> set[str]:
@@ -91,19 +97,40 @@ class ReplicaTable:
         """Forget a replica. Return the ids of its requests."""
         return self._replicas.pop(name).request_ids
 
-    def assign(self, model: str, request_id: int) -> str | None:
-        """Assign a request to the best replica of the model. Return its name; None if there is no replica."""
-        address = self.choose(model)
+    def assign(self, model: str, request_id: int, prefixes: Sequence[Prefix] = ()) -> str | None:
+        """Assign a request to the best replica of the model. Return its name; None if there is no replica.
+
+        prefixes: of its prompt; none: any replica is as good.
+        """
+        address = self.choose(model, prefixes)
         if address is None:
             return None
         self._replicas[address.name].add(request_id)
         return address.name
 
-    def choose(self, model: str) -> ReplicaAddress | None:
-        """Return the least loaded replica of the model that has room. One that seems to hang is the last resort."""
+    def choose(self, model: str, prefixes: Sequence[Prefix] = ()) -> ReplicaAddress | None:
+        """Return the replica that has room and has read most of the prompt, of those the least loaded one.
+
+        A long prefix is followed to a replica with up to _MAX_OVERLOAD times the mean load, a short one within the
+        mean. Between equals rendezvous hashing of the first page decides, so that coordinators that know nothing of
+        each other agree (Thaler and Ravishankar, 1998). A replica that seems to hang is the last resort.
+        """
         candidates = [replica for replica in self._replicas.values() if replica.model == model and not replica.leaving]
-        best = min(candidates, key=lambda replica: (replica.suspected, replica.is_full, replica.load), default=None)
-        return None if best is None else best.address
+        if not candidates:
+            return None
+        available = [replica for replica in candidates if replica.is_available] or candidates
+        mean = (sum(replica.load for replica in available) + 1) / len(available)
+        matched = self._prefixes.match(prefixes)
+
+        def rank(replica: _Replica) -> tuple[bool, bool, bool, int, int, bytes]:
+            name, tokens = replica.address.name, matched.get(replica.address.name, 0)
+            limit = math.ceil(mean) if tokens < _MIN_PREFIX else max(2, math.ceil(_MAX_OVERLOAD * mean))
+            exceeds = replica.load >= limit
+            return (replica.suspected, replica.is_full, exceeds, -tokens, replica.load, _weight(prefixes, name))
+
+        best = min(candidates, key=rank).address
+        self._prefixes.record(prefixes, best.name, self._replicas)
+        return best
 
     def address(self, name: str) -> ReplicaAddress:
         return self._replicas[name].address
@@ -242,3 +269,8 @@ class ReplicaTable:
         confirmed = wrong & replica.wrong_drafters
         replica.wrong_drafters = wrong - confirmed
         return confirmed
+
+
+def _weight(prefixes: Sequence[Prefix], name: str) -> bytes:
+    """Return the rank of a replica in rendezvous hashing; without a prefix, all are equal."""
+    return blake2b(f"{prefixes[0].key} {name}".encode(), digest_size=8).digest() if prefixes else b""

@@ -8,11 +8,12 @@ from functools import cached_property, partial
 from itertools import starmap
 from typing import Literal
 
+from actors.coordinator.prefix_table import Prefix, prefixes_of
 from actors.coordinator.text_stream import Criterion, TextStream
 from actors.coordinator.timeline import Timeline
 from actors.heads.spec import HeadsKind
 from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
+from actors.wire.messages import Adapter, Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
@@ -46,6 +47,7 @@ class Endpoint:
     ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)  # how distributions are blended
     criteria: Sequence[Criterion] = ()
     colocated: bool = False  # the drafter runs in the target's replicas and has none of its own
+    adapter: Adapter | None = None  # LoRA weights that the target applies
 
     @property
     def proposers(self) -> tuple[ProposerName, ...]:
@@ -190,6 +192,11 @@ class ActiveRequest:
         self.began_s = self.unassigned_since_s = now_s
 
     @cached_property
+    def prefixes(self) -> Sequence[Prefix]:
+        """Prefixes of the prompt, by which it is led to replicas that have read them."""
+        return prefixes_of(self.request.prompt, self.request.cache_salt)
+
+    @cached_property
     def _text_stream(self) -> TextStream:
         return self._make_text_stream()
 
@@ -256,6 +263,7 @@ class ActiveRequest:
             admission=self.admission,
             cache_salt=request.cache_salt,
             prompt_positions=request.prompt_positions,
+            adapter=request.endpoint.adapter,
         )
 
     def _ensemble(self) -> Ensemble | None:

@@ -19,9 +19,10 @@ from actors.loops.row_table import PREPARING_S
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.served_row import ServedRow
 from actors.loops.thread import LoopTimes
-from actors.model.forward_input import RowInput
+from actors.model.forward_input import RowInput, with_adapter
 from actors.model.runner import Runner
 from actors.model.step_timer import StepTimer
+from actors.target.adapters import AdapterTable
 from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.committer import Committer
 from actors.target.heads_drafter import HeadsDrafter
@@ -62,8 +63,10 @@ class Target:
         self._rows.drafting = self._planner.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
+        self._adapters = AdapterTable(runner.lora)
         self._inbox = TargetInbox(
-            self._rows, self._mailbox, runner, self._planner, structures, self._leader, options.logits_mappings
+            *(self._rows, self._mailbox, runner, self._planner, structures, self._adapters, self._leader),
+            options.logits_mappings,
         )
         self._committer = Committer(self._rows, runner, self._planner, self._inbox, self._mailbox)
         chunk = min(options.prefill_chunk, runner.max_query)
@@ -92,7 +95,7 @@ class Target:
         prompt_tokens = sum([share.tokens for share in shares if share.row.prefilling])
         self._draft(running, others=sum([share.tokens for share in shares]) - len(running))
         self._request_logits(running, round_began_s)
-        inputs = [row.inputs(limit) for row, limit in shares]
+        inputs = [with_adapter(row.inputs(limit), row.adapter_slot or 0) for row, limit in shares]
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
         if self._heads is not None:
@@ -230,7 +233,7 @@ class Target:
     def _update_rows(self) -> None:
         """Begin what is ready, fail what can't go on, announce what has read its text."""
         self._choose_mode()
-        for row, error in self._rows.make_ready():
+        for row, error in [*self._rows.make_ready(), *self._adapters.make_ready()]:
             self._inbox.fail(row, error)
         for row, reason in self._leader.drop_late_members(time.perf_counter()):
             self._inbox.fail(row, reason)
@@ -257,8 +260,9 @@ class Target:
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
     def _release(self, row: ServedRow) -> None:
-        """Let members and the colocated drafter forget a row that is removed."""
+        """Let members, adapters and the colocated drafter forget a row that is removed."""
         self._leader.remove(row)
+        self._adapters.release(row)
         if self._colocated_drafter is not None:
             self._colocated_drafter.remove(row)
         if self._heads is not None:

@@ -67,7 +67,7 @@ class TargetRow(ServedRow):
 
     @property
     def verifies(self) -> bool:
-        if len(self.tokens) - self.cached > 1 or self.preparing is not None or self.waits_for_pages:
+        if len(self.tokens) - self.cached > 1 or not self.ready:
             return False
         return self.ensemble is None or (self.ensemble.is_joined and self.ensemble.round is None)
 
@@ -209,7 +209,8 @@ class TargetRow(ServedRow):
     def attention_input(self) -> RowInput:
         """Return what the answer was drawn after, whose attention to the prompt is wanted once the answer is there."""
         start = self.prompt_length - 1
-        return RowInput(self.slot, start, self.tokens[start:-1], prompt_positions=self.prompt_positions)
+        positions, adapter = self.prompt_positions, self.adapter_slot or 0
+        return RowInput(self.slot, start, self.tokens[start:-1], prompt_positions=positions, adapter=adapter)
 
     def _note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
         """Keep the prompt's log-probabilities. logits: [N, V], after each token of a prefill chunk."""

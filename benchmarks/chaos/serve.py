@@ -37,8 +37,15 @@ _BODIES: tuple[dict[str, object], ...] = (
 @click.option(
     "--coordinator-kills", default=1, show_default=True, help="Kills of the only coordinator, and later of one of two."
 )
+@click.option("--proxy-kills", default=1, show_default=True, help="Kills of Serve's proxy; clients resume.")
 @click.option(
-    "--updates", default=1, show_default=True, help="Updates of each model alone, and of all by a new configuration."
+    "--updates",
+    default=1,
+    show_default=True,
+    help="Updates of each model and of the coordinators alone, and of all by a new configuration.",
+)
+@click.option(
+    "--scalings", default=1, show_default=True, help="Of each model and of the coordinators: to one, and back to two."
 )
 @click.option("--streams", default=6, show_default=True)
 @click.option("--prompts", default=20, show_default=True)
@@ -49,7 +56,9 @@ def main(
     hangs: int,
     controller_kills: int,
     coordinator_kills: int,
+    proxy_kills: int,
     updates: int,
+    scalings: int,
     streams: int,
     prompts: int,
     new_tokens: int,
@@ -64,6 +73,9 @@ def main(
     replicas: list[Kind] = [*_times(kills, "kill"), *_times(hangs, "hang"), *["kill controller"] * controller_kills]
     alone: list[Kind] = ["kill coordinator"] * coordinator_kills
     everything: list[Kind] = ["update all"] * updates
+    coordinators: list[Kind] = ["update coordinator"] * updates
+    scaled: list[Kind] = [*_times(scalings, "scale"), *["scale coordinator"] * scalings]
+    proxy: list[Kind] = ["kill proxy"] * proxy_kills
     phases: dict[str, tuple[Findings, list[ServeFault]]] = {}
     with serving(config, address=None, verbose=False, watch=lambda progress: None):
         calm = Clients(config.http.url, bodies, streams)
@@ -71,20 +83,24 @@ def main(
         click.echo(f"{len(expected)} different requests answered without faults")
         injector = ServeFaultInjector(config)
 
-        def run_phase(title: str, kinds: Sequence[Kind]) -> None:
+        def run_phase(title: str, kinds: Sequence[Kind], *, resuming: bool = False) -> None:
             if kinds:
-                with Clients(config.http.url, bodies, streams) as clients:
+                with Clients(config.http.url, bodies, streams, resuming=resuming) as clients:
                     faults = [injector.inject(kind) for kind in kinds]
                 phases[title] = _judge(clients.records, expected, faults), faults
-                click.echo(f"\n{title}\n{as_text(phases[title][0])}\n")
+                resumed = sum(record.resumed for record in clients.records)
+                click.echo(f"\n{title}\n{as_text(phases[title][0])}\n{resumed} connections resumed\n")
 
         run_phase("one coordinator", replicas)
         run_phase("one coordinator, killed", alone)
-        if updates or coordinator_kills:
+        if updates or coordinator_kills or scalings:
             injector.deploy()
             wait_for(lambda: len(coordinator_pids()) == 2 and is_settled())
-        run_phase("models updated one by one", _times(updates, "update"))
         run_phase("one of two coordinators, killed", alone)
+        run_phase("scaled down and up", scaled)
+        run_phase("models updated one by one", _times(updates, "update"))
+        run_phase("coordinators updated", coordinators)
+        run_phase("proxy killed", proxy, resuming=True)
         run_phase("everything updated", everything)
     settings = {"streams": streams, "new_tokens": new_tokens}
     results = {
@@ -92,17 +108,11 @@ def main(
         for title, (findings, faults) in phases.items()
     }
     write(output, "benchmarks.chaos.serve", settings, phases=results)
-    lost = [title for title, (findings, faults) in phases.items() if findings.lost and not _may_lose(faults)]
-    sys.exit(bool(lost or any(findings.differing for findings, _ in phases.values())))
+    sys.exit(any(findings.lost or findings.differing for findings, _ in phases.values()))
 
 
 def _times(count: int, verb: str) -> list[Kind]:
     return [f"{verb} target", f"{verb} drafter"] * count
-
-
-def _may_lose(faults: Sequence[ServeFault]) -> bool:
-    """Whether a coordinator was killed or replaced, which may end its streams."""
-    return any(fault.kind in ("kill coordinator", "update all") for fault in faults)
 
 
 def _config() -> ServerConfig:

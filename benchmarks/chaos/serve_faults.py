@@ -22,11 +22,12 @@ from deployments.configuration.config import ServerConfig
 if TYPE_CHECKING:
     pass
 
-# A verb, `kill`, `hang` or `update`, and its object: a model, `coordinator`, `controller` or `all`.
+# A verb, `kill`, `hang`, `update` or `scale`, and its object: a model, `coordinator`, `controller`, `proxy` or `all`.
 Kind = str
 
 _ROLES: dict[str, Role] = {"target": "target", "drafter": "drafter"}  # by model
-_RECOVERY_S = 180.0  # maximum time of a recovery
+_RECOVERY_S = 240.0  # maximum time of a recovery
+_COUNT = 2  # replicas of everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class ServeFaultInjector:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._draft_length = 4
-        self._updates: dict[str, int] = {}  # of each model
+        self._updates: dict[str, int] = {}  # of each model, and of the coordinator
+        self._counts: dict[str, int] = {}  # replicas of what was scaled
 
     def deploy(self) -> None:
         """Deploy with two coordinators, as `serve deploy` does. Actors of updated models get another environment."""
@@ -53,11 +55,14 @@ class ServeFaultInjector:
 
         from deployments.app import APP_NAME, COORDINATOR, deployment_name
 
-        deployments: list[dict[str, Any]] = [{"name": COORDINATOR, "num_replicas": 2}]
-        for model, count in self._updates.items():
-            environment = compute_environment(1) | {"CONSORT_UPDATE": str(count)}
-            options = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
-            deployments.append({"name": deployment_name(model, _ROLES[model]), "ray_actor_options": options})
+        names = {model: deployment_name(model, role) for model, role in _ROLES.items()} | {"coordinator": COORDINATOR}
+        deployments: list[dict[str, Any]] = []
+        for name, deployment in names.items():
+            options: dict[str, Any] = {"num_replicas": self._counts.get(name, _COUNT)}
+            if name in self._updates:
+                environment = compute_environment(1) | {"CONSORT_UPDATE": str(self._updates[name])}
+                options["ray_actor_options"] = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
+            deployments.append({"name": deployment, **options})
         content = self._config.model_dump(mode="json", exclude_unset=True)
         content["endpoints"]["consort"]["draft_length"] = self._draft_length
         application = {
@@ -80,7 +85,12 @@ class ServeFaultInjector:
         before = list_pids()
         time.sleep(2.0)
         at_s = time.monotonic()
-        if verb == "update":
+        if verb == "scale":
+            self._scale(name, 1)
+            wait_for(lambda: len(set(list_pids()) & set(before)) == 1 and is_settled())
+            self._scale(name, _COUNT)
+            back_s = wait_for(lambda: len(list_pids()) == _COUNT and is_settled()) - at_s
+        elif verb == "update":
             self._update(name)
             back_s = wait_for(lambda: not set(before) & set(list_pids()) and is_settled()) - at_s
         else:
@@ -90,8 +100,12 @@ class ServeFaultInjector:
         time.sleep(3.0)
         return ServeFault(kind, at_s, round(back_s, 1))
 
+    def _scale(self, name: str, count: int) -> None:
+        self._counts[name] = count
+        self.deploy()
+
     def _update(self, name: str) -> None:
-        """Redeploy one model, or all with another draft length, which does not change texts."""
+        """Redeploy one model or the coordinators, or all with another draft length, which does not change texts."""
         if name == "all":
             self._draft_length -= 1
         else:
@@ -148,5 +162,6 @@ coordinator_pids = partial(_titled_pids, "ray::ServeReplica:consort:Coordinator"
 _PIDS: dict[str, Callable[[], list[int]]] = {
     "coordinator": coordinator_pids,
     "controller": partial(_titled_pids, "ray::ServeController"),
+    "proxy": partial(_titled_pids, "ray::ProxyActor"),
     "all": partial(_titled_pids, "ray::ServeReplica:consort:"),
 }

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 _READ_BYTES = 65536
@@ -26,6 +27,11 @@ class Exchange:
     @property
     def seconds(self) -> float:
         return self.ended_s - self.began_s
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a stream that came to its end."""
+        return self.status == HTTPStatus.OK and b"data: [DONE]" in self.body
 
 
 async def ask(url: str, path: str, body: Mapping[str, object]) -> Exchange:

@@ -51,9 +51,13 @@ def main(
             capacity = measure_capacity(template, at_once=slots, seconds=seconds)
             loads: dict[str, Overload] = {}
             if overload:
-                loads["overload"] = measure_overload(template, per_s=overload * capacity.per_s, seconds=seconds)
+                loads["overload"] = measure_overload(
+                    template, per_s=overload * capacity.per_s, seconds=seconds, read_metrics=server.read_metrics
+                )
             if crowd:
-                loads["crowd"] = measure_crowd(template, clients=round(crowd * slots), seconds=seconds)
+                loads["crowd"] = measure_crowd(
+                    template, clients=round(crowd * slots), seconds=seconds, read_metrics=server.read_metrics
+                )
             again = measure_capacity(template, at_once=slots, seconds=seconds)
             results |= {"at_capacity": [asdict(capacity), asdict(again)]}
             results |= {name: asdict(load) for name, load in loads.items()}
@@ -96,6 +100,10 @@ def _overload_text(load: Overload, capacity_p99_s: float) -> str:
         f"{load.refused} refused, p99 {load.refusal_p99_s:.2f} s, {load.without_retry_after} without Retry-After",
         f"admitted requests' p50 {admitted.p50_s:.2f} s, p99 {admitted.p99_s:.2f} s, "
         f"{admitted.p99_s / capacity_p99_s:.2f} times that at capacity",
+        *(
+            f"  {name}: clients {pair.seen:.4g}, /metrics {pair.told:.4g}, {pair.error:.2%} off"
+            for name, pair in load.agreement.pairs().items()
+        ),
     )
     return "\n".join(lines)
 

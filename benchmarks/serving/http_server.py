@@ -86,11 +86,15 @@ class ServeProcess(ServerProcess):
             return False
         return bool(status.get("status") == "ready" and len(status["replicas"]) > 1)
 
-    def _metrics(self) -> dict[str, float]:
+    def read_metrics(self) -> str:
+        """Return the text of /metrics."""
         with urlopen(f"{self.url}/metrics", timeout=10) as response:
-            text = response.read().decode()
-        families = text_string_to_metric_families(text)
-        return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+            text: str = response.read().decode()
+        return text
+
+    def _metrics(self) -> dict[str, float]:
+        families = text_string_to_metric_families(self.read_metrics())
+        return {sample.name: sample.value for family in families for sample in family.samples}
 
     def _resident_mib(self) -> dict[str, float]:
         resident_mib: dict[str, float] = {}

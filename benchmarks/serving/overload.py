@@ -2,14 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.serving.agreement import Agreement, MetricsMeter
 from benchmarks.serving.http_exchange import Exchange, ask
 from training.heldout import read_prompts
 
-_OK, _REFUSED = 200, 429
+_REFUSED = 429
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Overload:
     failed: int  # neither answered nor refused
     refusal_p99_s: float
     admitted: Latencies
+    agreement: Agreement  # with the server's metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +64,22 @@ def measure_capacity(template: RequestTemplate, *, at_once: int, seconds: float)
     return asyncio.run(_closed(template, at_once, seconds))
 
 
-def measure_overload(template: RequestTemplate, *, per_s: float, seconds: float) -> Overload:
-    """Run an open loop with Poisson arrivals."""
-    return asyncio.run(_open(template, per_s, seconds))
+def measure_overload(
+    template: RequestTemplate, *, per_s: float, seconds: float, read_metrics: Callable[[], str]
+) -> Overload:
+    """Run an open loop with Poisson arrivals. read_metrics: returns the text of /metrics."""
+    meter = MetricsMeter(read_metrics)
+    exchanges, offered_s, elapsed_s = asyncio.run(_open(template, per_s, seconds))
+    return _overload(exchanges, meter.compare(exchanges), offered_s=offered_s, elapsed_s=elapsed_s)
 
 
-def measure_crowd(template: RequestTemplate, *, clients: int, seconds: float) -> Overload:
-    """Run a closed loop of too many clients, which obey `Retry-After`."""
-    return asyncio.run(_crowd(template, clients, seconds))
+def measure_crowd(
+    template: RequestTemplate, *, clients: int, seconds: float, read_metrics: Callable[[], str]
+) -> Overload:
+    """Run a closed loop of too many clients, which obey `Retry-After`. read_metrics: returns the text of /metrics."""
+    meter = MetricsMeter(read_metrics)
+    exchanges, elapsed_s = asyncio.run(_crowd(template, clients, seconds))
+    return _overload(exchanges, meter.compare(exchanges), offered_s=elapsed_s, elapsed_s=elapsed_s)
 
 
 async def _closed(template: RequestTemplate, at_once: int, seconds: float) -> Latencies:
@@ -89,7 +99,7 @@ async def _closed(template: RequestTemplate, at_once: int, seconds: float) -> La
     return _latencies(exchanges, loop.time() - began_s)
 
 
-async def _open(template: RequestTemplate, per_s: float, seconds: float) -> Overload:
+async def _open(template: RequestTemplate, per_s: float, seconds: float) -> tuple[list[Exchange], float, float]:
     texts, rng, loop = read_prompts(template.prompts), random.Random(0), asyncio.get_running_loop()
     tasks: list[asyncio.Task[Exchange]] = []
 
@@ -99,13 +109,12 @@ async def _open(template: RequestTemplate, per_s: float, seconds: float) -> Over
         tasks.append(asyncio.create_task(ask(template.url, "/v1/completions", template.body(len(tasks), texts))))
         due_s += rng.expovariate(per_s)
     offered_s = loop.time() - began_s
-    exchanges = await asyncio.gather(*tasks)
-    return _overload(exchanges, offered_s=offered_s, elapsed_s=loop.time() - began_s)
+    return await asyncio.gather(*tasks), offered_s, loop.time() - began_s
 
 
-def _overload(exchanges: Sequence[Exchange], *, offered_s: float, elapsed_s: float) -> Overload:
+def _overload(exchanges: Sequence[Exchange], agreement: Agreement, *, offered_s: float, elapsed_s: float) -> Overload:
     refused = [exchange for exchange in exchanges if exchange.status == _REFUSED]
-    answered = [exchange for exchange in exchanges if _is_complete(exchange)]
+    answered = [exchange for exchange in exchanges if exchange.is_whole]
     return Overload(
         len(exchanges) / offered_s,
         offered=len(exchanges),
@@ -114,10 +123,11 @@ def _overload(exchanges: Sequence[Exchange], *, offered_s: float, elapsed_s: flo
         failed=len(exchanges) - len(refused) - len(answered),
         refusal_p99_s=_percentile([exchange.seconds for exchange in refused], 99),
         admitted=_latencies(answered, elapsed_s),
+        agreement=agreement,
     )
 
 
-async def _crowd(template: RequestTemplate, clients: int, seconds: float) -> Overload:
+async def _crowd(template: RequestTemplate, clients: int, seconds: float) -> tuple[list[Exchange], float]:
     texts, loop = read_prompts(template.prompts), asyncio.get_running_loop()
     began_s = loop.time()
     end_s = began_s + seconds
@@ -133,19 +143,15 @@ async def _crowd(template: RequestTemplate, clients: int, seconds: float) -> Ove
                 await asyncio.sleep(min(float(exchange.retry_after or 0), max(0.0, end_s - loop.time())))
 
     await asyncio.gather(*map(client, range(clients)))
-    return _overload(exchanges, offered_s=loop.time() - began_s, elapsed_s=loop.time() - began_s)
+    return exchanges, loop.time() - began_s
 
 
 def _check(exchanges: Sequence[Exchange]) -> None:
-    broken = [exchange for exchange in exchanges if not _is_complete(exchange)]
+    broken = [exchange for exchange in exchanges if not exchange.is_whole]
     if broken:
         raise RuntimeError(
             f"{len(broken)} of {len(exchanges)} requests failed: {broken[0].status} {broken[0].body[-500:]!r}"
         )
-
-
-def _is_complete(exchange: Exchange) -> bool:
-    return exchange.status == _OK and b"data: [DONE]" in exchange.body
 
 
 def _latencies(exchanges: Sequence[Exchange], elapsed_s: float) -> Latencies:

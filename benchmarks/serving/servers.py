@@ -68,7 +68,7 @@ def replica_addresses(config: ServerConfig) -> list[ReplicaAddress]:
     from deployments.app import APP_NAME, deployment_name
 
     handles = (serve.get_deployment_handle(deployment_name(*pair), APP_NAME) for pair in config.roles().items())
-    return [address for handle in handles for address in handle.broadcast("address").results(timeout_s=10)]
+    return [answer.address for handle in handles for answer in handle.broadcast("address").results(timeout_s=10)]
 
 
 class VllmServer(ServerProcess):

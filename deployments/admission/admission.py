@@ -7,16 +7,17 @@ running and waiting requests. Runs in one event loop; knows no HTTP.
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from actors.coordinator.request import Delta, Request, Statistics
-from decoding.errors import Bound, ConsortError, DeadlineError, OverloadedError
+from decoding.errors import ConsortError, DeadlineError, OverloadedError
 from deployments.admission.fair_queue import FairQueue
+from deployments.admission.key_bounds import KeyRates, Reached, Use, reached_at_once
 from deployments.admission.load import Load
-from deployments.admission.rate_limit import RateLimit
+from deployments.admission.shared_limits import SharedLimits
 from deployments.admission.ticket import Sink, Ticket
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.configuration.config import ServerConfig
@@ -27,7 +28,6 @@ _READY = 2  # requests beyond the slots, so that no slot stays empty between two
 _LEAST_BOUND = 256  # least default of max_requests
 _LONGEST_WAIT = 0.5  # default longest wait, as a share of the time of an answer …
 _PATIENCE_S = 1.0  # … but at least this
-_LONGEST_RETRY_S = 60  # OpenAI's clients ignore longer delays and retry at once
 
 
 class Backend(Protocol):
@@ -47,38 +47,6 @@ class Limits:
     # By target: requests that may run, more if its replicas have more slots. Targets not listed: any number.
     running: Mapping[str, int] = field(default_factory=dict)
     max_queue_wait_s: float | None = math.inf  # predicted; None: half the time of an answer
-
-
-class _Reached(NamedTuple):
-    """A bound that new requests would exceed."""
-
-    bound: Bound
-    reason: str
-    wait_s: float = 0.0  # until it would not, whatever the queue
-
-
-class _KeyRates:
-    """What a key may begin in a minute."""
-
-    def __init__(self, key: ApiKey) -> None:
-        self._requests = None if key.requests_per_minute is None else RateLimit(key.requests_per_minute)
-        self._tokens = None if key.tokens_per_minute is None else RateLimit(key.tokens_per_minute)
-
-    def reached(self, requests: int, tokens: int, now_s: float) -> _Reached | None:
-        """Return the limit that the new requests would exceed; None: none."""
-        if self._requests is not None and (wait_s := self._requests.wait_s(requests, now_s)):
-            reason = "this API key has begun as many requests as it may in a minute."
-            return _Reached("key_requests_per_minute", reason, wait_s)
-        if self._tokens is not None and (wait_s := self._tokens.wait_s(tokens, now_s)):
-            reason = f"with {tokens} more, this API key would exceed its tokens of a minute."
-            return _Reached("key_tokens_per_minute", reason, wait_s)
-        return None
-
-    def take(self, requests: int, tokens: int, now_s: float) -> None:
-        """Count requests; negative numbers give back."""
-        for limit, amount in ((self._requests, requests), (self._tokens, tokens)):
-            if limit is not None:
-                limit.take(amount, now_s)
 
 
 def limits_of(config: ServerConfig) -> Limits:
@@ -107,19 +75,26 @@ class Admission:
         limits: Limits,
         on_begin: Callable[[Request], None] = lambda request: None,
         count_slots: Callable[[str], int] = lambda target: 0,
+        shared: SharedLimits | None = None,
+        count_coordinators: Callable[[], int] = lambda: 1,
     ) -> None:
         """
         on_begin: called with each request that begins.
-        count_slots: known slots of a target's live replicas together.
+        count_slots: known slots of a target's live replicas that this coordinator may use.
+        shared: limits of keys that hold for other coordinators, too; None: there are no others.
+        count_coordinators: those that share the targets, this one included.
         """
         self._backend, self._limits = backend, limits
-        self._on_begin, self._count_slots = on_begin, count_slots
+        self._on_begin, self._count_slots, self._count_coordinators = on_begin, count_slots, count_coordinators
         self._tickets: dict[int, Ticket] = {}
         self._queue = FairQueue()
         self._running: Counter[str] = Counter()  # by target
         self._held = Counter[ApiKey]()  # requests that need no model
-        self._rates: dict[ApiKey, _KeyRates] = {}
+        self._rates: dict[ApiKey, KeyRates] = {}
         self._loads = defaultdict[str, Load](Load)  # by target
+        self._shared = shared
+        if shared is not None:
+            shared.attach(self._limited_uses)
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """Number of waiting requests and of running requests, by endpoint."""
@@ -165,11 +140,44 @@ class Admission:
             if error is not None:
                 self._refuse(target, error, len(requests))
 
+    @asynccontextmanager
+    async def reserve(
+        self,
+        requests: Sequence[Request],
+        key: ApiKey,
+        priority: int = 0,
+        *,
+        admitted: bool = False,
+        charged: bool = True,
+    ) -> AsyncIterator[None]:
+        """Check a group as `check` does, also against what its key uses at other coordinators. Submit it in the block.
+
+        Args:
+            admitted: the requests belong to one that was accepted already, and are only counted.
+            charged: as in `submit`.
+
+        Raises:
+            OverloadedError: as `check` does.
+        """
+        if not admitted:
+            self.check(requests, key, priority)
+        if self._shared is None or not (requests and charged and key.is_limited):
+            yield
+            return
+        new = Use(len(requests), sum(map(_tokens, requests)))
+        if admitted:
+            self._shared.begin(key, new)
+            yield
+            return
+        async with self._shared.reserve(key, new):
+            self.check(requests, key, priority)  # others may have begun meanwhile
+            yield
+
     def check_bounds(self, key: ApiKey) -> None:
         """Raise OverloadedError if the server or the key has no room for one more request."""
         reached = self._reached_bound(1, 0, key)
         if reached is not None:
-            raise _overloaded(reached, 0.0)
+            raise reached.error()
 
     @contextmanager
     def hold(self, key: ApiKey) -> Iterator[None]:
@@ -198,9 +206,9 @@ class Admission:
         reached = self._reached_bound(1, ticket.tokens, key, rates=False)
         if reached is not None:
             wait_s = self._seconds(ticket.target, self._tokens_ahead(ticket.target, key, priority))
-            self._refuse(ticket.target, _overloaded(reached, wait_s))
+            self._refuse(ticket.target, reached.error(wait_s))
         if charged:
-            self._rates_of(key).take(1, ticket.tokens, loop.time())
+            self._take(key, Use(1, ticket.tokens))
         if request.timeout_s is not None:
             ticket.deadline = loop.call_later(request.timeout_s, self._expire, request.request_id)
         self._queue.push(ticket, priority, self._holders())
@@ -240,32 +248,45 @@ class Admission:
         wait_s = self._seconds(target, ahead)
         if reached is None and ahead > self._longest_wait(target):
             reason = f"the request would wait for about {wait_s:.0f} s." if wait_s else "the queue is full."
-            reached = _Reached("max_queue_wait_s", reason)
-        return None if reached is None else _overloaded(reached, wait_s)
+            reached = Reached("max_queue_wait_s", reason)
+        return None if reached is None else reached.error(wait_s)
 
-    def _reached_bound(self, requests: int, tokens: int, key: ApiKey, *, rates: bool = True) -> _Reached | None:
+    def _reached_bound(self, requests: int, tokens: int, key: ApiKey, *, rates: bool = True) -> Reached | None:
         """Bound that the new requests would exceed; None: no bound. rates: whether those of a minute count."""
         tickets, limits = list(self._tickets.values()), self._limits
         if len(tickets) + self._held.total() + requests > limits.max_requests:
-            return _Reached("max_requests", f"{limits.max_requests} requests are in progress already.")
+            return Reached("max_requests", f"{limits.max_requests} requests are in progress already.")
         if limits.max_tokens is not None and _sum(tickets) + tokens > limits.max_tokens:
             reason = f"with {tokens} more, the tokens in progress would exceed {limits.max_tokens}."
-            return _Reached("max_tokens", reason)
-        if key.max_requests is None and key.max_tokens is None:
-            return self._rates_of(key).reached(requests, tokens, _now_s()) if rates else None
-        own = [ticket for ticket in tickets if ticket.key == key]
-        if key.max_requests is not None and len(own) + self._held[key] + requests > key.max_requests:
-            reason = f"{key.max_requests} requests are of this API key in progress already."
-            return _Reached("key_max_requests", reason)
-        if key.max_tokens is not None and _sum(own) + tokens > key.max_tokens:
-            reason = f"with {tokens} more, the tokens of this API key in progress would exceed {key.max_tokens}."
-            return _Reached("key_max_tokens", reason)
-        return self._rates_of(key).reached(requests, tokens, _now_s()) if rates else None
+            return Reached("max_tokens", reason)
+        own = key if self._shared is None else self._shared.part_of(key)
+        new = Use(requests, tokens)
+        if key.max_requests is not None or key.max_tokens is not None:
+            reached = reached_at_once(own, self._use_of(key), new)
+            if reached is not None:
+                return reached
+        return self._rates_of(key).reached(new, _now_s()) if rates else None
 
-    def _rates_of(self, key: ApiKey) -> _KeyRates:
-        if key not in self._rates:
-            self._rates[key] = _KeyRates(key)
-        return self._rates[key]
+    def _use_of(self, key: ApiKey) -> Use:
+        """Return what the key has in progress here."""
+        own = [ticket for ticket in self._tickets.values() if ticket.key == key]
+        return Use(len(own) + self._held[key], _sum(own))
+
+    def _limited_uses(self) -> dict[str, Use]:
+        """Return what is in progress here, by the names of the keys that have limits."""
+        keys = {*(ticket.key for ticket in self._tickets.values()), *self._held}
+        return {key.name: self._use_of(key) for key in keys if key.is_limited}
+
+    def _take(self, key: ApiKey, use: Use) -> None:
+        """Count what begins in the key's minute, or give it back."""
+        if key.is_limited:
+            self._rates_of(key).take(use, _now_s())
+
+    def _rates_of(self, key: ApiKey) -> KeyRates:
+        own = key if self._shared is None else self._shared.part_of(key)
+        if own not in self._rates:
+            self._rates[own] = KeyRates(own)
+        return self._rates[own]
 
     # Predictions
 
@@ -300,7 +321,8 @@ class Admission:
 
     def _limit(self, target: str) -> float:
         slots = self._count_slots(target)
-        return max(self._limits.running.get(target, math.inf), slots + _READY if slots else 0)
+        configured = self._limits.running.get(target, math.inf) / self._count_coordinators()
+        return max(configured, slots + _READY if slots else 0)
 
     def _has_room(self, target: str) -> bool:
         return self._running[target] < self._limit(target)
@@ -339,18 +361,16 @@ class Admission:
         if ticket.deadline is not None:
             ticket.deadline.cancel()
         if ticket.charged:
-            self._rates_of(ticket.key).take(0, ticket.committed - ticket.request.params.max_tokens, _now_s())
+            unneeded = Use(0, ticket.committed - ticket.request.params.max_tokens)
+            self._take(ticket.key, unneeded)
+            if self._shared is not None:
+                self._shared.begin(ticket.key, unneeded)
         was_running, ticket.state = ticket.state == "running", "ended"
         if was_running:
             self._running[ticket.target] -= 1
             if ticket.committed:  # a request that was cancelled at once says nothing of answers
                 self._loads[ticket.target].add_answer(ticket.committed)
             self._begin_next(ticket.target)
-
-
-def _overloaded(reached: _Reached, wait_s: float) -> OverloadedError:
-    retry_s = min(max(1, math.ceil(max(wait_s, reached.wait_s))), _LONGEST_RETRY_S)
-    return OverloadedError(reached.reason, bound=reached.bound, retry_after_s=retry_s)
 
 
 def _tokens(request: Request) -> int:

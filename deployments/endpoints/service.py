@@ -16,8 +16,11 @@ from actors.coordinator.request import Delta, Request
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 from decoding.errors import ConsortError, InvalidRequestError, UnavailableError, UnknownModelError
+from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Limits
+from deployments.admission.shared_limits import SharedLimits
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
+from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.prompt_compression import compress_alone, compress_body
 from deployments.endpoints.prompt_templates import PromptTemplates
@@ -50,14 +53,19 @@ class Service:
         templates: Mapping[str, str] = MappingProxyType({}),
         tracer: "RequestTracer | None" = None,
         on_demand: Collection[str] = (),
+        shared_limits: SharedLimits | None = None,
+        count_coordinators: Callable[[], int] = lambda: 1,
     ) -> None:
         """
         cached_tokens: size of the response cache, in tokens of prompts and answers.
         templates: prompt templates in Jinja, by name.
         tracer: None disables tracing.
         on_demand: models whose replicas start when requests wait for them.
+        shared_limits: limits of keys that hold for other coordinators, too; None: there are no others.
+        count_coordinators: those that share the models' replicas, this one included.
         """
-        self.endpoints = endpoints
+        self.endpoints = dict(endpoints)
+        self.adapters = RunTimeAdapters(self.endpoints, self._try_out)
         self.metrics = metrics or Metrics()
         self.tracer = tracer
         self.templates = PromptTemplates(templates)
@@ -66,7 +74,10 @@ class Service:
         self.cache = ResponseCache(cached_tokens)
         self._on_demand = set(on_demand)
         self._loaded = set(on_demand)  # models that were up at least once, or need not be
-        self.admission = Admission(coordinator, self._limits, self._on_begin, self._count_slots)
+        self._count_coordinators = count_coordinators
+        self.admission = Admission(
+            coordinator, self._limits, self._on_begin, self._count_slots, shared_limits, count_coordinators
+        )
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 
     def ready_models(self) -> set[str]:
@@ -91,8 +102,11 @@ class Service:
         return self._coordinator.reports()
 
     def _count_slots(self, model: str) -> int:
-        """KV slots of the model's live replicas together."""
-        return sum(report.slots for address, report in self.replicas() if report is not None and address.model == model)
+        """KV slots of the model's live replicas that other coordinators leave to this one; at least an equal part."""
+        reports = [report for address, report in self.replicas() if report is not None and address.model == model]
+        slots = sum(report.slots for report in reports)
+        others = sum(report.active + report.waiting - len(report.request_ids) for report in reports)
+        return max(slots - others, -(-slots // self._count_coordinators()))
 
     @property
     def max_requests(self) -> int:
@@ -106,7 +120,8 @@ class Service:
         if self.cache.is_enabled:
             return
         names = list(self.endpoints) if endpoint is None else [endpoint]
-        self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
+        known = [self.endpoints[name] for name in names if name in self.endpoints]  # an adapter may be gone
+        self.admission.check_room({served.endpoint.target for served in known}, key)
 
     def check_bounds(self, key: ApiKey) -> None:
         """Raise OverloadedError if the server, or the key, has as many requests as it may have."""
@@ -163,6 +178,11 @@ class Service:
         """Answer /compress. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
         endpoint = self.endpoint(body.model)
         return await compress_alone(body, endpoint, partial(self._answers, key), self._in_thread)
+
+    async def _try_out(self, served: ServedEndpoint) -> None:
+        """Ask a replica for a token of an endpoint that is not listed yet; raises what goes wrong."""
+        request = Request(served.endpoint, [0], SamplingParams(max_tokens=1, temperature=0), speculate=False)
+        await self._answers(ANYBODY, [request], charged=False)
 
     async def _answers(self, key: ApiKey, requests: Sequence[Request], *, charged: bool = True) -> list[list[Delta]]:
         """All deltas of each request. charged: as in `Admission.submit`."""
@@ -228,13 +248,13 @@ class Service:
             self.metrics.record_arrival(request, arrived_s)
         try:
             self._check_loaded(requests[0].endpoint.target)
-            if new and not admitted:
-                self.admission.check(list(new.values()), key, priority)
+            group = list(new.values())
+            async with self.admission.reserve(group, key, priority, admitted=admitted, charged=charged):
+                for index, request in new.items():
+                    self._submit(request, self._sink(index, request, deltas), key, priority, charged=charged)
             for index, answer in cached.items():
                 for delta in answer:
                     deltas.put_nowait((index, delta))
-            for index, request in new.items():
-                self._submit(request, self._sink(index, request, deltas), key, priority, charged=charged)
             while running:
                 batch = await _next_batch(deltas)
                 for index, delta in batch:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
+from deployments.http.arrival import REQUEST_START, arrival_header
 from deployments.validation.errors import anthropic_body, body_of, error_response, status_of
 
 CALLBACK = f"{__name__}:middlewares"
@@ -27,6 +28,7 @@ _PATIENCE_S = 60.0  # for another coordinator to take the request
 _PAUSE_S = 0.2
 _TRY_AGAIN = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE}
 _EVENT_ID = re.compile(rb"^id: ([\x21-\x7e]{1,4096})\n", re.MULTILINE)
+_ARRIVED = REQUEST_START.encode()
 _LAST_EVENT_ID, _NO_EVENT = b"last-event-id", b"0"  # as in deployments/answers/resumable.py
 
 
@@ -49,6 +51,7 @@ class CoordinatorLossMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _with_arrival(scope)
         wants_ids = any(name == _LAST_EVENT_ID for name, _ in scope["headers"])
         body, response = _Body(receive), _Response(send, tells_ids=wants_ids)
         if scope["path"].endswith(_GENERATING) and not wants_ids:
@@ -186,6 +189,12 @@ def _is_stream(message: Message) -> bool:
 def _is_repeatable(scope: Scope) -> bool:
     """Whether the request changes nothing on the server."""
     return scope["method"] in ("GET", "HEAD") or scope["path"].endswith((*_GENERATING, *_TEXT_ONLY))
+
+
+def _with_arrival(scope: Scope) -> Scope:
+    """Say when the request came, whatever the client says."""
+    headers = [(name, value) for name, value in scope["headers"] if name != _ARRIVED]
+    return {**scope, "headers": [*headers, (_ARRIVED, arrival_header(time.time()).encode())]}
 
 
 def _with_last_event(scope: Scope, last_id: bytes) -> Scope:

@@ -22,6 +22,10 @@ class LoadMeter:
         """Note how many requests a coordinator holds back for the model, on whichever replica they will run."""
         self._queues[coordinator] = queued, self._clock()
 
+    def count_coordinators(self) -> int:
+        """Return how many coordinators are alive."""
+        return len(self._live_queues())
+
     def measure(self, report: Report, times: LoopTimes) -> ReplicaLoad:
         """Return the load since the last call. times: the loop's, since it started."""
         now = replace(times)  # a copy: the loop goes on counting
@@ -35,11 +39,11 @@ class LoadMeter:
             drafting=float(report.drafting),
             lag=since.waited_s / active_s if active_s else 0.0,
             busy=computed_s / (active_s + since.idle_s) if computed_s else 0.0,
-            queued=self._queued(),
+            queued=float(sum(self._live_queues())),
         )
 
-    def _queued(self) -> float:
-        """Requests that all live coordinators together hold back."""
+    def _live_queues(self) -> list[int]:
+        """Return the requests that each live coordinator holds back."""
         since_s = self._clock() - _SILENCE_S
         self._queues = {name: queue for name, queue in list(self._queues.items()) if queue[1] >= since_s}
-        return float(sum(queued for queued, _ in self._queues.values()))
+        return [queued for queued, _ in self._queues.values()]

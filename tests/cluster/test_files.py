@@ -202,7 +202,17 @@ def test_the_coordinator_keeps_its_own_environment() -> None:
 
 
 def test_kubernetes_serves_the_same_application() -> None:
+    """But for its coordinators: two, each in a pod of its own and none on the head."""
     here, there = (copy.deepcopy(config["applications"]) for config in serve_configs().values())
+    coordinators = [application["deployments"][0] for application in (here[0], there[0])]
+    changed = {"num_replicas": 2, "max_replicas_per_node": 1}
+    assert coordinators[1].items() >= changed.items()
+    (group,) = (group for group in rayservice_cluster()["workerGroupSpecs"] if group["groupName"] == "coordinator")
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == changed["num_replicas"]
+    (resource,) = coordinators[1]["ray_actor_options"]["resources"]
+    assert resource in group["resources"]
+    coordinators[0].update(changed)
+    coordinators[0]["ray_actor_options"]["resources"] = {resource: 0.001}
     (container,) = rayservice_cluster()["headGroupSpec"]["template"]["spec"]["containers"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert there[0]["args"].pop("config") == f"{mounts['models']}/models.yaml"

@@ -1,4 +1,7 @@
-"""A server over the fake coordinator with every route, for `make fuzz-http`. Argument: the port."""
+"""A server over the fake coordinator with every route, for `make fuzz-http`.
+
+Arguments: the port; the secret of an API key, if requests need one.
+"""
 
 import gc
 import sys
@@ -7,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from deployments.admission.admission import Limits
+from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
@@ -17,7 +21,7 @@ from tests.deployments.fake_coordinator import FakeCoordinator
 from tests.deployments.scripted import TEMPLATE
 
 
-def main(port: int) -> None:
+def main(port: int, *secrets: str) -> None:
     """Serve until interrupted. Requests are logged to standard error, one JSON line each."""
     log_requests()
     config, coordinator = load_config(TINY_CONFIG), FakeCoordinator()
@@ -25,7 +29,8 @@ def main(port: int) -> None:
     endpoints = load_endpoints(config)
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
     endpoints["consort"].token_decoder.tool_format = "hermes"
-    api = make_api(Service(endpoints, fake, limits=Limits(max_requests=8)))
+    keys = KeyRing(ApiKey("key", digest_of(secret), admin=True) for secret in secrets)
+    api = make_api(Service(endpoints, fake, limits=Limits(max_requests=8)), keys=keys)
 
     async def set_replicas(model: str, count: int) -> None:
         """Do nothing."""
@@ -37,4 +42,4 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -126,20 +126,36 @@ def test_replicas_hear_what_waits_at_the_coordinator() -> None:
     assert asked == [("address", "coordinator-0", 166)]
 
 
+def test_a_coordinator_hears_from_replicas_how_many_there_are() -> None:
+    async def fetch() -> list[Any]:
+        return [SimpleNamespace(get_async=answers_with(count)) for count in (3, 1)]
+
+    def answers_with(count: int) -> Any:
+        async def get() -> app.ReplicaAnswer:
+            return app.ReplicaAnswer(A, count)
+
+        return get
+
+    ask = app._Ask(broadcasting(fetch), "coordinator-0", lambda: 0, wakes=False)
+    assert ask.coordinators == 1
+    assert asyncio.run(ask()).addresses == [A, A]
+    assert ask.coordinators == 3
+
+
 def test_a_frozen_replica_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "_ANSWER_TIMEOUT_S", 0.1)
 
-    async def sound() -> ReplicaAddress:
-        return A
+    async def sound() -> app.ReplicaAnswer:
+        return app.ReplicaAnswer(A, 1)
 
-    async def frozen() -> ReplicaAddress:
+    async def frozen() -> app.ReplicaAnswer:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def stuck() -> ReplicaAddress:
+    async def stuck() -> app.ReplicaAnswer:
         raise UnavailableError("the loop has been stuck for 30 s")
 
-    async def ask(*replicas: Callable[[], Awaitable[ReplicaAddress]]) -> ReplicaAddresses:
+    async def ask(*replicas: Callable[[], Awaitable[app.ReplicaAnswer]]) -> ReplicaAddresses:
         async def fetch() -> list[Any]:
             return [SimpleNamespace(get_async=replica) for replica in replicas]
 

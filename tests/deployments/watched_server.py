@@ -1,4 +1,7 @@
-"""A server over the fake coordinator that measures how long its event loop was blocked. Argument: the port."""
+"""A server over the fake coordinator that measures how long its event loop was blocked.
+
+Arguments: the port; the secret of an API key, if requests need one.
+"""
 
 import asyncio
 import gc
@@ -16,6 +19,7 @@ from fastapi import FastAPI
 from actors.coordinator.request import Delta, Request
 from deployments.admission.admission import Limits
 from deployments.app import _SWITCH_INTERVAL_S
+from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.endpoints.endpoint import load_endpoints
 from deployments.endpoints.service import Service
@@ -62,14 +66,15 @@ class Watch:
             self.most_bytes = max(self.most_bytes, self._process.memory_info().rss)
 
     async def read(self) -> dict[str, float]:
-        """Return the longest gap in seconds and the most memory in bytes since the last call."""
+        """Return the longest gap in seconds and the most memory in bytes since the last call, and what is open now."""
         await asyncio.sleep(5 * _TICK_S)  # so that a gap that has just ended is measured
-        watched = {"stall_s": self.stall_s, "bytes": self.most_bytes}
+        open_files, tasks = self._process.num_fds(), len(asyncio.all_tasks())
+        watched = {"stall_s": self.stall_s, "bytes": self.most_bytes, "open_files": open_files, "tasks": tasks}
         self.stall_s, self.most_bytes = 0.0, 0
         return watched
 
 
-def main(port: int) -> None:
+def main(port: int, *secrets: str) -> None:
     """Serve until ended."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     config, coordinator, watch = load_config(TINY_CONFIG), ThreadedCoordinator(), Watch()
@@ -79,7 +84,7 @@ def main(port: int) -> None:
     endpoints["consort"].encoder.tokenizer.chat_template = TEMPLATE
     endpoints["consort"].token_decoder.tool_format = "hermes"
     service: Any = Service(endpoints, fake, limits=Limits(max_requests=256))  # type: ignore[arg-type]
-    api = make_api(service)
+    api = make_api(service, keys=KeyRing(ApiKey("key", digest_of(secret)) for secret in secrets))
 
     @asynccontextmanager
     async def watched(_: FastAPI) -> AsyncIterator[None]:
@@ -95,4 +100,4 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

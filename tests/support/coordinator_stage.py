@@ -39,11 +39,13 @@ class Stage:
         self.link.wake()
         self.coordinator.turn()
 
-    def submit(self, request_id: int = 1, *, max_tokens: int = 50, speculate: bool = True) -> list[Delta]:
+    def submit(
+        self, request_id: int = 1, *, max_tokens: int = 50, speculate: bool = True, prompt: list[int] = PROMPT
+    ) -> list[Delta]:
         """Begin a request. Return the list to which its deltas are appended."""
         deltas: list[Delta] = []
         params = SamplingParams(max_tokens=max_tokens)
-        self.coordinator.submit(Request(ENDPOINT, PROMPT, params, speculate, request_id=request_id), deltas.append)
+        self.coordinator.submit(Request(ENDPOINT, prompt, params, speculate, request_id=request_id), deltas.append)
         self.turn()
         return deltas
 

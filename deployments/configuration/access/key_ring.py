@@ -3,7 +3,9 @@
 import hashlib
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+_LIMITS = ("max_requests", "max_tokens", "requests_per_minute", "tokens_per_minute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +19,18 @@ class ApiKey:
     max_tokens: int | None = None  # prompts and answers of these requests together
     requests_per_minute: int | None = None  # that begin; None: any number
     tokens_per_minute: int | None = None  # prompts and answers of these
-    admin: bool = False  # whether it may scale models
+    admin: bool = False  # whether it may scale models and load adapters
     private_cache: bool = False  # whether its requests share cached text with each other only
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has any limit of its own."""
+        return any(getattr(self, name) is not None for name in _LIMITS)
+
+    def share(self, parts: int) -> "ApiKey":
+        """Return the key with an equal part of each limit, at least 1."""
+        limits = {name: getattr(self, name) for name in _LIMITS}
+        return replace(self, **{name: max(1, limit // parts) for name, limit in limits.items() if limit is not None})
 
     def cache_salt(self, given: str | None) -> str:
         """Return the salt of a request's cached text. given: the client's."""

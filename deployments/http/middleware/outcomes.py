@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.http.arrival import seconds_since_arrival
 from deployments.http.middleware.early_refusal import is_work
 from deployments.monitoring.outcome import ABORTED, ANSWERED, Outcome
 
@@ -42,7 +44,8 @@ class OutcomeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        arrived_s, status, has_ended = time.monotonic(), 0, False
+        arrived_s = time.monotonic() - seconds_since_arrival(Headers(scope=scope), time.time())
+        status, has_ended = 0, False
         state: dict[str, Any] = scope.setdefault("state", {})
         state["arrived_s"] = arrived_s
 
@@ -56,7 +59,7 @@ class OutcomeMiddleware:
         try:
             await self._app(scope, receive, send_on)
         except ClientDisconnect:
-            raise
+            pass  # in the middle of its body: there is nobody to answer, and nothing to report
         except Exception as error:  # Starlette answers it further out
             state["error"], status, has_ended = error, HTTPStatus.INTERNAL_SERVER_ERROR, True
             raise

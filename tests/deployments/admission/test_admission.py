@@ -236,3 +236,24 @@ def test_the_longest_wait_is_configured() -> None:
     assert limits_of(config).max_queue_wait_s is None
     config.http.max_queue_wait_s = 7.5
     assert limits_of(config).max_queue_wait_s == 7.5
+
+
+def test_coordinators_share_the_slots_of_a_target() -> None:
+    """Ten slots configured, and as many live: each of two lets half of them through, and two more."""
+
+    async def run() -> None:
+        backend, coordinators = Backend(), [2]
+        admission = Admission(
+            backend,
+            Limits(running={"target": 10}),
+            count_slots=lambda target: 10 // coordinators[0],
+            count_coordinators=lambda: coordinators[0],
+        )
+        for number in range(20):
+            admission.submit(request(number), nothing)
+        assert len(backend.begun) == 5 + 2
+        coordinators[0] = 1  # the other is gone
+        admission.finish(0)
+        assert len(backend.begun) == 1 + 10 + 2
+
+    in_loop(run())

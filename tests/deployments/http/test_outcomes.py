@@ -110,7 +110,7 @@ def outcome_of(
         return {"type": "http.disconnect"}
 
     middleware = OutcomeMiddleware(application, record=lambda *seen: recorded.append(seen), endpoints=["consort"])
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
+    scope = {"type": "http", "headers": [], "method": "POST", "path": "/v1/chat/completions"}
     with suppress(ClientDisconnect, ValueError, asyncio.CancelledError):
         asyncio.run(middleware(scope, receive, send))
     return recorded

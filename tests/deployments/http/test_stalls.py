@@ -1,10 +1,6 @@
 """No request blocks the event loop, which all streams share, or takes much memory."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.configuration.model import ROOT
+from tests.deployments.watched_client import watched
 
 LONGEST_STALL_S = 0.2
 MARGIN_S = 0.15  # for processor time that other processes' caches and the collector cost on a busy machine
@@ -25,31 +21,10 @@ FUNCTION = {"type": "function", "function": {"name": "f", "description": "", "pa
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[httpx.Client]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.deployments.watched_server", str(port)]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            _wait(client)
-            client.post("/v1/completions", json={**COMPLETION, "max_tokens": 50, "logprobs": 5}).raise_for_status()
-            client.post("/tokenize", json={"model": "consort", "prompt": "x " * 1000, "return_token_strs": True})
-            yield client
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait(client: httpx.Client) -> None:
-    for _ in range(600):
-        try:
-            client.get("/health")
-            return
-        except httpx.ConnectError:
-            time.sleep(0.1)
-    raise TimeoutError("the server did not start")
+    with watched() as client:
+        client.post("/v1/completions", json={**COMPLETION, "max_tokens": 50, "logprobs": 5}).raise_for_status()
+        client.post("/tokenize", json={"model": "consort", "prompt": "x " * 1000, "return_token_strs": True})
+        yield client
 
 
 def completion(**fields: Any) -> tuple[str, bytes]:

@@ -292,8 +292,10 @@ def test_a_replica_sums_what_live_coordinators_hold_back() -> None:
     now_s[0] = 3.0
     meter.set_queued("one", 10)
     assert queued() == 70
+    assert meter.count_coordinators() == 2
     now_s[0] = 6.0  # "two" is gone
     assert queued() == 10
+    assert meter.count_coordinators() == 1
 
 
 def test_a_replica_tells_its_load() -> None:

@@ -1,0 +1,73 @@
+"""The limits of one API key against what it uses. Knows no queue, no coordinators and no clock."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from decoding.errors import Bound, OverloadedError
+from deployments.admission.rate_limit import RateLimit
+from deployments.configuration.access.key_ring import ApiKey
+
+_LONGEST_RETRY_S = 60  # OpenAI's clients ignore longer delays and retry at once
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Requests and their tokens, prompts and longest possible answers together. Negative numbers give back."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: "Use") -> "Use":
+        return Use(self.requests + other.requests, self.tokens + other.tokens)
+
+    def __neg__(self) -> "Use":
+        return Use(-self.requests, -self.tokens)
+
+
+class Reached(NamedTuple):
+    """A bound that new requests would exceed."""
+
+    bound: Bound
+    reason: str
+    wait_s: float = 0.0  # until it would not, whatever the queue
+
+    def error(self, wait_s: float = 0.0) -> OverloadedError:
+        """Return the refusal. wait_s: in the queue."""
+        retry_s = min(max(1, math.ceil(max(wait_s, self.wait_s))), _LONGEST_RETRY_S)
+        return OverloadedError(self.reason, bound=self.bound, retry_after_s=retry_s)
+
+
+class KeyRates:
+    """What a key may begin in a minute."""
+
+    def __init__(self, key: ApiKey) -> None:
+        self._requests = None if key.requests_per_minute is None else RateLimit(key.requests_per_minute)
+        self._tokens = None if key.tokens_per_minute is None else RateLimit(key.tokens_per_minute)
+
+    def reached(self, new: Use, now_s: float) -> Reached | None:
+        """Return the limit that the new requests would exceed; None: none."""
+        if self._requests is not None and (wait_s := self._requests.wait_s(new.requests, now_s)):
+            reason = "this API key has begun as many requests as it may in a minute."
+            return Reached("key_requests_per_minute", reason, wait_s)
+        if self._tokens is not None and (wait_s := self._tokens.wait_s(new.tokens, now_s)):
+            reason = f"with {new.tokens} more, this API key would exceed its tokens of a minute."
+            return Reached("key_tokens_per_minute", reason, wait_s)
+        return None
+
+    def take(self, use: Use, now_s: float) -> None:
+        """Count requests that begin, or give back."""
+        for limit, amount in ((self._requests, use.requests), (self._tokens, use.tokens)):
+            if limit is not None:
+                limit.take(amount, now_s)
+
+
+def reached_at_once(key: ApiKey, used: Use, new: Use) -> Reached | None:
+    """Return the key's limit of requests in progress that the new ones would exceed; None: none."""
+    if key.max_requests is not None and used.requests + new.requests > key.max_requests:
+        reason = f"{key.max_requests} requests are of this API key in progress already."
+        return Reached("key_max_requests", reason)
+    if key.max_tokens is not None and used.tokens + new.tokens > key.max_tokens:
+        reason = f"with {new.tokens} more, the tokens of this API key in progress would exceed {key.max_tokens}."
+        return Reached("key_max_tokens", reason)
+    return None
