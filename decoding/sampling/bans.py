@@ -86,7 +86,7 @@ class Bans:
         spans = [span for kind_sets in sets for span in find_spans(kind_sets, vocab_size, device)]
         if not lists and not spans:
             return None
-        return cls(Entries(*copy_all(device, lists.entries(vocab_size))), spans)
+        return cls(Entries(*copy_all(device, [column.numpy() for column in lists.entries(vocab_size)])), spans)
 
     def apply_(self, logits: Tensor) -> None:
         """Change logits, [P, V], in place."""

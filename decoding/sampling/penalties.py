@@ -81,12 +81,11 @@ class Penalties:
         texts = [table.read(request.history) if request.history.traits.is_penalised else None for request in requests]
         changes = table.changes()
         counts = [len(request.depths) for request in requests]
-        lines = numpy.array(
-            [(len(text.index), text.line * table.width) if text else (0, 0) for text in texts]
-        )  # [B, 2]
+        # [B, 2]: the length of each text's line, and where it begins
+        lines = numpy.array([(len(text.index), text.line * table.width) if text else (0, 0) for text in texts])
         settings = numpy.array([request.history.penalties for request in requests], numpy.float32)  # [B, 3]
         shape, settings = lines.T.repeat(counts, axis=1), settings.T.repeat(counts, axis=1)  # [2, N], [3, N]
-        parts = [torch.from_numpy(shape), torch.from_numpy(settings), *_count_paths(requests, texts, vocab_size)]
+        parts = [shape, settings, *_count_paths(requests, texts, vocab_size)]
         *changes_there, shape_there, settings_there, rows, tokens, values = copy_all(device, [*changes, *parts])
         table.write(*changes_there)
         return cls(
@@ -141,8 +140,10 @@ class Penalties:
         return penalised
 
 
-def _count_paths(requests: Sequence[Positions], texts: Sequence[Text | None], vocab_size: int) -> Entries:
-    """Return the draft tokens before each position of a penalised text, with their counts in answer and draft."""
+def _count_paths(
+    requests: Sequence[Positions], texts: Sequence[Text | None], vocab_size: int
+) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """Return `Entries`: draft tokens before each position of penalised texts, with their counts in answer and draft."""
     tokens: list[int] = []
     in_answer: list[int] = []
     depths: list[int] = []  # [N] how many of them are before each position
@@ -159,4 +160,4 @@ def _count_paths(requests: Sequence[Positions], texts: Sequence[Text | None], vo
     _, first, times = numpy.unique(rows * (ids.max(initial=0) + 1) + ids, return_inverse=True, return_counts=True)
     counts = (numpy.array(in_answer, numpy.int64) + times[first]).astype(numpy.float32)
     known = ids < vocab_size
-    return Entries(*[torch.from_numpy(column[known]) for column in (rows, ids, counts)])
+    return rows[known], ids[known], counts[known]

@@ -76,29 +76,29 @@ class TextTable:
         self._unsent.pop(text.line, None)
         self._free.append(text.line)
 
-    def changes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `write` needs, on the CPU: entries, [E] int64, their tokens, [E] int64, and counts, [E] float32.
+    def changes(self) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+        """Return what `write` needs: entries, [E] int64, their tokens, [E] int64, and their counts, [E] float32.
 
         They stay unsent until `write`, because memory may run out before.
         """
-        texts = self._unsent.values()
+        texts = list(self._unsent.values())  # the garbage collector may call `_forget` at any time
         self._grow(len(self._texts) + len(self._free), max([len(text.index) for text in texts], default=0))
         sizes = [len(text.unsent) for text in texts]
         lines = numpy.array([text.line for text in texts], dtype=numpy.int64).repeat(sizes)
         indices = [text.index[token] for text in texts for token in text.unsent]
         return (
-            torch.from_numpy(lines * self.width + numpy.array(indices, dtype=numpy.int64)),
-            torch.tensor([token for text in texts for token in text.unsent], dtype=torch.int64),
-            torch.tensor([text.counts[token] for text in texts for token in text.unsent], dtype=torch.float32),
+            lines * self.width + numpy.array(indices, dtype=numpy.int64),
+            numpy.array([token for text in texts for token in text.unsent], dtype=numpy.int64),
+            numpy.array([text.counts[token] for text in texts for token in text.unsent], dtype=numpy.float32),
         )
 
     def write(self, entries: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Apply `changes`, which are on the device now."""
         self.tokens.view(-1).index_copy_(0, entries, tokens)
         self.counts.view(-1).index_copy_(0, entries, counts)
-        for text in self._unsent.values():
+        while self._unsent:
+            _, text = self._unsent.popitem()
             text.unsent.clear()
-        self._unsent.clear()
 
     def _grow(self, lines: int, width: int) -> None:
         """Make room, for more than is needed now."""

@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+_DTYPES = {"bool": torch.bool, "float32": torch.float32, "int32": torch.int32}
 Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[Sequence[float]]
 
 
@@ -27,26 +28,25 @@ def copy_to(device: torch.device | str, tensor: Tensor) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def copy_all(device: torch.device | str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors of the CPU to a device, all at once, because each copy takes the host's time."""
+def copy_all(device: torch.device | str, arrays: Sequence[numpy.ndarray]) -> list[Tensor]:
+    """Copy arrays to a device, all at once, because each copy takes the host's time, as does each small tensor."""
     if torch.device(device).type == "cpu":
-        return list(tensors)
-    arrays = [tensor.numpy() for tensor in tensors]  # with NumPy, because a small operation of torch takes longer
+        return [*map(torch.from_numpy, arrays)]
     sizes = [-(-array.nbytes // 8) for array in arrays]
     packed = numpy.zeros(sum(sizes), dtype=numpy.int64)
     for array, end, size in zip(arrays, accumulate(sizes), sizes, strict=True):
         packed[end - size : end].view(array.dtype)[: array.size] = array.ravel()
     parts = copy_to(device, torch.from_numpy(packed)).split(sizes)
-    return [_unpack(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    return [_unpack(part, array) for part, array in zip(parts, arrays, strict=True)]
 
 
-def _unpack(part: Tensor, tensor: Tensor) -> Tensor:
-    """Return a view of int64 memory with the dtype and shape of a tensor. Only what is needed takes time."""
-    if tensor.dtype != torch.int64:
-        part = part.view(tensor.dtype)
-    if len(part) != tensor.numel():
-        part = part[: tensor.numel()]
-    return part if tensor.dim() == 1 else part.view(tensor.shape)
+def _unpack(part: Tensor, array: numpy.ndarray) -> Tensor:
+    """Return a view of int64 memory with the dtype and shape of an array. Only what is needed takes time."""
+    if array.dtype != numpy.int64:
+        part = part.view(_DTYPES[array.dtype.name])
+    if len(part) != array.size:
+        part = part[: array.size]
+    return part if array.ndim == 1 else part.view(array.shape)
 
 
 def copy_into(buffer: Tensor, tensor: Tensor) -> None:

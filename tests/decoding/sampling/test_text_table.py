@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from decoding.sampling.history import History
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.text_table import TextTable, TextTables
+from decoding.sampling.transfer import copy_all
 from tests.support.positions import VOCAB, texts
 from tests.support.properties import repeatable
 
@@ -17,7 +18,7 @@ PARAMS = SamplingParams(max_tokens=10_000)
 def line_of(table: TextTable, history: History) -> dict[int, float]:
     """Return the tokens of a text's line with their counts, as they are on the device."""
     text = table.read(history)
-    table.write(*table.changes())
+    table.write(*copy_all("cpu", table.changes()))
     size = len(text.index)
     tokens, counts = table.tokens[text.line, :size].tolist(), table.counts[text.line, :size].tolist()
     return dict(zip(tokens, counts, strict=True))
@@ -76,7 +77,7 @@ def test_a_table_has_room_for_many_long_texts() -> None:
     histories = [begin(list(range(first, first + 100 * (first + 1)))) for first in range(40)]
     for history in histories:
         table.read(history)
-    table.write(*table.changes())
+    table.write(*copy_all("cpu", table.changes()))
     assert [line_of(table, history) for history in histories] == [*map(expected_line, histories)]
 
 

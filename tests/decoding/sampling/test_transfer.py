@@ -21,7 +21,7 @@ def test_tensors_of_several_dtypes_are_copied_at_once(monkeypatch: pytest.Monkey
         torch.tensor([True, False, True]),
         torch.arange(6, dtype=torch.int32).view(2, 3),
     ]
-    received = transfer.copy_all("cuda", sent)
+    received = transfer.copy_all("cuda", [tensor.numpy() for tensor in sent])
     assert len(copies) == 1
     for before, after in zip(sent, received, strict=True):
         assert before.dtype == after.dtype
