@@ -1,14 +1,19 @@
-"""The positions of a shortened prompt's tokens in the whole prompt. Knows nothing of models or of who shortens."""
+"""The positions of a shortened prompt's tokens in the whole prompt. Knows nothing of models or of who shortens.
+
+torch is not imported: the command line reads these, too.
+"""
 
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
-import torch
-from torch import Tensor
 
 from decoding.errors import require
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PromptPositions(msgspec.Struct, frozen=True):
@@ -37,10 +42,10 @@ class PromptPositions(msgspec.Struct, frozen=True):
         """A short text that differs for other positions."""
         return blake2b(repr((tuple(self.kept), self.length)).encode(), digest_size=16).hexdigest()
 
-    def translate(self, columns: Tensor) -> Tensor:
+    def translate(self, columns: "Tensor") -> "Tensor":
         """Return positions in the whole text of tokens in these columns of the shortened one. Both: int64."""
         if int(columns.min()) >= len(self.kept):  # as in most steps
             return columns + self.removed
-        kept = torch.tensor(self.kept, device=columns.device)
+        kept = columns.new_tensor(self.kept)
         inside = kept[columns.clamp(max=len(kept) - 1)]
-        return torch.where(columns < len(kept), inside, columns + self.removed)
+        return inside.where(columns < len(kept), columns + self.removed)

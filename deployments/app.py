@@ -9,7 +9,8 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,12 +44,16 @@ if TYPE_CHECKING:
     from deployments.admission.key_ledger import Account, Settlement
     from deployments.configuration.access.key_ring import ApiKey
     from deployments.discovery import ReplicaAddresses
+    from deployments.endpoints.adapter_registry import AdapterChange
+
+    Adapters = Mapping[str, AdapterChange]
 
 APP_NAME = "consort"
 COORDINATOR = "Coordinator"
 LEDGER = "KeyLedger"
 
 _SWITCH_INTERVAL_S = 0.0005  # an event loop and a model loop share the interpreter; the default is 5 ms
+_ADAPTERS_PERIOD_S = 2.0  # of telling new replicas, and of asking them, which adapters were loaded
 _ANSWER_TIMEOUT_S = 2.0  # a hanging replica delays the others' answers, which must not make them look hung
 _DRAIN_S = 25.0
 _STOP_S = 5.0  # for a coordinator without requests to end
@@ -62,6 +67,17 @@ class ReplicaStatus:
     name: str
     pid: int
     report: "Report"
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Import in the block without garbage collections, which take a sixth of the time; modules are permanent."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +107,11 @@ class ModelReplica:
         leaders: for a member with its own vocabulary, the leaders of its ensembles, by name.
         heads: on a target's hidden states; None: it has none.
         """
-        from actors.replica.replica import Replica, ReplicaSpec
-        from deployments.monitoring.replica_metrics import ReplicaMetrics
-        from deployments.scaling.load_meter import LoadMeter
+        with _uncollected():
+            from actors.replica.replica import Replica, ReplicaSpec
+            from deployments.endpoints.adapter_registry import AdapterRegistry
+            from deployments.monitoring.replica_metrics import ReplicaMetrics
+            from deployments.scaling.load_meter import LoadMeter
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._meter = LoadMeter()
@@ -117,6 +135,7 @@ class ModelReplica:
         gc.collect()
         gc.freeze()  # permanent objects, a model's modules above all: collecting them again would delay a step
         self._metrics = ReplicaMetrics(name, role)
+        self._adapters = AdapterRegistry()
 
     def address(self, coordinator: str | None = None, queued: int = 0) -> ReplicaAnswer:
         """Return the address for coordinators; raises UnavailableError while the loop is stuck.
@@ -127,6 +146,11 @@ class ModelReplica:
             self._meter.set_queued(coordinator, queued)
         self._replica.check()
         return ReplicaAnswer(self._replica.address, self._meter.count_coordinators())
+
+    def merge_adapters(self, changes: "Adapters") -> "Adapters":
+        """Remember for coordinators that start later which adapters were loaded at run time. Returns all changes."""
+        self._adapters.merge(changes)
+        return self._adapters.changes
 
     def status(self) -> ReplicaStatus:
         """Return the process and the load."""
@@ -177,17 +201,18 @@ class CoordinatorIngress:
         on_demand: models that may have no replica until requests wait for one.
         ledger: of keys' limits that hold for several coordinators together; None: each counts for itself.
         """
-        from actors.coordinator.loop import Coordinator
-        from actors.loops.thread import LoopThread
-        from actors.wire.zmq_link import ConnectingZmqLink
-        from deployments.admission.admission import limits_of
-        from deployments.admission.shared_limits import SharedLimits
-        from deployments.discovery import Discovery
-        from deployments.endpoints.endpoint import load_endpoints
-        from deployments.endpoints.service import Service
-        from deployments.http.drain import Drain
-        from deployments.monitoring.metrics import Metrics
-        from deployments.monitoring.tracing_setup import make_tracer
+        with _uncollected():
+            from actors.coordinator.loop import Coordinator
+            from actors.loops.thread import LoopThread
+            from actors.wire.zmq_link import ConnectingZmqLink
+            from deployments.admission.admission import limits_of
+            from deployments.admission.shared_limits import SharedLimits
+            from deployments.discovery import Discovery
+            from deployments.endpoints.endpoint import load_endpoints
+            from deployments.endpoints.service import Service
+            from deployments.http.drain import Drain
+            from deployments.monitoring.metrics import Metrics
+            from deployments.monitoring.tracing_setup import make_tracer
 
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if os.environ.get("RAY_AUTH_MODE") != "token":
@@ -195,7 +220,8 @@ class CoordinatorIngress:
                 "RAY_AUTH_MODE is not `token`: whoever reaches the ports of this cluster, Serve's gRPC too, may run "
                 "any code. Start Ray with RAY_AUTH_MODE=token, or keep others away (docs/security.md)"
             )
-        endpoints = load_endpoints(config)
+        with _uncollected():
+            endpoints = load_endpoints(config)
         link = ConnectingZmqLink("coordinator")
         limits = limits_of(config)
         coordinator = Coordinator(link, max_requests=limits.max_requests)
@@ -224,9 +250,13 @@ class CoordinatorIngress:
         self._asks += ask.values()
         discovery = Discovery(ask, coordinator.set_replicas)
         await discovery.poll_all()  # Serve sends requests as soon as this returns
+        self._adapter_models = {
+            model: handle for model, handle in handles.items() if config.models[model].adapters_at_run_time
+        }
+        await self._sync_adapters()
         gc.collect()
         gc.freeze()  # permanent objects: collecting them again would block the event loop
-        self._tasks = [asyncio.create_task(discovery.run())]
+        self._tasks = [asyncio.create_task(discovery.run()), asyncio.create_task(self._sync_repeatedly())]
         if shared is not None:
             self._tasks.append(asyncio.create_task(shared.run()))
 
@@ -250,6 +280,7 @@ class CoordinatorIngress:
             allowed_hosts=self._http.host_names,
             ask_others=self._ask_others,
             drain=self._drain,
+            share_adapters=self._share_adapters,
         )
         add_scaling_route(api, self._roles, self._scale)
         return api
@@ -262,6 +293,37 @@ class CoordinatorIngress:
         own = self._service.metrics.coordinator
         answers, _ = await _answers(serve.get_deployment_handle(COORDINATOR, APP_NAME).broadcast("metrics"))
         return [families for name, families in answers if name != own]
+
+    async def merge_adapters(self, changes: "Adapters") -> "Adapters":
+        """Take over which adapters were loaded at another coordinator. Returns all changes that are known here."""
+        self._service.adapters.merge(changes)
+        return self._service.adapters.changes
+
+    async def _share_adapters(self) -> None:
+        """Tell the other coordinators at once, and the replicas, which remember."""
+        coordinators = serve.get_deployment_handle(COORDINATOR, APP_NAME)
+        await asyncio.gather(self._exchange_adapters(coordinators), self._sync_adapters())
+
+    async def _sync_adapters(self) -> None:
+        """Learn from replicas what other coordinators have loaded, and tell replicas that are new."""
+        await asyncio.gather(*map(self._exchange_adapters, self._adapter_models.values()))
+
+    async def _exchange_adapters(self, handle: DeploymentHandle[Any]) -> None:
+        adapters = self._service.adapters
+        try:
+            answers, _ = await _answers(handle.broadcast("merge_adapters", adapters.changes))
+        except DeploymentUnavailableError:  # it has no replica yet
+            return
+        except Exception:  # an error of the control plane; the next exchange comes soon
+            _logger.warning("could not exchange adapters", exc_info=True)
+            return
+        for changes in answers:
+            adapters.merge(changes)
+
+    async def _sync_repeatedly(self) -> None:
+        while self._adapter_models:
+            await asyncio.sleep(_ADAPTERS_PERIOD_S)
+            await self._sync_adapters()
 
     async def drain(self) -> int:
         """Take no more requests, and let those in progress end. Returns how many have not ended in time."""

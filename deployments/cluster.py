@@ -13,7 +13,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,7 +24,6 @@ from deployments.client import Client
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import IS_CHECKOUT, ROOT, ModelConfig
-from deployments.http.proxy import CALLBACK
 
 if TYPE_CHECKING:
     from ray import LoggingConfig
@@ -33,6 +33,7 @@ State = Literal["waiting", "loading", "converting", "ready"]
 Watch = Callable[[list["StartProgress"]], None]
 
 _POLL_S = 0.2
+_SHORT_POLL_S = 0.02
 _MARGIN_S = 5.0  # for coordinators to answer after a drain
 _FLUSH_S = 0.3  # for the proxy to pass on the last bytes
 _SHOWN_CHARACTERS = 400  # of another library's error
@@ -41,6 +42,9 @@ _INTERVALS = {
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_raylet_check_gc_period_milliseconds": "1000",
+    "RAY_kill_idle_workers_interval_ms": "1000",
+    "RAY_object_manager_timer_freq_ms": "1000",
     "RAY_memory_monitor_refresh_ms": "1000",
     "RAY_task_events_report_interval_ms": "0",  # no record of tasks, which only Ray's dashboard shows
     "RAY_event_stats": "0",
@@ -74,14 +78,17 @@ def serving(
     """
     if not verbose:
         warnings.simplefilter("ignore")
+    _interrupt_at_sigterm()
     watch([StartProgress("Ray", "loading")])
-    if address is None:
-        _check_port(config.http.host, config.http.port, key="http.port")
-        if config.http.metrics_port is not None:
-            _check_port("127.0.0.1", config.http.metrics_port, key="http.metrics_port")
-        _start_ray(config, verbose=verbose, log_level=log_level)
-    else:
-        _join_ray(address, verbose=verbose, log_level=log_level)
+    with _ray_exit_as_interrupt():
+        if address is None:
+            _check_port(config.http.host, config.http.port, key="http.port")
+            if config.http.metrics_port is not None:
+                _check_port("127.0.0.1", config.http.metrics_port, key="http.metrics_port")
+            _start_ray(config, verbose=verbose, log_level=log_level)
+        else:
+            _join_ray(address, verbose=verbose, log_level=log_level)
+    _interrupt_at_sigterm()  # Ray has set a handler that prints a stack trace
     import ray
 
     try:
@@ -150,20 +157,29 @@ def _in_a_line(what: str) -> Iterator[None]:
         raise UnavailableError(f"{what}: {reason[:_SHOWN_CHARACTERS]}") from error
 
 
+def _interrupt_at_sigterm() -> None:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C in the block, which ends by itself; interrupted, it would leave processes behind."""
+    """Ignore Ctrl-C and SIGTERM in the block, which ends by itself; interrupted, it would leave processes behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
+    from deployments.http.proxy import CALLBACK
+
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
         # With clusters "disabled", Ray's default on macOS, its processes listen on loopback only.
@@ -182,8 +198,11 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     import ray
 
+    with suppress(ImportError):  # `ray.init` imports it too, beside the thread below: not the same module at once
+        from ray.dashboard import optional_deps  # noqa: F401
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "session_latest" / "logs"
-    with _in_a_line(f"Ray could not start (logs: {logs})"):
+    with _in_a_line(f"Ray could not start (logs: {logs})"), ThreadPoolExecutor(1) as meanwhile:
+        meanwhile.submit(_import_application)
         ray.init(
             address="local",
             include_dashboard=False,
@@ -193,6 +212,20 @@ def _start_ray(config: ServerConfig, *, verbose: bool, log_level: str) -> None:
             logging_config=_logging_config(verbose, log_level),
             _metrics_export_port=config.http.metrics_port,
         )
+
+
+def _import_application() -> None:
+    """Import what takes as long as Ray's processes take to start."""
+    from deployments import app  # noqa: F401
+
+
+@contextmanager
+def _ray_exit_as_interrupt() -> Iterator[None]:
+    """Turn the exit by which Ray, while it starts, reacts to SIGTERM into what Ctrl-C raises."""
+    try:
+        yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
 
 
 def _join_ray(address: str, *, verbose: bool, log_level: str) -> None:
@@ -211,6 +244,7 @@ def _join_ray(address: str, *, verbose: bool, log_level: str) -> None:
 
 def _deploy(config: ServerConfig) -> None:
     from ray import serve
+    from ray.serve.context import _get_global_client
 
     from deployments.app import APP_NAME, build_application
 
@@ -218,10 +252,16 @@ def _deploy(config: ServerConfig) -> None:
     http_options = {"host": config.http.host, "port": config.http.port}
     if (tls := config.http.tls) is not None:
         http_options |= {"ssl_keyfile": tls.key, "ssl_certfile": tls.certificate}  # in the order that Serve checks
-    serve.start(proxy_location="HeadOnly", http_options=http_options)
     application = build_application(config)
     target = serve.RunTarget(target=application, name=APP_NAME, route_prefix="/", external_scaler_enabled=True)
-    serve.run_many([target], wait_for_applications_running=False)
+    with ThreadPoolExecutor(1) as meanwhile:  # the proxy starts while the replicas do
+        start = meanwhile.submit(serve.start, proxy_location="HeadOnly", http_options=http_options)
+        while _get_global_client(raise_if_no_controller_running=False) is None:
+            if start.done():
+                start.result()  # raises what went wrong
+            time.sleep(_SHORT_POLL_S)
+        serve.run_many([target], wait_for_applications_running=False)
+        start.result()
 
 
 def _delete() -> None:

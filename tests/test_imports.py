@@ -84,3 +84,18 @@ def test_importing_a_layer_loads_none_of_what_it_must_not_know(layer: str) -> No
     process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.split() == []
+
+
+SLOW = {
+    "deployments.ui.cli": {"torch", "transformers", "ray", "fastapi"},
+    "deployments.app": {"torch", "transformers"},  # Serve's controller and the command import it
+    "deployments.http.proxy": {"torch", "transformers", "ray"},
+}
+
+
+@pytest.mark.parametrize("module", SLOW)
+def test_a_server_starts_without_slow_imports_where_they_are_not_needed(module: str) -> None:
+    program = f"import sys, {module}\nprint(*sorted({SLOW[module]!r} & set(sys.modules)))"
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split() == []

@@ -192,6 +192,7 @@ class Dispatch:
     def _admit_to_drafter(self, active: ActiveRequest) -> None:
         """Admit the request to its drafter, which rests until an Advance if the target wants no drafts now."""
         if active.target is not None and active.drafter is not None:
-            admit = replace(active.admit(self._replica_table.address(active.target)), drafts_only=True)
+            admit = active.admit(self._replica_table.address(active.target))
+            admit = replace(admit, drafts_only=True, adapter=None)
             wanted = self._replica_table.wants_drafts(active.target)
             self._outbox.put(active.drafter, admit if wanted else replace(admit, draft_length=0))

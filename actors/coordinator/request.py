@@ -13,7 +13,7 @@ from actors.coordinator.text_stream import Criterion, TextStream
 from actors.coordinator.timeline import Timeline
 from actors.heads.spec import HeadsKind
 from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
+from actors.wire.messages import Adapter, Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
@@ -47,6 +47,7 @@ class Endpoint:
     ensemble: EnsembleOptions = field(default_factory=EnsembleOptions)  # how distributions are blended
     criteria: Sequence[Criterion] = ()
     colocated: bool = False  # the drafter runs in the target's replicas and has none of its own
+    adapter: Adapter | None = None  # LoRA weights that the target applies
 
     @property
     def proposers(self) -> tuple[ProposerName, ...]:
@@ -262,6 +263,7 @@ class ActiveRequest:
             admission=self.admission,
             cache_salt=request.cache_salt,
             prompt_positions=request.prompt_positions,
+            adapter=request.endpoint.adapter,
         )
 
     def _ensemble(self) -> Ensemble | None:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from decoding.sampling.detokenizer import Detokenizer
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason, StopStrings
+from decoding.tokenizers.detokenizer import Detokenizer
 
 # Whether an answer should end, given its tokens and text so far. Like transformers' `StoppingCriteria`.
 Criterion = Callable[[Sequence[int], str], bool]

@@ -29,6 +29,7 @@ from actors.wire.link import ConnectingLink
 from actors.wire.messages import Admit, Advance, Message, Offer, Report, ResendRequest
 from decoding.drafts.calibration import RankCalibration
 from decoding.errors import UnavailableError
+from decoding.sampling.text_table import TextTables
 
 Shares = Sequence[Share[DrafterRow]]
 
@@ -64,6 +65,7 @@ class Drafter:
         self._mailbox = Mailbox(link, self._rows, self.times)
         chunk = min(options.prefill_chunk, runner.max_query)
         self._scheduler = Scheduler(self._rows, self.times, self._give_back, prefill_chunk=chunk)
+        self._texts = TextTables()
         self._structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
         self._calibrations: defaultdict[Hashable, RankCalibration] = defaultdict(RankCalibration)
         self._draft_mappings = {name: mapping.to(runner.device) for name, mapping in options.draft_mappings.items()}
@@ -138,7 +140,7 @@ class Drafter:
         """Run one forward, and offer the children of every node that was run. Returns the number of tokens."""
         rows = [share.row for share in shares]
         inputs = [run for row, limit in shares for run in row.inputs(limit)]
-        choices = iter(choose(rows, [row.nodes for row in rows], self._runner.logits(inputs)))
+        choices = iter(choose(rows, [row.nodes for row in rows], self._runner.logits(inputs), self._texts))
         for row in rows:
             self._offer(row, row.take(choices, self._calibrations[row.calibration_key]))
         return sum(len(run.tokens) for run in inputs)

@@ -1,7 +1,8 @@
 """Loads models and tokenizers from a local folder or the Hub, through transformers. Knows nothing of loops."""
 
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -39,6 +40,9 @@ class ModelSpec:
     trust_remote_code: bool = False  # run Python code that comes with the checkpoint
     safetensors_only: bool = True  # False: pickled weights too, which can run any code
     adapter: str | None = None  # LoRA weights to merge: a local folder or a Hub id
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA weights that requests choose: paths by name
+    adapters_at_run_time: int = 0  # the most that may be loaded later, beside these
+    max_adapter_rank: int = 16
     dtype: str = "auto"  # "auto": as stored; else a torch dtype's name
     quantization: Quantization | None = None
     deterministic: bool = True  # a token gets the same bits whatever runs beside it; see docs/verification.md
@@ -60,6 +64,11 @@ class ModelSpec:
         if self.device == "auto":
             return [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
         return [torch.device(self.device)]
+
+    @property
+    def adapter_slots(self) -> int:
+        """The most adapters at once."""
+        return len(self.adapters) + self.adapters_at_run_time
 
     @property
     def kv_torch_dtype(self) -> torch.dtype | None:

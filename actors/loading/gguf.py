@@ -1,7 +1,7 @@
 """Converts `.gguf` files, as llama.cpp uses them, into checkpoint folders that transformers loads.
 
-Each file is converted once and kept in a cache. Knows nothing of memory or requests. torch and transformers are
-imported late, so that commands without them can ask what is converted.
+Each content is converted once and kept in a cache, wherever its file is. Knows nothing of memory or requests. torch and
+transformers are imported late, so that commands without them can ask what is converted.
 """
 
 import errno
@@ -9,7 +9,9 @@ import hashlib
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from filelock import FileLock
 from decoding.errors import ConfigError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-_SETTINGS = "settings"
+_DIGITS = 16  # of a digest, in names of folders
 _FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
 _log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ def settings_folder(path: str) -> str:
     Raises:
         ConfigError: the file is missing or broken, has no tokenizer, or is of an architecture that can't be read.
     """
-    return _converted(Path(path), _SETTINGS, _save_settings) if is_gguf(path) else path
+    return _converted(Path(path), _settings_of(Path(path)), _save_settings) if is_gguf(path) else path
 
 
 def weights_folder(path: str, dtype: str) -> str:
@@ -57,7 +59,7 @@ def is_converted(path: str, dtype: str) -> bool:
     if not is_gguf(path) or not Path(path).is_file():
         return True
     cache = _cache_of(Path(path))
-    return all((cache / kind).is_dir() for kind in (_SETTINGS, dtype))
+    return all((cache / kind).is_dir() for kind in (_settings_of(Path(path)), dtype))
 
 
 def converted_folder(path: str, dtype: str) -> Path | None:
@@ -98,11 +100,42 @@ def _explained(error: Exception, cache: Path) -> Exception:
 
 
 def _cache_of(file: Path) -> Path:
-    """Return the folder of a file's conversions. Another content, judged by size and time, has another folder."""
+    """Return the folder of a content's conversions: copies of a file share it, as in several environments."""
+    return _caches() / f"{file.stem}-{_digest(file)[:_DIGITS]}"
+
+
+def _caches() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "consort" / "gguf"
+
+
+def _digest(file: Path) -> str:
+    """Return the digest of a file's content. It is kept for the file's path, size and time: large files take long."""
     status = file.stat()
-    key = hashlib.sha256(f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode()).hexdigest()[:16]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "consort" / "gguf" / f"{file.stem}-{key}"
+    state = hashlib.sha256(f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode())
+    kept = _caches() / "digests" / state.hexdigest()[:_DIGITS]
+    with suppress(OSError):
+        return kept.read_text()
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    with suppress(OSError):  # a cache that can't be written to
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as unfinished:
+            unfinished.write(digest)
+        Path(unfinished.name).rename(kept)
+    return digest
+
+
+def _beside(file: Path) -> list[Path]:
+    """Return the files of the tokenizer beside a GGUF file."""
+    return [other for name in _TOKENIZER_FILES if (other := file.parent / name).is_file()]
+
+
+def _settings_of(file: Path) -> str:
+    """Return the name of the folder of a file's settings, another one for each tokenizer beside it."""
+    digest = hashlib.sha256()
+    for other in _beside(file):
+        digest.update(f"{other.name}|{other.stat().st_size}|".encode() + other.read_bytes())
+    return f"settings-{digest.hexdigest()[:_DIGITS]}" if _beside(file) else "settings"
 
 
 def _save_settings(file: Path, folder: Path) -> None:
@@ -111,7 +144,7 @@ def _save_settings(file: Path, folder: Path) -> None:
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
-    beside = [other for name in _TOKENIZER_FILES if (other := file.parent / name).is_file()]
+    beside = _beside(file)
     for other in beside:
         shutil.copy(other, folder)
     if not beside:

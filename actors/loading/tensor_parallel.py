@@ -116,7 +116,10 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     Raises:
         ConfigError: the model can't be split, or a setting does not work with tensor_parallel.
     """
-    for field, usual in (("quantization", None), ("adapter", None), ("kv_dtype", "auto")):
+    for field, usual in (
+        *(("quantization", None), ("adapter", None), ("adapters", {})),
+        *(("adapters_at_run_time", 0), ("kv_dtype", "auto")),
+    ):
         if getattr(spec, field) != usual:
             raise ConfigError(f"models.{spec.name}.{field}: does not go together with tensor_parallel; leave it out")
     if spec.threads is not None:
@@ -133,7 +136,7 @@ def load_sharded_runner(spec: ModelSpec, group: TensorParallelGroup) -> Runner:
     pages = fit_pages(spec.name, spec.kv_tokens, column=column, room=room, **size)
     if group.rank.rank == 0:
         return ShardedRunner(model, group, **size, pages=pages)
-    runner = Runner(model, **size)
+    runner = Runner(model, **size, lora=None)
     runner.cache = _FollowingCache(slots=size["slots"], capacity=runner.cache.capacity, pages=pages)
     return runner
 

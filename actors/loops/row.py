@@ -28,6 +28,11 @@ class Row:
         self.slots_needed = 1
         self.more_slots: list[int] = []  # beside `slot`, if more than one is needed
         self.cache_salt = admit.cache_salt  # pages are shared only with rows of the same salt
+        self.adapter = admit.adapter
+        self.adapter_slot: int | None = 0  # of the LoRA weights it runs with; 0: none; None: they are not there yet
+        if admit.adapter is not None:
+            self.cache_salt = f"adapter {admit.adapter.version} {admit.cache_salt}"
+            self.adapter_slot = None
         self.page_keys: list[bytes] = []  # of the text's first full pages, as far as they were needed
         self.reused: int | None = None  # tokens whose pages it took over from others; None before it has a slot
         self.waits_for_pages = False  # whether another row is computing this row's next page
@@ -79,8 +84,8 @@ class Row:
 
     @property
     def ready(self) -> bool:
-        """Whether the row can run: its grammar is compiled, and no other row is computing its next page."""
-        return self.preparing is None and not self.waits_for_pages
+        """Whether the row can run: its grammar and its adapter are there, and no other row computes its next page."""
+        return self.preparing is None and self.adapter_slot is not None and not self.waits_for_pages
 
     @property
     def cached_prefix(self) -> int:

@@ -101,8 +101,8 @@ class RowTable(Generic[R]):
     def make_ready(self) -> list[tuple[R, BaseException]]:
         """Let rows enter, share pages and get their grammars. Return rows whose grammar failed, with the error."""
         for row in self._active.values():
-            if row.cached // self._cache.page_size > self._cache.known_pages(row.slot):
-                self._note_text(row)
+            if min(row.cached, row.prompt_length) // self._cache.page_size > self._cache.known_pages(row.slot):
+                self._note_text(row)  # the answer's pages when it ends
         self._fill_slots()
         failed: list[tuple[R, BaseException]] = []
         computing: set[bytes] = set()  # the next page of each row

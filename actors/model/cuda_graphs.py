@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.model.forward_input import RowInput
+from actors.model.forward_input import RowInput, token_adapters
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.kv_pages import KVPages
 from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row
@@ -26,9 +26,9 @@ _TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 
 _WANTED = 8  # tokens of a row in a usual step, its last one and a draft: so many logits have room
 _GRAPH_BYTES = 2**23  # of a graph without its tensors; not measured yet
 
-# From tokens, positions, layout and wanted tokens, as in `Runner`, to logits and hidden states, if any are kept: the
-# last of the wanted tokens, and layers' of all tokens.
-Forward = Callable[[Tensor, Tensor, RaggedBatch, Tensor], tuple[Tensor, ...]]
+# From tokens, positions, layout, wanted tokens and adapters, as in `Runner`, to logits and hidden states, if any are
+# kept: the last of the wanted tokens, and layers' of all tokens.
+Forward = Callable[[Tensor, Tensor, RaggedBatch, Tensor, Tensor | None], tuple[Tensor, ...]]
 
 
 class Shape(NamedTuple):
@@ -37,6 +37,7 @@ class Shape(NamedTuple):
     rows: int
     tokens: int
     wanted: int
+    adapted: bool = False  # whether tokens may have adapters
 
 
 class CudaGraphs:
@@ -51,16 +52,18 @@ class CudaGraphs:
         vocab_size: int,
         most_tokens: int,
         window: int | None = None,
+        adapted: bool = False,
         recorder: GraphRecorder,
     ) -> None:
         """
+        adapted: whether there are graphs for tokens with adapters, too.
         cache: its last slot is for padding.
         most_tokens: of rows together in a usual step; larger ones run without a graph.
         window: the sliding window of the layers that have one, in tokens.
         """
         self._forward, self._device, self._window, self._recorder = forward, device, window, recorder
         self._cache = cache
-        self._shapes = sorted(shapes(cache.slots, most_tokens))
+        self._shapes = sorted(shapes(cache.slots, most_tokens, adapted=adapted))
         self._captured: dict[Shape, tuple[PackedInputs, Replay]] = {}
         self._logits = torch.empty(max(shape.wanted for shape in self._shapes), vocab_size, device=device)
         self._hidden: list[Tensor] | None = None  # of the last call; None before the first
@@ -76,10 +79,11 @@ class CudaGraphs:
         for shape in reversed(self._shapes):
             self.outputs(shape, [padding_row(self._cache.slots)], [0])
 
-    def shape(self, rows: Sequence[RowInput], wanted: int) -> Shape | None:
+    def shape(self, rows: Sequence[RowInput], wanted: int, *, adapted: bool = False) -> Shape | None:
         """Return the smallest shape with room for the rows and so many logits; None if there is none."""
         tokens = sum([len(row.tokens) for row in rows])
-        fitting = (s for s in self._shapes if s.rows >= len(rows) and s.tokens >= tokens and s.wanted >= wanted)
+        shapes = (shape for shape in self._shapes if shape.adapted == adapted)
+        fitting = (s for s in shapes if s.rows >= len(rows) and s.tokens >= tokens and s.wanted >= wanted)
         return min(fitting, key=lambda shape: (shape.tokens, shape.rows), default=None)
 
     def outputs(self, shape: Shape, rows: Sequence[RowInput], wanted: Sequence[int]) -> tuple[Tensor, ...]:
@@ -104,10 +108,10 @@ class CudaGraphs:
         return self._logits[: shape.wanted].copy_(logits)
 
     def _call(self, shape: Shape, inputs: PackedInputs) -> tuple[Tensor, ...]:
-        wanted, *entries = inputs.integers[sum(inputs.sizes) :].split([shape.wanted, *[shape.rows] * 3])
-        slots, indices, pages = entries
+        sizes = [shape.wanted, *[shape.rows] * 3, shape.tokens if shape.adapted else 0]
+        wanted, slots, indices, pages, adapters = inputs.integers[sum(inputs.sizes) :].split(sizes)
         self._cache.tables_on(self._device).index_put_((slots, indices), pages.int())
-        return self._forward(*inputs.unpack(), wanted)
+        return self._forward(*inputs.unpack(), wanted, adapters if shape.adapted else None)
 
     def _allocate_hidden(self, shape: Shape, inputs: PackedInputs) -> None:
         """Allocate the memory to which all graphs write hidden states: before a capture, whose memory others use."""
@@ -119,16 +123,24 @@ class CudaGraphs:
             ]
 
     def _pack(self, shape: Shape, rows: Sequence[RowInput], wanted: Sequence[int]) -> PackedInputs:
-        """Pack rows and padding, the indices of the tokens whose logits are wanted, and new entries of the tables."""
+        """Pack rows, padding, the indices of the tokens whose logits are wanted, new table entries, and adapters."""
         entries = self._cache.pop_updates(shape.rows)
         entries += [(self._cache.slots, 0, 0)] * (shape.rows - len(entries))
+        adapters = token_adapters(rows) if shape.adapted else []
+        padding = [0] * (shape.tokens - len(adapters)) if shape.adapted else []
         return pack_inputs(
             rows,
             window=self._window,
             row_count=shape.rows + 1,  # the last has all tokens of padding
             token_count=shape.tokens,
             spare_slot=self._cache.slots,
-            rest=[*wanted, *[0] * (shape.wanted - len(wanted)), *chain.from_iterable(zip(*entries, strict=True))],
+            rest=[
+                *wanted,
+                *[0] * (shape.wanted - len(wanted)),
+                *chain.from_iterable(zip(*entries, strict=True)),
+                *adapters,
+                *padding,
+            ],
         )
 
 
@@ -137,26 +149,28 @@ def usual_tokens(slots: int, max_query: int) -> int:
     return _WANTED * slots + max_query
 
 
-def shapes(slots: int, most_tokens: int) -> Iterator[Shape]:
+def shapes(slots: int, most_tokens: int, *, adapted: bool = False) -> Iterator[Shape]:
     """Yield the shapes of all graphs: few, because each is captured at the start and takes memory."""
     most_rows = min(slots, MAX_ROWS)
     row_counts = _ROWS[: bisect_left(_ROWS, most_rows) + 1]
     token_counts = _TOKENS[: bisect_left(_TOKENS, min(most_tokens, _TOKENS[-1])) + 1]
     yield from {
-        Shape(min(rows, tokens), tokens, min(tokens, _WANTED * rows))
-        for rows, tokens in product(row_counts, token_counts)
+        Shape(min(rows, tokens), tokens, min(tokens, _WANTED * rows), kind)
+        for rows, tokens, kind in product(row_counts, token_counts, {False, adapted})
     }
 
 
-def graph_bytes(model: PreTrainedModel, slots: int, max_query: int) -> dict[torch.device, int]:
+def graph_bytes(
+    model: PreTrainedModel, slots: int, max_query: int, *, adapted: bool = False
+) -> dict[torch.device, int]:
     """Return an estimate of the memory that a runner's graphs need, by device; nothing unless the model is on a GPU.
 
-    The largest graph counts, because the others use its memory again. slots, max_query: as in `Runner`.
+    The largest graph counts, because the others use its memory again. The arguments are those of `Runner` and `shapes`.
     """
     if model.device.type != "cuda":
         return {}
     config = model.config.get_text_config()
-    every = list(shapes(slots, usual_tokens(slots, max_query)))
+    every = list(shapes(slots, usual_tokens(slots, max_query), adapted=adapted))
     wanted, tokens = max(shape.wanted for shape in every), max(shape.tokens for shape in every)
     hidden = int(config.hidden_size)
     inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)

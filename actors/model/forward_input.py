@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from decoding.drafts.trie import Draft
 from decoding.prompt_positions import PromptPositions
@@ -27,6 +28,7 @@ class RowInput(msgspec.Struct, frozen=True, gc=False):
     paths: Sequence[Sequence[int]] | None = None
     wanted: int | None = None
     prompt_positions: PromptPositions | None = None  # None: a token's position is its column
+    adapter: int = 0  # the slot of the LoRA weights that its tokens get; 0: none
 
     @property
     def logits_count(self) -> int:
@@ -37,6 +39,18 @@ class RowInput(msgspec.Struct, frozen=True, gc=False):
     def end(self) -> int:
         """The column after the last new token."""
         return self.start + len(self.tokens)
+
+
+def with_adapter(rows: list[RowInput], adapter: int) -> list[RowInput]:
+    """Return a row's inputs with the slot of its LoRA weights; 0: none."""
+    return [replace(row, adapter=adapter) for row in rows] if adapter else rows
+
+
+def token_adapters(rows: Sequence[RowInput]) -> list[int]:
+    """Return the slot of the LoRA weights of each token, [N]; [] if none has any."""
+    if not any(row.adapter for row in rows):
+        return []
+    return [row.adapter for row in rows for _ in row.tokens]
 
 
 def draft_input(slot: int, start: int, token: int, draft: Draft) -> RowInput:

@@ -10,7 +10,7 @@ least two. That is checked for each shape on the machine at hand.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeGuard
 
@@ -35,6 +35,10 @@ _sizes_by_shape: dict[tuple[object, ...], Sequence[int]] = {}  # of `_sizes`: th
 
 # Layers that models apply to the same input: joined they keep the threads busy for longer.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+# Takes layers that see the same input and what computes them; returns what computes them then.
+Wrap = Callable[[Sequence[nn.Module], nn.Module], nn.Module]
 
 
 class PackedLinear(nn.Module):
@@ -114,11 +118,11 @@ class JoinedLinear(nn.Module):
 class LinearGroup:
     """Several linear layers that see the same input, computed at once when the first of them is called."""
 
-    def __init__(self, linears: Sequence[nn.Linear], *, deterministic: bool = True) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], wrap: Wrap, *, deterministic: bool = True) -> None:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [bias for linear in linears if (bias := getattr(linear, "bias", None)) is not None]
         bias = torch.cat(biases) if biases else None
-        self.joined = _replacement(weight, bias, deterministic) or JoinedLinear(weight, bias)
+        self.joined = wrap(linears, make_linear(weight, bias, deterministic=deterministic))
         self.in_features = linears[0].in_features
         self.example = weight.new_empty(0)  # has their dtype and device
         self._sizes = [linear.out_features for linear in linears]
@@ -152,35 +156,42 @@ class GroupedLinear(nn.Module):
 
 
 @torch.no_grad()
-def pack_linears(module: nn.Module, *, deterministic: bool = True) -> None:
-    """Replace the linear layers below `module` that profit, one at a time to save memory."""
+def pack_linears(
+    module: nn.Module, *, deterministic: bool = True, wrap: Wrap = lambda layers, computed: computed
+) -> None:
+    """Replace the linear layers below `module` that profit, one at a time to save memory. wrap: gets all of them."""
     for names in _GROUPS:
-        _join(module, names, deterministic)
+        _join(module, names, deterministic, wrap)
     for name, child in module.named_children():
         faster: nn.Module | None = None
         if _profits(child):
             weight = child.weight.T if isinstance(child, Conv1D) else child.weight
             faster = _replacement(weight, child.bias, deterministic)
-        if faster is not None:
-            setattr(module, name, faster)
+        if isinstance(child, nn.Linear | Conv1D):
+            setattr(module, name, wrap([child], faster or child))
         else:
-            pack_linears(child, deterministic=deterministic)
+            pack_linears(child, deterministic=deterministic, wrap=wrap)
+
+
+def make_linear(weight: Tensor, bias: Tensor | None = None, *, deterministic: bool = True) -> nn.Module:
+    """Return a layer of these weights, [out_features, in_features], that is fast on their device."""
+    return _replacement(weight, bias, deterministic) or JoinedLinear(weight, bias)
 
 
 def _replacement(weight: Tensor, bias: Tensor | None, deterministic: bool) -> nn.Module | None:
     """Return a layer for the device of the weights, [out_features, in_features]; None: torch's own is as good."""
     if deterministic and serves(weight):
         return FixedOrderLinear(weight, bias)
-    return PackedLinear(weight, bias, deterministic=deterministic) if weight.device.type == "cpu" else None
+    return PackedLinear(weight, bias, deterministic=deterministic) if _is_fast(weight) else None
 
 
-def _join(module: nn.Module, names: Sequence[str], deterministic: bool) -> None:
+def _join(module: nn.Module, names: Sequence[str], deterministic: bool, wrap: Wrap) -> None:
     """Join the layers of these names, if the module has all of them and they are alike."""
     layers = [child for name in names if isinstance(child := getattr(module, name, None), nn.Linear)]
     kinds = {(layer.weight.device, layer.weight.dtype, layer.bias is None) for layer in layers}
     if len(layers) < len(names) or len(kinds) > 1 or not all(map(_profits, layers)):
         return
-    group = LinearGroup(layers, deterministic=deterministic)
+    group = LinearGroup(layers, wrap, deterministic=deterministic)
     for index, name in enumerate(names):
         setattr(module, name, GroupedLinear(group, index))
 

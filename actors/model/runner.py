@@ -5,6 +5,7 @@ It knows nothing of requests, drafts or sampling: rows of token ids go in at giv
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import islice
 
 import torch
@@ -15,10 +16,11 @@ from actors.model.attention.interface import NAME
 from actors.model.attention.reader import AttentionReader
 from actors.model.cuda_graphs import CudaGraphs, usual_tokens
 from actors.model.fixed_order.layers import FixedOrderLinear
-from actors.model.forward_input import RowInput
+from actors.model.forward_input import RowInput, token_adapters
 from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.hidden_states import HiddenStateHooks, HiddenStates
 from actors.model.kv_pages import KVPages
+from actors.model.lora.layers import LoraLayers
 from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.packed_linear import padded_size
 from actors.model.ragged_batch import RaggedBatch, have_gaps, pack_inputs, wanted_tokens, whole_positions
@@ -35,11 +37,19 @@ class Runner:
     """A model with a cache of `slots` rows, each of `max_length` tokens."""
 
     def __init__(
-        self, model: PreTrainedModel, *, slots: int, max_length: int, max_query: int, pages: int | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        max_length: int,
+        max_query: int,
+        pages: int | None = None,
+        lora: LoraLayers | None = None,
     ) -> None:
         """
         max_query: the most tokens of a row in one call, Q; a tree may reach that far past a row's end.
         pages: of the KV cache, for all rows together; None: as many as the slots can ever need.
+        lora: the adapters of the model's layers; None: it has none.
 
         Raises:
             ConfigError: the model's attention implementation can't be replaced.
@@ -54,10 +64,11 @@ class Runner:
         self.vocab_size = int(text_config.vocab_size)
         self.max_length = max_length
         self.max_query = max_query
+        self.lora = lora
         self.cache = KVPages(slots=slots, capacity=max_length + max_query, pages=pages)
         self.window: int | None = getattr(text_config, "sliding_window", None)
         self._no_mask = torch.zeros(1, 1, 1, 1, device=self.device)  # models make no mask where they get one
-        self._traced: Callable[..., tuple[Tensor, ...]] | None = None
+        self._traced: dict[bool, Callable[..., tuple[Tensor, ...]]] = {}  # by whether tokens have adapters
         self._graphs: CudaGraphs | None = None
         self._hooks: HiddenStateHooks | None = None
         self.hidden: HiddenStates | None = None  # of the last call of `logits`, if they are kept
@@ -73,11 +84,11 @@ class Runner:
     def shared_copy(self) -> "Runner":
         """Return a runner that shares the weights, with as much of its own cache. Only one may run at a time."""
         size = {"slots": self.cache.slots, "max_length": self.max_length, "max_query": self.max_query}
-        copy = Runner(self.model, **size, pages=self.cache.allocator.pages)
+        copy = Runner(self.model, **size, pages=self.cache.allocator.pages, lora=self.lora)
         copy.cache.dtype = self.cache.dtype
         copy.logits([RowInput(slot=0, start=0, tokens=[0])])
         copy.cache.clear_all()
-        if self._traced is not None or self._graphs is not None:
+        if self._traced or self._graphs is not None:
             copy.warm_up()
         return copy
 
@@ -104,6 +115,7 @@ class Runner:
             vocab_size=self.vocab_size,
             most_tokens=usual_tokens(self.cache.slots, self.max_query),
             window=self.window,
+            adapted=self.lora is not None,
             recorder=self.recorder,
         )
 
@@ -129,24 +141,29 @@ class Runner:
         """
         if self.device.type != "cpu" or not self.single_device:
             return
+        for adapted in (False,) if self.lora is None else (False, True):
+            self._use_trace(adapted=adapted)
+
+    def _use_trace(self, *, adapted: bool) -> None:
+        sizes = [([tokens], logits) for tokens, logits in _TRACED_SIZES]
         try:
-            traced = trace(self._call, *(self._example([tokens], logits) for tokens, logits in _TRACED_SIZES))
+            traced = trace(self._call, *(self._example(*size, adapted=adapted) for size in sizes))
             room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
             long = min(_MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - _COMPARED_START, room)
             for counts in ([1], [2, 1], [long, long]):
-                self._compare(traced, counts)
+                self._compare(traced, counts, adapted=adapted)
         except UntraceableError as error:
             _log.info("%s runs with its own Python: %s", type(self.model).__name__, error)
         except Exception:
             _log.warning("%s can't be traced, which costs speed", type(self.model).__name__, exc_info=True)
         else:
-            self._traced = traced
+            self._traced[adapted] = traced
         self.cache.clear_all()
 
-    def _compare(self, traced: Callable[..., tuple[Tensor, ...]], counts: Sequence[int]) -> None:
+    def _compare(self, traced: Callable[..., tuple[Tensor, ...]], counts: Sequence[int], *, adapted: bool) -> None:
         """Raise UntraceableError if the trace and the model differ. counts: the number of tokens of each row."""
         results = []
-        sizes, inputs = self._example(counts, sum(counts), start=_COMPARED_START)  # reserves the pages
+        sizes, inputs = self._example(counts, sum(counts), adapted=adapted, start=_COMPARED_START)  # reserves the pages
         for call in (None, traced):
             pages = self.cache.tables[: len(counts)].unique()
             for store in (store for stores in self.cache.layers.values() for store in stores):
@@ -155,13 +172,18 @@ class Runner:
         if not all(map(torch.equal, *results)):
             raise UntraceableError(f"it does something else with {counts} tokens")
 
-    def _example(self, counts: Sequence[int], logits: int, start: int = 1) -> Example:
+    def _example(self, counts: Sequence[int], logits: int, *, adapted: bool, start: int = 1) -> Example:
         """Return a call. counts: the tokens of each row, from column `start` on. logits: after how many tokens."""
         tokens = iter([(7 * start + 131 * index) % self.vocab_size for index in range(sum(counts))])
-        rows = [RowInput(slot, start, list(islice(tokens, count))) for slot, count in enumerate(counts)]
+        rows = [
+            RowInput(slot, start, list(islice(tokens, count)), adapter=int(adapted))
+            for slot, count in enumerate(counts)
+        ]
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         inputs, positions, batch = self._inputs(rows)
-        return Example((inputs.numel(), logits), (inputs, positions, torch.arange(logits), batch))
+        adapters = self._adapters(rows, inputs.numel())
+        given = (inputs, positions, torch.arange(logits), batch)
+        return Example((inputs.numel(), logits), given if adapters is None else (*given, adapters))
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[RowInput]) -> Tensor:
@@ -181,14 +203,18 @@ class Runner:
         if end > self.cache.capacity:
             raise ValueError(f"a row writes {end} positions, but a slot has {self.cache.capacity}")
         wanted = wanted_tokens(rows)
-        shape = self._graphs.shape(rows, len(wanted)) if self._graphs and not have_gaps(rows) else None
+        shape = None
+        if self._graphs and not have_gaps(rows):
+            adapted = self.lora is not None and bool(token_adapters(rows))
+            shape = self._graphs.shape(rows, len(wanted), adapted=adapted)
         if self._graphs and shape:
             self.cache.reserve_all(extents)
             logits, *hidden = self._graphs.outputs(shape, rows, wanted)
         else:
             self.cache.prepare_writes(extents)
             inputs, positions, batch = self._inputs(rows)
-            logits, *hidden = self._outputs(inputs, positions, batch, self._to_keep(wanted, inputs.numel()))
+            kept, adapters = self._to_keep(wanted, inputs.numel()), self._adapters(rows, inputs.numel())
+            logits, *hidden = self._outputs(inputs, positions, batch, kept, adapters)
         if hidden:
             last, layers = hidden
             self.hidden = HiddenStates(last[: len(wanted)], layers[: sum([len(row.tokens) for row in rows])])
@@ -206,7 +232,7 @@ class Runner:
         self.cache.prepare_writes((row.slot, row.start, row.end) for row in rows)
         tokens, positions, batch = self._inputs(rows)
         with HiddenStateHooks(self.model, layers).reading() as kept:
-            self._call(tokens, positions, None, batch)
+            self._call(tokens, positions, None, batch, self._adapters(rows, tokens.numel()))
         count = sum([len(row.tokens) for row in rows])
         return HiddenStates(*(states[:count] for states in kept))
 
@@ -219,42 +245,67 @@ class Runner:
         self.cache.prepare_writes([(row.slot, row.start, row.end)])
         tokens, positions, batch = self._inputs([row])
         reader = AttentionReader(len(row.tokens))
-        self._model_logits(tokens, positions, self._to_keep([0], tokens.numel()), batch, attention_reader=reader)
+        kept, adapters = self._to_keep([0], tokens.numel()), self._adapters([row], tokens.numel())
+        self._model_logits(tokens, positions, kept, batch, adapters, attention_reader=reader)
         return reader.largest
 
     def _outputs(
-        self, tokens: Tensor, positions: Tensor, batch: RaggedBatch, logits_to_keep: Tensor | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        batch: RaggedBatch,
+        logits_to_keep: Tensor | None = None,
+        adapters: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return logits, [·, V], and the hidden states to keep, if any."""
-        count = tokens.shape[1]
-        if self._traced is None or count > _MAX_TRACED_TOKENS:
-            return self._call(tokens, positions, logits_to_keep, batch)
+        """Return logits, [·, V], and the hidden states to keep, if any. adapters: [N], as `_adapters` returns."""
+        count, traced = tokens.shape[1], self._traced.get(adapters is not None)
+        if traced is None or count > _MAX_TRACED_TOKENS:
+            return self._call(tokens, positions, logits_to_keep, batch, adapters)
         kept = torch.arange(count) if logits_to_keep is None else logits_to_keep
-        return self._traced(count, len(kept), tokens, positions, kept, batch)
+        return traced(count, len(kept), tokens, positions, kept, batch, *([] if adapters is None else [adapters]))
 
     def _call(
-        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        logits_to_keep: Tensor | None,
+        batch: RaggedBatch,
+        adapters: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         if self._hooks is None:
-            return (self._model_logits(tokens, positions, logits_to_keep, batch),)
+            return (self._model_logits(tokens, positions, logits_to_keep, batch, adapters),)
         with self._hooks.reading() as kept:
-            logits = self._model_logits(tokens, positions, logits_to_keep, batch)
+            logits = self._model_logits(tokens, positions, logits_to_keep, batch, adapters)
         return (logits, *kept)
 
     def _model_logits(
-        self, tokens: Tensor, positions: Tensor, logits_to_keep: Tensor | None, batch: RaggedBatch, **options: object
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        logits_to_keep: Tensor | None,
+        batch: RaggedBatch,
+        adapters: Tensor | None,
+        **options: object,
     ) -> Tensor:
-        logits: Tensor = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=self._no_mask,
-            use_cache=False,
-            logits_to_keep=0 if logits_to_keep is None else logits_to_keep,
-            ragged_batch=batch,
-            kv_pages=self.cache,
-            **options,
-        ).logits
+        with nullcontext() if adapters is None or self.lora is None else self.lora.applied(adapters):
+            logits: Tensor = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=self._no_mask,
+                use_cache=False,
+                logits_to_keep=0 if logits_to_keep is None else logits_to_keep,
+                ragged_batch=batch,
+                kv_pages=self.cache,
+                **options,
+            ).logits
         return logits[0].float()
+
+    def _adapters(self, rows: Sequence[RowInput], count: int) -> Tensor | None:
+        """Return the slot of each token's adapter, [count] int64 with padding; None if no token has one."""
+        adapters = [] if self.lora is None else token_adapters(rows)
+        if not adapters:
+            return None
+        return tensor_on(self.device, [*adapters, *[0] * (count - len(adapters))], torch.int64)
 
     def _inputs(self, rows: Sequence[RowInput]) -> tuple[Tensor, Tensor, RaggedBatch]:
         """Return tokens, positions and layout on the device. On a CPU there may be padding: once, not in each layer."""

@@ -31,7 +31,7 @@ class Engine:
         wrap_link: Callable[[LocalLink], LocalLink] = lambda link: link,
     ) -> None:
         """
-        replicas: by the name of their model.
+        replicas: by the name of their model; further ones of a model as `model#1`, `model#2`, …
         options: for all replicas.
         own_options: in place of `options`, by the replica's name.
         wrap_link: lets tests put faulty links under the coordinator and the replicas.
@@ -66,7 +66,7 @@ class Engine:
         self._set_replicas()
 
     def _set_replicas(self) -> None:
-        self.coordinator.set_replicas(ReplicaAddress(name, name) for name in self._alive)
+        self.coordinator.set_replicas(ReplicaAddress(name, name.partition("#")[0]) for name in self._alive)
 
     def check(self) -> None:
         """Raise UnavailableError if a loop has ended or is stuck."""

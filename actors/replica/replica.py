@@ -16,6 +16,7 @@ from actors.heads.proposer import HeadProposer
 from actors.heads.spec import HeadsSpec
 from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
 from actors.loading.grammar_tokenizer import structure_tokenizer
+from actors.loading.lora import read_lora
 from actors.loading.memory_budget import (
     Bytes,
     choose_slots,
@@ -32,6 +33,7 @@ from actors.loops.thread import LoopThread, LoopTimes
 from actors.model.cuda_graphs import graph_bytes
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
+from actors.model.lora.layers import LoraLayers
 from actors.model.runner import Runner
 from actors.replica.roles import Loop, Role, make_loop
 from actors.replica.weights import copy_weights
@@ -122,21 +124,40 @@ class _Loaded(NamedTuple):
     column: Bytes  # of one token's keys and values
     heads: LoadedHeads | None = None
     hidden_layers: Sequence[int] = ()
+    lora: LoraLayers | None = None
 
 
 def _load(spec: ModelSpec, heads_spec: HeadsSpec | None = None) -> _Loaded:
     model = load_model(spec)
-    weights = weights_on_devices(model)
+    weights: Bytes = weights_on_devices(model)
     heads = None if heads_spec is None else load_heads(heads_spec, model)
-    use_faster_layers(model, deterministic=spec.deterministic)
+    lora = None
+    if spec.adapter_slots:
+        lora = LoraLayers(model, slots=spec.adapter_slots, rank=spec.max_adapter_rank, deterministic=spec.deterministic)
+    use_faster_layers(model, deterministic=spec.deterministic, lora=lora)
+    if lora is not None:
+        _load_adapters(spec, lora)
+        weights = _sum([weights, lora.nbytes])
     try:
-        column = column_bytes(try_out(model), spec.kv_torch_dtype)
+        column: Bytes = column_bytes(try_out(model), spec.kv_torch_dtype)
     except ConfigError as error:
         raise ConfigError(f"models.{spec.name}.path: {spec.path!r} can't be served: {error}") from error
     if heads is None:
-        return _Loaded(spec, model, weights, column)
+        return _Loaded(spec, model, weights, column, lora=lora)
     numbers = dict.fromkeys(column, heads.column_numbers * (spec.kv_torch_dtype or model.dtype).itemsize)
-    return _Loaded(spec, model, _sum([weights, weights_on_devices(heads.module)]), _sum([column, numbers]), heads)
+    weights, column = _sum([weights, weights_on_devices(heads.module)]), _sum([column, numbers])
+    return _Loaded(spec, model, weights, column, heads, lora=lora)
+
+
+def _load_adapters(spec: ModelSpec, lora: LoraLayers) -> None:
+    """Put the adapters of a configuration into the first slots. Raises ConfigError if it can't."""
+    for slot, (name, path) in enumerate(spec.adapters.items(), 1):
+        try:
+            weights = read_lora(path)
+            lora.check(weights.pairs)
+        except ConfigError as error:
+            raise ConfigError(f"models.{spec.name}.adapters.{name}: {error}") from error
+        lora.write(slot, weights.version, weights.pairs)
 
 
 def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
@@ -150,7 +171,10 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
     column = _sum([each.column for each in loaded] * copies)
     weights = _sum([each.weights for each in loaded])
     slots = choose_slots(spec.slots, loaded[0].model.device)
-    graphs = [graph_bytes(each.model, slots, query) for each, query in zip(loaded, max_queries, strict=True)]
+    graphs = [
+        graph_bytes(each.model, slots, query, adapted=each.lora is not None)
+        for each, query in zip(loaded, max_queries, strict=True)
+    ]
     pages = fit_pages(
         spec.name,
         spec.kv_tokens,
@@ -162,13 +186,15 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
     )
     runners = []
     for each, max_length, max_query in zip(loaded, lengths, max_queries, strict=True):
-        runner = Runner(each.model, slots=slots, max_length=max_length, max_query=max_query, pages=pages)
+        size = {"slots": slots, "max_length": max_length, "max_query": max_query, "pages": pages}
+        runner = Runner(each.model, **size, lora=each.lora)
         runner.cache.dtype = each.spec.kv_torch_dtype
         if each.heads is not None:
             each.heads.prepare(runner)
         elif each.hidden_layers:
             runner.keep_hidden_states(each.hidden_layers)
-        runner.logits([RowInput(slot=0, start=0, tokens=[0])])
+        for adapter in (0,) if each.lora is None else (0, 1):
+            runner.logits([RowInput(slot=0, start=0, tokens=[0], adapter=adapter)])
         runner.cache.clear_all()
         runner.warm_up()
         runners.append(runner)

@@ -54,15 +54,15 @@ class Committer:
 
     def _commit(self, row: TargetRow, draft: Draft, verdict: Verdict) -> None:
         peer, request_id = row.key
-        tokens = verdict.tokens(draft)
+        tokens, generated = verdict.tokens(draft), row.generated
         kept, finish = cut_at_stop(
-            tokens, row.generated, end_token_ids=row.history.end_token_ids, max_tokens=row.params.max_tokens
+            tokens, generated, end_token_ids=row.history.end_token_ids, max_tokens=row.params.max_tokens
         )
-        base, is_first = len(row.tokens), row.generated == 0
+        base, is_first = len(row.tokens), generated == 0
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
         was_rejected = verdict.rejected and finish is None
-        proposers, ensemble = draft.proposers, row.ensemble
+        ensemble = row.ensemble
         commit = Commit(  # by position, because a step has one per row, and msgspec takes four times as long by name
             request_id,
             base,
@@ -76,8 +76,8 @@ class Committer:
             ensemble.views and ensemble.views[: len(kept)] if ensemble else None,
             was_rejected,
             was_rejected and bool(row.trie),
-            {name: proposers.count(name) for name in set(proposers)} if proposers else {},
-            [proposers[index] for index in verdict.path[: len(kept)]] if proposers else [],
+            draft.proposed_by() if draft.proposers else {},
+            verdict.accepted(draft.proposers)[: len(kept)] if draft.proposers else [],
             row.admission,
             min(row.reused or 0, row.prompt_length) if is_first else 0,
         )

@@ -10,6 +10,7 @@ from actors.loops.grammar_jobs import GrammarJobs
 from actors.loops.mailbox import Mailbox
 from actors.loops.served_row import ServedRow
 from actors.model.runner import Runner
+from actors.target.adapters import AdapterTable
 from actors.target.beams import BeamRow
 from actors.target.leader import EnsembleLeader
 from actors.target.planner import DraftPlanner
@@ -47,12 +48,13 @@ class TargetInbox:
         runner: Runner,
         planner: DraftPlanner,
         structures: GrammarJobs,
+        adapters: AdapterTable,
         leader: EnsembleLeader,
         logits_mappings: Mapping[str, LogitsMapping],
     ) -> None:
         """logits_mappings: for each leader with another tokenizer, by its name."""
         self._rows, self._mailbox, self._runner = rows, mailbox, runner
-        self._planner, self._structures, self._leader = planner, structures, leader
+        self._planner, self._structures, self._adapters, self._leader = planner, structures, adapters, leader
         self._logits_mappings = logits_mappings
         self._ngrams = NgramProposers()
 
@@ -149,6 +151,7 @@ class TargetInbox:
             proposer = self._ngrams.make(message.ngram, message.draft_length, private=private)
         row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)
         self._structures.begin(row)
+        self._adapters.begin(row)
         self._rows.add_writer(row)  # first: this removes an earlier row of the request, and its members' rows
         if message.ensemble is not None:
             self._leader.invite(row, message.ensemble, time.perf_counter())
@@ -162,6 +165,7 @@ class TargetInbox:
             raise InvalidRequestError(reason, field="num_beams")
         row = BeamRow(peer, message, options, self._runner.cache)
         self._structures.begin(row)
+        self._adapters.begin(row)
         self._rows.add(row)
 
     def _join(self, peer: str, message: Join) -> None:

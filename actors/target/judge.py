@@ -5,7 +5,7 @@ Knows nothing of messages, caches or where the logits come from.
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Positions
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 from decoding.sampling.sampler import probabilities, sample
+from decoding.sampling.text_table import TextTables
 from decoding.sampling.transfer import tensor_on
+
+Value = TypeVar("Value")
 
 
 class Verdict(NamedTuple):
@@ -33,20 +36,27 @@ class Verdict(NamedTuple):
         """Return the row of the step's K + 1 logits that each committed token was chosen from."""
         return [0, *[index + 1 for index in self.path]]
 
+    def accepted(self, values: list[Value]) -> list[Value]:
+        """Return those of the accepted draft tokens. values: [K]"""
+        count = len(self.path)
+        if not count or self.path[-1] == count - 1:  # the draft's first
+            return values[:count]
+        return [values[index] for index in self.path]
+
     def tokens(self, draft: Draft) -> list[int]:
         """Return the committed tokens."""
-        return [*[draft.tokens[index] for index in self.path], self.own]
+        return [*self.accepted(draft.tokens), self.own]
 
 
-def judge(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
+def judge(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> Callable[[], list[Verdict]]:
     """Launch the verification of drafts. The function that is returned waits for the device, and returns the verdicts.
 
-    logits: [N, V] a step's.
+    logits: [N, V] a step's. tables: of the rows' texts.
     """
     coupled = [verification for verification in verifications if not verification.row.rejects]
     rejecting = [verification for verification in verifications if verification.row.rejects]
     parts = (_coupled, coupled), (_by_rejection, rejecting)
-    waits = [rule(part, _rows_of(part, logits)) if part else list for rule, part in parts]
+    waits = [rule(part, _rows_of(part, logits), tables) if part else list for rule, part in parts]
 
     def wait() -> list[Verdict]:
         by_rule = [iter(wait()) for wait in waits]
@@ -65,9 +75,9 @@ def _rows_of(verifications: Sequence[Verification], logits: Tensor) -> Tensor:
     return logits[tensor_on(logits.device, [*chain.from_iterable([v.rows for v in verifications])], torch.int64)]
 
 
-def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
+def _coupled(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> Callable[[], list[Verdict]]:
     """Verify by sampling with shared noise. Siblings in a tree have the same position, so the same noise."""
-    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device)
+    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device, tables)
     sampled = sample(logits, batch)  # [N]
 
     def wait() -> list[Verdict]:
@@ -84,8 +94,10 @@ def _coupled(verifications: Sequence[Verification], logits: Tensor) -> Callable[
     return wait
 
 
-def _by_rejection(verifications: Sequence[Verification], logits: Tensor) -> Callable[[], list[Verdict]]:
-    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device)
+def _by_rejection(
+    verifications: Sequence[Verification], logits: Tensor, tables: TextTables
+) -> Callable[[], list[Verdict]]:
+    batch = SamplingBatch.of([*map(_positions, verifications)], logits.shape[-1], logits.device, tables)
     distribution = probabilities(logits, batch)  # [N, V]
     judged = [RejectionRow(draft, row.params.seed, len(row.tokens)) for row, draft, *_ in verifications]
     return lambda: [Verdict(*verdict) for verdict in verify_by_rejection(distribution, judged)]

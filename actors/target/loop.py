@@ -19,9 +19,10 @@ from actors.loops.row_table import PREPARING_S
 from actors.loops.scheduler import Scheduler, Share
 from actors.loops.served_row import ServedRow
 from actors.loops.thread import LoopTimes
-from actors.model.forward_input import RowInput
+from actors.model.forward_input import RowInput, with_adapter
 from actors.model.runner import Runner
 from actors.model.step_timer import StepTimer
+from actors.target.adapters import AdapterTable
 from actors.target.colocated_drafter import ColocatedDrafter
 from actors.target.committer import Committer
 from actors.target.heads_drafter import HeadsDrafter
@@ -35,6 +36,7 @@ from actors.target.step_proposers import StepProposer, StepProposers
 from actors.wire.link import ConnectingLink
 from actors.wire.messages import Report
 from decoding.grammars.mask_threads import MaskThreads
+from decoding.sampling.text_table import TextTables
 
 Shares = Sequence[Share[ServedRow]]
 
@@ -61,13 +63,16 @@ class Target:
         self._rows.drafting = self._planner.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
+        self._adapters = AdapterTable(runner.lora)
         self._inbox = TargetInbox(
-            self._rows, self._mailbox, runner, self._planner, structures, self._leader, options.logits_mappings
+            *(self._rows, self._mailbox, runner, self._planner, structures, self._adapters, self._leader),
+            options.logits_mappings,
         )
         self._committer = Committer(self._rows, runner, self._planner, self._inbox, self._mailbox)
         chunk = min(options.prefill_chunk, runner.max_query)
         self._scheduler = Scheduler(self._rows, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
+        self._texts = TextTables()
         self._waited_before_s = 0.0  # `times.waited_s` at the end of the last step
 
     def load(self) -> Report:
@@ -90,13 +95,13 @@ class Target:
         prompt_tokens = sum([share.tokens for share in shares if share.row.prefilling])
         self._draft(running, others=sum([share.tokens for share in shares]) - len(running))
         self._request_logits(running, round_began_s)
-        inputs = [row.inputs(limit) for row, limit in shares]
+        inputs = [with_adapter(row.inputs(limit), row.adapter_slot or 0) for row, limit in shares]
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
         if self._heads is not None:
             self._heads.begin_step([self._rows.writer(row.key) for row, _ in shares], inputs)
         verifications = self._take(shares, inputs, logits)
-        wait_for_verdicts = judge(verifications, logits)
+        wait_for_verdicts = judge(verifications, logits, self._texts)
         timer.stop()
         self._inbox.receive(0.0)  # while the device computes: a late draft still tells what follows the verdict
         verdicts = wait_for_verdicts()
@@ -157,7 +162,7 @@ class Target:
             Verification(row, round_.draft, range(start, end), round_.mask)
             for row, round_, (start, end) in zip(rows, rounds, pairwise(chain([0], ends)), strict=True)
         ]
-        verdicts = judge(verifications, blended)()
+        verdicts = judge(verifications, blended, self._texts)()
         for ensemble, round_, verdict in zip(ensembles, rounds, verdicts, strict=True):
             ensemble.end_round(verdict.logits_rows(), verdict.tokens(round_.draft))
         requested_at_s = min(round_.requested_at_s for round_ in rounds)
@@ -228,7 +233,7 @@ class Target:
     def _update_rows(self) -> None:
         """Begin what is ready, fail what can't go on, announce what has read its text."""
         self._choose_mode()
-        for row, error in self._rows.make_ready():
+        for row, error in [*self._rows.make_ready(), *self._adapters.make_ready()]:
             self._inbox.fail(row, error)
         for row, reason in self._leader.drop_late_members(time.perf_counter()):
             self._inbox.fail(row, reason)
@@ -250,12 +255,14 @@ class Target:
             return 0.0
         due = [row for row in self._rows if row.due]
         if due:
-            return _wait_s(due) if all(row.verifies for row in due) else 0.0
+            wait_s = _wait_s(due)
+            return wait_s if wait_s > 0 and all(row.verifies for row in due) else 0.0
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
     def _release(self, row: ServedRow) -> None:
-        """Let members and the colocated drafter forget a row that is removed."""
+        """Let members, adapters and the colocated drafter forget a row that is removed."""
         self._leader.remove(row)
+        self._adapters.release(row)
         if self._colocated_drafter is not None:
             self._colocated_drafter.remove(row)
         if self._heads is not None:

@@ -129,6 +129,7 @@ class DraftPlanner:
         with_prompts = len(rows) + prompt_tokens
         self._prefill_work_s += self._prefill_cost_s(with_prompts) - self._prefill_cost_s(len(rows))
         if self._adaptive and is_typical and any(row.speculates for row in rows):
+            missed = sum([row.missed_tokens for row in rows]) if self.trial.is_resting else 0
             self.trial.note(
                 self.active_rows,
                 committed,
@@ -136,6 +137,7 @@ class DraftPlanner:
                 work_s=self._prefill_work_s + committed * plain_cost_s(len(rows)) / len(rows),
                 drafted=drafted,
                 offered=self._offered,
+                catch_up_s=self._prefill_cost_s(missed) if missed else 0.0,
             )
             if self.trial.is_resting and prompt_tokens:
                 self._prefill_cost_s.note(with_prompts, seconds)

@@ -46,6 +46,7 @@ class TargetRow(ServedRow):
         self.heads = admit.heads and self.draft_length > 0  # whether heads of the target draft for it
         self.attached_drafter = admit.attached_drafter
         self._acknowledged_length = len(self.tokens)  # of the text that the attached drafter has
+        self._read_length = 0  # of the text that a drafter has read, as its offers tell
         self._drafter_rests = False
         self.expects_drafts = self.drafter and self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # worth waiting for
@@ -54,6 +55,8 @@ class TargetRow(ServedRow):
         self.drafted_at_plan = 0  # draft tokens that were there when the wait began
         self.deadline_s = 0.0
         self.rejected_at = 0  # length of the text when a draft token was last rejected
+        self.usable_draft_length = 0  # the most draft tokens that a step can use
+        self._limit_draft()
         self.step_draft = NO_DRAFT  # that the next step verifies
         self.mask: Tensor | None = None  # as in Verification
         self._verification: Verification | None = None  # of the logits that were taken last
@@ -64,7 +67,7 @@ class TargetRow(ServedRow):
 
     @property
     def verifies(self) -> bool:
-        if len(self.tokens) - self.cached > 1 or self.preparing is not None or self.waits_for_pages:
+        if len(self.tokens) - self.cached > 1 or not self.ready:
             return False
         return self.ensemble is None or (self.ensemble.is_joined and self.ensemble.round is None)
 
@@ -124,13 +127,18 @@ class TargetRow(ServedRow):
         return self.draft_length > 0 and (self.drafter or self.heads or self.proposer is not None)
 
     @property
+    def missed_tokens(self) -> int:
+        """Tokens that its drafter has to read before it can draft again."""
+        return max(0, len(self.tokens) - self._read_length) if self.drafter else 0
+
+    @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
 
-    @property
-    def usable_draft_length(self) -> int:
-        """The most draft tokens that a step can use. The request's last token needs no draft."""
-        return min(self.draft_length, self.prompt_length + self.params.max_tokens - len(self.tokens) - 1)
+    def _limit_draft(self) -> None:
+        """Find out how many draft tokens a step can use. The request's last token needs no draft."""
+        room = self.prompt_length + self.params.max_tokens - len(self.tokens) - 1
+        self.usable_draft_length = min(self.draft_length, room)
 
     @property
     def drafted_length(self) -> int:
@@ -140,12 +148,15 @@ class TargetRow(ServedRow):
     def best_draft(self, *, branching: bool = True) -> Draft:
         """Return the most probable draft tokens, as many as a step can use: a tree if it may branch, or a chain."""
         length = self.usable_draft_length
+        if length <= 0:
+            return NO_DRAFT
         draft = self.trie.best_draft(length, length, branching=branching)
         # Rejection sampling needs all tokens as they were drawn, also those that the structure forbids.
         return draft if self.structure is None or self.rejects else self.structure.prune(draft)
 
     def offer(self, offer: Offer) -> bool:
         """Add a draft in the target's tokens to the trie. Returns whether any of it fits the text."""
+        self._read_length = offer.base
         return self.trie.offer(offer.base, offer.tokens, offer.parents, offer.probabilities, offer.distributions)
 
     def propose(self) -> None:
@@ -158,6 +169,7 @@ class TargetRow(ServedRow):
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: whether the last token replaces a rejected draft token."""
         self.trie.commit(tokens)
+        self._limit_draft()
         if rejected:
             self.rejected_at = len(self.tokens)
         if rejected and self.rejects:
@@ -197,7 +209,8 @@ class TargetRow(ServedRow):
     def attention_input(self) -> RowInput:
         """Return what the answer was drawn after, whose attention to the prompt is wanted once the answer is there."""
         start = self.prompt_length - 1
-        return RowInput(self.slot, start, self.tokens[start:-1], prompt_positions=self.prompt_positions)
+        positions, adapter = self.prompt_positions, self.adapter_slot or 0
+        return RowInput(self.slot, start, self.tokens[start:-1], prompt_positions=positions, adapter=adapter)
 
     def _note_prompt(self, chunk: RowInput, logits: Tensor) -> None:
         """Keep the prompt's log-probabilities. logits: [N, V], after each token of a prefill chunk."""

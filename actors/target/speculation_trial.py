@@ -3,7 +3,8 @@
 A drafter may share cores, memory bandwidth or a GPU with the target, clients may be slow, an estimate may be wrong.
 So a target compares its speed with and without speculation. The two are measured one right after the other, because the
 machine's own speed changes, too. A trial begins when the time that it may lose has been earned, and ends when that is
-lost. So many rows at once begin with plain decoding, and one or two rows with drafts.
+lost. So many rows at once begin with plain decoding, and one or two rows with drafts. What drafters have missed while
+they rested is expected to be lost, too: they read it first.
 """
 
 import math
@@ -25,7 +26,8 @@ _MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the le
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
 _MAX_AGREEING = 20  # trials are counted
-_MAX_LOSS = 2.0  # times the expected time; what is beyond is a hiccup, which the trial did not cause
+_MAX_LOSS = 2.0  # times the expected time; what is beyond, or needed to catch up, is a hiccup, which no trial caused
+_CATCH_UP_SHARE = 0.3  # of the time that the target would need to read what drafters have missed, before it is measured
 _SMOOTHING = 0.6  # weight of the newest trial
 _FADING = 0.95  # factor per step on what was measured before, so that it is as recent as a trial
 _INHERITED = 1  # powers of two between sizes of which the smaller's gain says something about the larger's
@@ -43,6 +45,7 @@ class _Window:
     speculating: bool
     trying: bool  # whether this is a trial of the mode that is not in use
     settled: bool = False
+    catch_up_s: float = 0.0  # what drafters need at most until they draft again
     steps: int = 0  # since it settled, or before that, since it began
     drafted_steps: int = 0  # since it settled, like `tokens`, `work_s` and `seconds`
     tokens: int = 0
@@ -57,7 +60,8 @@ class _Window:
         self.total_work_s += work_s
         if not self.settled:
             drafters_follow = drafted if self.speculating else not offered
-            self.settled = self.steps >= (_MIN_SETTLING_STEPS if drafters_follow else _MAX_SETTLING_STEPS)
+            late = self.steps >= _MAX_SETTLING_STEPS and self.total_s >= self.catch_up_s
+            self.settled = late or (drafters_follow and self.steps >= _MIN_SETTLING_STEPS)
             self.steps *= not self.settled
             return
         fading = 1.0 if self.trying else _FADING
@@ -82,7 +86,7 @@ class _Window:
     def loss_s(self, better_speed: float) -> float:
         """Return the seconds that the better mode would have saved since the window began."""
         expected_s = self.total_work_s / better_speed
-        return min(max(0.0, self.total_s - expected_s), _MAX_LOSS * expected_s)
+        return min(max(0.0, self.total_s - expected_s), _MAX_LOSS * expected_s + self.catch_up_s)
 
 
 @dataclass(slots=True)
@@ -113,6 +117,8 @@ class SpeculationTrial:
         self._window_before: _Window | None = None  # the trial: of the mode in use
         self._plain_speed = 1.0  # when last measured
         self._credit_s = 0.0  # what trials may lose
+        self._catch_up_s = 0.0  # as in `note`
+        self._catch_up_share = _CATCH_UP_SHARE  # of `catch_up_s` that is lost
         self._since_trial_s = self._min_pause_s = 0.0
         self.trials = 0
         self.lost_s = 0.0  # by trials of the mode that proved slower
@@ -139,7 +145,15 @@ class SpeculationTrial:
         return not self._window.speculating and self._window.settled and not self._window.trying
 
     def note(
-        self, rows: int, tokens: int, seconds: float, *, work_s: float, drafted: bool, offered: bool = False
+        self,
+        rows: int,
+        tokens: int,
+        seconds: float,
+        *,
+        work_s: float,
+        drafted: bool,
+        offered: bool = False,
+        catch_up_s: float = 0.0,
     ) -> None:
         """Count a step.
 
@@ -150,12 +164,17 @@ class SpeculationTrial:
             work_s: estimated seconds of plain decoding for the same tokens and prefill, while drafters rest.
             drafted: whether the step verified draft tokens.
             offered: whether drafters offered drafts since the last step, so that they do not rest.
+            catch_up_s: the most that drafters would need to read what they have missed, while plain decoding is in use.
         """
         self._update_size(rows)
+        if not self._window.speculating:
+            self._catch_up_s = catch_up_s
         self._credit_s = min(self._max_credit_s, self._credit_s + _BUDGET * seconds)
         self._since_trial_s += seconds
         window, was_settled = self._window, self._window.settled
         window.note(tokens, work_s, seconds, drafted=drafted, offered=offered)
+        if window.settled and not was_settled:
+            self._learn_catch_up(window)
         if window.trying:
             assert self._window_before is not None
             if window.has_shown_enough(self._window_before.speed):
@@ -186,18 +205,35 @@ class SpeculationTrial:
         return self._since_trial_s >= pause_s and credit_s >= cost_s
 
     @property
+    def _expected_catch_up_s(self) -> float:
+        """The seconds that are lost until drafters draft again."""
+        return self._catch_up_share * (self._window.catch_up_s if self._window.speculating else self._catch_up_s)
+
+    def _learn_catch_up(self, window: _Window) -> None:
+        """Learn what is lost until drafters draft again, if that is more than the loss of a few steps."""
+        speed = self._plain_speed if self._window_before is None else self._window_before.speed
+        expected_s = window.total_work_s / speed
+        if window.catch_up_s > expected_s:
+            share = min(max(0.0, window.total_s - expected_s) / window.catch_up_s, 1.0)
+            self._catch_up_share += _SMOOTHING * (share - self._catch_up_share)
+
+    @property
     def _expected_loss_s(self) -> float:
-        """The seconds that a trial of the mode that is not in use may lose: as much as the last one lost."""
+        """The seconds that a trial of the mode that is not in use may lose: as much as the last one lost.
+
+        Drafters have missed more by now, or less.
+        """
         tried = self._window.speculating == self._window.trying
         evidence = self._evidence.get(self._size)
         unknown_s = 0.0 if evidence is not None and evidence.trials else self._unknown_loss_s
         loss_s = unknown_s if evidence is None else evidence.loss_s.get(tried, unknown_s)
-        return min(loss_s, self._max_credit_s)
+        return min(loss_s + self._expected_catch_up_s, self._max_credit_s)
 
     @property
     def _may_begin(self) -> bool:
         """Whether to speculate with batches of a size that was never tried."""
-        return self._size <= _TRIED_AT_ONCE or self._credit_s + _FIRST_S >= self._unknown_loss_s
+        expected_s = self._unknown_loss_s + self._expected_catch_up_s
+        return self._size <= _TRIED_AT_ONCE or self._credit_s + _FIRST_S >= expected_s
 
     @property
     def _unknown_loss_s(self) -> float:
@@ -210,15 +246,17 @@ class SpeculationTrial:
 
     @property
     def _max_credit_s(self) -> float:
-        return max(_MAX_CREDIT_S, _MAX_CREDIT * self._unknown_loss_s)
+        return max(_MAX_CREDIT_S, _MAX_CREDIT * self._unknown_loss_s) + self._expected_catch_up_s
 
     def _break_off(self) -> None:
         """End a trial that has lost too much before it showed anything."""
-        trial, lost_s = self._window, self._may_lose_s  # more than that was a hiccup
+        trial, before = self._window, self._window_before
         evidence = self._evidence.setdefault(self._size, _Evidence())
         evidence.loss_s.pop(trial.speculating, None)
-        self._charge(trial.speculating, lost_s)
-        evidence.loss_s[trial.speculating] = _AFTER_BREAK_OFF * lost_s
+        if not trial.settled:
+            self._learn_catch_up(trial)
+        self._charge(trial.speculating, trial.loss_s(1.0 if before is None else before.speed))
+        evidence.loss_s[trial.speculating] *= _AFTER_BREAK_OFF
         self._begin_pause(trial)
         self._open(not trial.speculating, trying=False)
 
@@ -245,14 +283,16 @@ class SpeculationTrial:
     def _charge(self, tried: bool, loss_s: float) -> None:
         """Count the loss of a trial. tried: whether it speculated."""
         loss_by_mode = self._evidence[self._size].loss_s
-        loss_by_mode[tried] = loss_by_mode.get(tried, 0.0) + loss_s
+        catch_up_s = self._catch_up_share * self._window.catch_up_s
+        loss_by_mode[tried] = loss_by_mode.get(tried, 0.0) + max(0.0, loss_s - catch_up_s)
         self._credit_s -= loss_s
         self.lost_s += loss_s
 
     def _open(self, speculating: bool, *, trying: bool) -> None:
         """Begin a window. It is settled if it continues in the same mode."""
-        settled = self._window.settled and speculating == self._window.speculating
-        self._window = _Window(speculating, trying, settled)
+        same = speculating == self._window.speculating
+        catch_up_s = self._catch_up_s if speculating and not same else 0.0
+        self._window = _Window(speculating, trying, self._window.settled and same, catch_up_s)
 
     def _update_size(self, rows: int) -> None:
         """If the size has changed, use the mode that won at that size, or at the nearest size with evidence."""

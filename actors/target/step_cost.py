@@ -14,7 +14,7 @@ _SMOOTHING = 0.1  # weight of the newest step
 _RELAXING = 0.003  # weight per step with which the factors of other sizes follow the mean
 _MEASURED_SIZES = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 _ROUNDS = 8
-_MEASURING_S = 3.0  # no round begins later
+_MEASURING_S = 0.05  # of each size; the server waits meanwhile, and the first requests' steps measure on
 
 
 class StepCost:
@@ -75,20 +75,23 @@ class StepCost:
 def measure_step_cost(runner: Runner) -> StepCost:
     """Time steps of a few sizes on an idle runner, which also warms it up.
 
-    The minimum of several rounds counts, because other replicas may be starting on the same machine.
+    The minimum of several rounds counts, because other replicas may be starting on the same machine. Long steps take
+    part in few rounds, where noise matters less.
     """
     sizes = [size for size in runner.padded_sizes or _MEASURED_SIZES if size <= runner.max_query]
     seconds = [math.inf] * len(sizes)
+    left_s = [_MEASURING_S] * len(sizes)
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
-    end_s = time.perf_counter() + _MEASURING_S
     for _ in range(_ROUNDS):
         for index, tokens in enumerate(sizes):
+            if left_s[index] <= 0:
+                continue
+            began_s = time.perf_counter()
             timer = StepTimer(runner.device)
             best = runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens)]).argmax(dim=-1)
             timer.stop()
             best.tolist()
             seconds[index] = min(seconds[index], timer.seconds())
-        if time.perf_counter() > end_s:
-            break
+            left_s[index] -= time.perf_counter() - began_s
     runner.cache.clear_all()
     return StepCost(sizes, seconds, runner.padded_sizes)

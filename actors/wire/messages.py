@@ -64,6 +64,14 @@ class MemberView(msgspec.Struct, frozen=True):
     share: float  # weight × probability, divided by the sum over members
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """LoRA weights that a target applies to a request. Replicas that lack them read them when they are needed."""
+
+    name: str  # that clients ask for
+    path: str  # a folder or a Hub id
+    version: str  # digest of the files: equal texts need equal weights
+
+
 class Admit(msgspec.Struct, frozen=True, tag=True):
     """Start to work on a request. `tokens` are its prompt and all committed tokens, so fail-over is one more Admit.
 
@@ -87,6 +95,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     admission: int = 0
     cache_salt: str = ""  # KV pages and drafts are shared only with requests of the same salt
     prompt_positions: PromptPositions | None = None  # of a shortened prompt; drafters read it without gaps
+    adapter: Adapter | None = None  # of the target; drafters draft without
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

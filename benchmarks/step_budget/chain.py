@@ -6,7 +6,7 @@ from actors.drafter.chain import ChainStart, DraftChain
 from actors.model.forward_input import RowInput
 from benchmarks.step_budget.host_clock import HostClock
 from benchmarks.step_budget.metered_runner import MeteredRunner
-from benchmarks.step_budget.stage import Load
+from benchmarks.step_budget.stage import WARM_UPS, Load
 from benchmarks.step_budget.traffic import Traffic
 
 
@@ -34,6 +34,8 @@ class ChainStage:
 
     def host_s(self, chains: int) -> float:
         """Run some chains; return the median of the host's time for one, in seconds of a core."""
+        for _ in range(WARM_UPS):
+            self._host_s()
         return median(self._host_s() for _ in range(chains))
 
     def _host_s(self) -> float:

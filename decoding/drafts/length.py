@@ -31,7 +31,7 @@ class AcceptanceEstimate:
     def note(self, *, drafted: int, accepted: int) -> None:
         """Count one step: its accepted tokens and the first rejected one. Tokens after that were not tested."""
         self._accepted = self._forgetting * self._accepted + accepted
-        self._tested = self._forgetting * self._tested + min(accepted + 1, drafted)
+        self._tested = self._forgetting * self._tested + (drafted if drafted <= accepted else accepted + 1)
 
 
 def choose_draft_tokens(probabilities: Sequence[Sequence[float]], step_cost_s: Callable[[int], float]) -> list[int]:

@@ -81,6 +81,13 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
             children[parent + 1].append(index)
         return children
 
+    def proposed_by(self) -> dict[str, int]:
+        """Return how many of the tokens each proposer offered first."""
+        first, count = self.proposers[:1], len(self.proposers)
+        if first * count == self.proposers:  # as for most drafts
+            return dict.fromkeys(first, count)
+        return {name: self.proposers.count(name) for name in set(self.proposers)}
+
     def depths(self) -> Sequence[int]:
         """Return the depth of each token, [K]; 1: it follows the text."""
         if self.is_chain:
@@ -92,6 +99,9 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
     def paths(self) -> list[tuple[int, ...]]:
         """Return the tokens from the text down to each token, itself included, [K]."""
+        if self.is_chain:
+            tokens = tuple(self.tokens)
+            return [tokens[:end] for end in range(1, len(tokens) + 1)]
         paths: list[tuple[int, ...]] = []
         for token, parent in zip(self.tokens, self.parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))
@@ -213,9 +223,12 @@ class DraftTrie:
             self._chain = tokens
             self._chain_probabilities += [self.default_probability] * (len(tokens) - shared)
             self._chain_proposers += [proposer] * (len(tokens) - shared)
-        for index, probability in enumerate(offered):
-            if 0 <= probability <= 1:
-                self._chain_probabilities[index] = probability
+        if min(offered) >= 0 and max(offered) <= 1 and not math.isnan(sum(offered)):  # as usual
+            self._chain_probabilities[: len(offered)] = offered
+        else:
+            for index, probability in enumerate(offered):
+                if 0 <= probability <= 1:
+                    self._chain_probabilities[index] = probability
         return True
 
     def _branch(self) -> None:

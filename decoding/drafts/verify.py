@@ -23,6 +23,11 @@ def accepted_path(sampled: Sequence[int], draft: Draft) -> tuple[list[int], bool
     """
     if not draft.tokens:
         return [], False
+    if draft.is_chain:
+        for accepted, (token, own) in enumerate(zip(draft.tokens, sampled, strict=False)):
+            if token != own:
+                return list(range(accepted)), True
+        return list(range(len(draft.tokens))), False
     path: list[int] = []
     last = -1
     rejected = False

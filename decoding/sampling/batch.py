@@ -17,6 +17,7 @@ from decoding.sampling.noise import noise_keys
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON, RARE, Stage
 from decoding.sampling.shaping import Shaping, is_shaped
+from decoding.sampling.text_table import TextTables
 from decoding.sampling.transfer import copy_to
 
 COLUMNS = (*COMMON, "first key", "second key")
@@ -46,15 +47,28 @@ class SamplingBatch:
 
     @classmethod
     def build(
-        cls, positions: Sequence[Position], vocab_size: int, device: torch.device | str = "cpu"
+        cls,
+        positions: Sequence[Position],
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        tables: TextTables | None = None,
     ) -> "SamplingBatch":
-        """Build from N positions, those of a request adjacent."""
+        """Build from N positions, those of a request adjacent. tables: as in `of`."""
         requests = (list(group) for _, group in groupby(positions, attrgetter("history")))
-        return cls.of(list(map(Positions.gather, requests)), vocab_size, device)
+        return cls.of(list(map(Positions.gather, requests)), vocab_size, device, tables)
 
     @classmethod
-    def of(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str = "cpu") -> "SamplingBatch":
-        """Build from the positions of requests, N in all."""
+    def of(
+        cls,
+        requests: Sequence[Positions],
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        tables: TextTables | None = None,
+    ) -> "SamplingBatch":
+        """Build from the positions of requests, N in all.
+
+        tables: of their texts, so that only what is new is read and copied; the next batch then invalidates this one.
+        """
         traits = {request.history.traits for request in requests}
         used = frozenset[str]().union(*[each.common for each in traits])
         return cls(
@@ -62,7 +76,9 @@ class SamplingBatch:
             used=used,
             largest_k=max([each.top_k for each in traits], default=0),
             stages=tuple(_stages(requests, device)) if any(each.has_cutoffs for each in traits) else (),
-            shaping=Shaping.build(requests, vocab_size, device) if any(map(is_shaped, requests)) else None,
+            shaping=Shaping.build(requests, vocab_size, device, tables or TextTables())
+            if any(map(is_shaped, requests))
+            else None,
         )
 
 

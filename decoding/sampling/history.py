@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import repeat
 from typing import NamedTuple
 
 from torch import Tensor
@@ -36,6 +36,11 @@ class History:
         params = self.params
         values = params.temperature, params.top_k, params.top_p, params.min_p
         return array("d", (*values, *stream_key(params.seed))).tobytes()
+
+    @cached_property
+    def penalties(self) -> tuple[float, float, float]:
+        """Repetition, frequency and presence penalty."""
+        return self.params.repetition_penalty, self.params.frequency_penalty, self.params.presence_penalty
 
     @cached_property
     def end(self) -> "Positions":
@@ -83,11 +88,6 @@ class History:
     def bad_words(self) -> "WordIndex":
         """Bad words of several tokens."""
         return WordIndex(word for word in self.params.bad_words_ids if len(word) > 1)
-
-    @cached_property
-    def counts(self) -> "TokenCounts":
-        """The distinct tokens of the text with their counts."""
-        return TokenCounts(self.tokens, self.prompt_length)
 
     @cached_property
     def ngrams(self) -> "NgramIndex":
@@ -146,47 +146,6 @@ class Positions(NamedTuple):
         """Yield the positions."""
         allowed = repeat(None) if self.allowed is None else self.allowed
         yield from map(Position, repeat(self.history), self.paths(), allowed)
-
-
-class TokenCounts:
-    """The distinct tokens of prompt and answer, and their counts in the answer."""
-
-    def __init__(self, tokens: Sequence[int], prompt_length: int) -> None:
-        self._text, self._prompt_length, self._end = tokens, prompt_length, 0
-        self._index: dict[int, int] = {}
-        self._distinct = array("q")  # in order of their first appearance
-        self._counts = array("f")  # their counts in the answer
-
-    def of_text(self) -> "tuple[array[int], array[float]]":
-        """Return the U distinct tokens of the text, [U], and their counts in the answer, [U].
-
-        A token that occurs in the prompt only has count 0. The arrays are this object's own.
-        """
-        self._catch_up()
-        return self._distinct, self._counts
-
-    def after(self, paths: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the counts of each path's tokens in the answer and the path. Follows `of_text`."""
-        before = {
-            token: self._counts[self._index[token]] if token in self._index else 0.0
-            for token in set(chain.from_iterable(paths))
-        }
-        return [
-            [before[token] + 1 for token in path]
-            if len(set(path)) == len(path)
-            else [before[token] + path.count(token) for token in path]
-            for path in paths
-        ]
-
-    def _catch_up(self) -> None:
-        for position in range(self._end, len(self._text)):
-            token = self._text[position]
-            index = self._index.setdefault(token, len(self._distinct))
-            if index == len(self._distinct):
-                self._distinct.append(token)
-                self._counts.append(0)
-            self._counts[index] += position >= self._prompt_length
-        self._end = len(self._text)
 
 
 class WordIndex:

@@ -3,18 +3,19 @@
 They change the logits of P positions, [P, V] float32, in place.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain
 
+import numpy
 import torch
 from torch import Tensor
 
 from decoding.kernels.native import library
 from decoding.kernels.native_penalties import penalise_, restore_
 from decoding.sampling.history import Positions
-from decoding.sampling.token_lists import Entries, Span, TokenLists, find_spans
+from decoding.sampling.text_table import Text, TextTables
+from decoding.sampling.token_lists import Entries, Span, find_spans
 from decoding.sampling.transfer import copy_all
 
 
@@ -30,6 +31,8 @@ class LogitBias:
     @classmethod
     def build(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str) -> "LogitBias | None":
         """Build from the positions of requests; None if none has any."""
+        if not any(request.history.params.logit_bias for request in requests):
+            return None
         sets = [request.history.biases for request in requests for _ in request.depths]
         spans = list(find_spans(sets, vocab_size, device))
         return cls(spans) if spans else None
@@ -56,20 +59,45 @@ class Penalties:
     answer, as in vLLM and OpenAI's API: logit − frequency × count − presence × (count > 0).
     """
 
-    tokens: Tensor  # [U] int64, the distinct tokens of the texts, one text after another
+    tokens: Tensor  # [U] int64, the distinct tokens of texts, among others
     counts: Tensor  # [U] float32, their counts in the answers
-    shape: Tensor  # [2, N] int64: how many of them come before each position, and the first of them
+    shape: Tensor  # [2, N] int64: how many of them come before each position, and the index of the first
     total: int  # the sum of shape[0]
     paths: Entries  # draft tokens before a position, with their counts, which replace those in the text
     settings: Tensor  # [3, N] float32: repetition, frequency, presence
+    counts_matter: bool  # whether any of the last two is not 0
 
     @classmethod
-    def build(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str) -> "Penalties | None":
-        """Build from the positions of requests, N in all; None if none has any."""
-        lists = _PenaltyLists()
-        for request in requests:
-            lists.add(request)
-        return lists.penalties(vocab_size, device) if lists else None
+    def build(
+        cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str, tables: TextTables
+    ) -> "Penalties | None":
+        """Build from the positions of requests, N in all; None if none has any. The next `build` invalidates it.
+
+        tables: of the requests' texts, as far as earlier calls read them.
+        """
+        if not any(request.history.traits.is_penalised for request in requests):
+            return None
+        table = tables.on(device, vocab_size)
+        texts = [table.read(request.history) if request.history.traits.is_penalised else None for request in requests]
+        changes = table.changes()
+        counts = [len(request.depths) for request in requests]
+        lines = numpy.array(
+            [(len(text.index), text.line * table.width) if text else (0, 0) for text in texts]
+        )  # [B, 2]
+        settings = numpy.array([request.history.penalties for request in requests], numpy.float32)  # [B, 3]
+        shape, settings = lines.T.repeat(counts, axis=1), settings.T.repeat(counts, axis=1)  # [2, N], [3, N]
+        parts = [torch.from_numpy(shape), torch.from_numpy(settings), *_count_paths(requests, texts, vocab_size)]
+        *changes_there, shape_there, settings_there, rows, tokens, values = copy_all(device, [*changes, *parts])
+        table.write(*changes_there)
+        return cls(
+            table.tokens.view(-1),
+            table.counts.view(-1),
+            shape_there,
+            int(shape[0].sum()),
+            Entries(rows, tokens, values),
+            settings_there,
+            bool(settings[1:].any()),
+        )
 
     def apply_(self, logits: Tensor) -> Sequence[Tensor]:
         """Change logits, [N, V], in place. Returns what `undo_` needs."""
@@ -107,63 +135,28 @@ class Penalties:
         """Return the new logits of tokens, [E]. All: [E]."""
         repetition, frequency, presence = self.settings[:, rows]
         penalised = torch.where(logits < 0, logits * repetition, logits / repetition)
-        penalised -= frequency * counts
-        penalised -= presence * (counts > 0)
+        if self.counts_matter:
+            penalised -= frequency * counts
+            penalised -= presence * (counts > 0)
         return penalised
 
 
-class _PenaltyLists:
-    """Gathers what penalties need of the positions of requests."""
-
-    def __init__(self) -> None:
-        self._tokens: list[array[int]] = []  # of each penalised text
-        self._counts: list[array[float]] = []
-        self._lengths: list[int] = []  # how many of them each request has
-        self._size = 0  # N so far
-        self._positions: list[int] = []  # the number of positions of each request
-        self._settings: list[tuple[float, float, float]] = []  # of each request
-        self._paths = TokenLists()
-
-    def __bool__(self) -> bool:
-        return any(self._lengths)
-
-    def add(self, request: Positions) -> None:
-        """Add a request, with penalties or without."""
-        params, start = request.history.params, self._size
-        if request.history.traits.is_penalised:
-            tokens, counts = request.history.counts.of_text()
-            self._tokens.append(tokens)
-            self._counts.append(counts)
-            if any(request.depths):
-                paths = request.paths()
-                for row, path, after in zip(count(start), paths, request.history.counts.after(paths), strict=False):
-                    self._paths.add(row, path, after)
-            self._lengths.append(len(tokens))
-        else:
-            self._lengths.append(0)
-        self._size += len(request.depths)
-        self._positions.append(len(request.depths))
-        self._settings.append((params.repetition_penalty, params.frequency_penalty, params.presence_penalty))
-
-    def penalties(self, vocab_size: int, device: torch.device | str) -> Penalties:
-        """Return the penalties as tensors on the device."""
-        owners = torch.arange(len(self._lengths)).repeat_interleave(torch.tensor(self._positions))  # [N]
-        tokens, counts, lengths = self._known(vocab_size)
-        starts = lengths.cumsum(0) - lengths
-        shape = torch.stack([lengths[owners], starts[owners]])  # [2, N]
-        settings = torch.tensor(self._settings)[owners].T.contiguous()  # [3, N]
-        total = int(shape[0].sum())
-        paths = self._paths.entries(vocab_size)
-        tokens, counts, shape, settings, *entries = copy_all(device, [tokens, counts, shape, settings, *paths])
-        return Penalties(tokens, counts, shape, total, Entries(*entries), settings)
-
-    def _known(self, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return tokens below `vocab_size`, their counts, and how many each request has: a drafter may lack some."""
-        tokens = torch.frombuffer(bytearray().join(self._tokens), dtype=torch.int64)
-        counts = torch.frombuffer(bytearray().join(self._counts), dtype=torch.float32)
-        lengths = torch.tensor(self._lengths)
-        known = tokens < vocab_size
-        if known.all():
-            return tokens, counts, lengths
-        owners = torch.arange(len(lengths)).repeat_interleave(lengths)
-        return tokens[known], counts[known], owners[known].bincount(minlength=len(lengths))
+def _count_paths(requests: Sequence[Positions], texts: Sequence[Text | None], vocab_size: int) -> Entries:
+    """Return the draft tokens before each position of a penalised text, with their counts in answer and draft."""
+    tokens: list[int] = []
+    in_answer: list[int] = []
+    depths: list[int] = []  # [N] how many of them are before each position
+    for request, text in zip(requests, texts, strict=True):
+        if text is None or not any(request.depths):
+            depths += [0] * len(request.depths)
+            continue
+        path_tokens = [*chain.from_iterable(request.paths())]
+        tokens += path_tokens
+        in_answer += map(text.counts.__getitem__, path_tokens)
+        depths += request.depths
+    rows, ids = numpy.arange(len(depths)).repeat(depths), numpy.array(tokens, numpy.int64)  # [E]
+    # The same token may be in a draft twice.
+    _, first, times = numpy.unique(rows * (ids.max(initial=0) + 1) + ids, return_inverse=True, return_counts=True)
+    counts = (numpy.array(in_answer, numpy.int64) + times[first]).astype(numpy.float32)
+    known = ids < vocab_size
+    return Entries(*[torch.from_numpy(column[known]) for column in (rows, ids, counts)])

@@ -24,6 +24,7 @@ from decoding.sampling.bans import (
 from decoding.sampling.constraints import AllowedTokens, ForcedTokens, GrammarMasks, forced_token, unpack_bits
 from decoding.sampling.history import Position, Positions
 from decoding.sampling.penalties import LogitBias, Penalties
+from decoding.sampling.text_table import TextTables
 from decoding.sampling.transfer import tensor_on
 
 _Penalty = LogitBias | Penalties
@@ -54,9 +55,14 @@ class Shaping:
     constrained: Tensor  # [M] int64, the positions at which a constraint may act
 
     @classmethod
-    def build(cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str) -> "Shaping | None":
-        """Build from the positions of requests, N in all; None if no processor acts."""
-        penalties = (LogitBias.build(requests, vocab_size, device), Penalties.build(requests, vocab_size, device))
+    def build(
+        cls, requests: Sequence[Positions], vocab_size: int, device: torch.device | str, tables: TextTables
+    ) -> "Shaping | None":
+        """Build from the positions of requests, N in all; None if no processor acts. tables: as in `Penalties`."""
+        penalties = (
+            LogitBias.build(requests, vocab_size, device),
+            Penalties.build(requests, vocab_size, device, tables),
+        )
         constraints: tuple[_Constraint | None, ...] = ()
         positions: list[Position] = []
         if any(map(_is_constrained, requests)):

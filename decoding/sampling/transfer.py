@@ -4,11 +4,12 @@ A plain `torch.tensor(values, device="cuda")` waits for all kernels launched bef
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
+import numpy
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 16  # bytes
 Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[Sequence[float]]
 
 
@@ -30,14 +31,22 @@ def copy_all(device: torch.device | str, tensors: Sequence[Tensor]) -> list[Tens
     """Copy tensors of the CPU to a device, all at once, because each copy takes the host's time."""
     if torch.device(device).type == "cpu":
         return list(tensors)
-    sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
-    packed = torch.empty(sum(sizes), dtype=torch.uint8)
-    for part, tensor in zip(packed.split(sizes), tensors, strict=True):
-        part[: tensor.nbytes].view(tensor.dtype).copy_(tensor.flatten())
-    parts = copy_to(device, packed).split(sizes)
-    return [
-        part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
-    ]
+    arrays = [tensor.numpy() for tensor in tensors]  # with NumPy, because a small operation of torch takes longer
+    sizes = [-(-array.nbytes // 8) for array in arrays]
+    packed = numpy.zeros(sum(sizes), dtype=numpy.int64)
+    for array, end, size in zip(arrays, accumulate(sizes), sizes, strict=True):
+        packed[end - size : end].view(array.dtype)[: array.size] = array.ravel()
+    parts = copy_to(device, torch.from_numpy(packed)).split(sizes)
+    return [_unpack(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _unpack(part: Tensor, tensor: Tensor) -> Tensor:
+    """Return a view of int64 memory with the dtype and shape of a tensor. Only what is needed takes time."""
+    if tensor.dtype != torch.int64:
+        part = part.view(tensor.dtype)
+    if len(part) != tensor.numel():
+        part = part[: tensor.numel()]
+    return part if tensor.dim() == 1 else part.view(tensor.shape)
 
 
 def copy_into(buffer: Tensor, tensor: Tensor) -> None:

@@ -23,7 +23,7 @@ from deployments.configuration.paths import (
     positions_of,
     read_header,
 )
-from deployments.configuration.roles import check_roles, roles_in
+from deployments.configuration.roles import check_roles, parent_of_adapters, roles_in
 from deployments.configuration.templates import TemplateSource
 from deployments.validation.strict import StrictModel, problem_of
 
@@ -57,6 +57,18 @@ class ServerConfig(StrictModel):
         drafters = {name: model for name, model in self.models.items() if model.colocated_with == target}
         return {name: model.model_copy(update=size) for name, model in drafters.items()}
 
+    def adapters_of(self, endpoint: str) -> dict[str, str]:
+        """Return the adapters whose requests are served as the endpoint's, by name: paths."""
+        target = self.endpoints[endpoint].target
+        return self.models[target].adapters if parent_of_adapters(target, self.endpoints) == endpoint else {}
+
+    def max_adapters_of(self, endpoint: str) -> int:
+        """Return how many adapters an endpoint may have if some may be loaded at run time; else 0."""
+        target = self.endpoints[endpoint].target
+        takes_more = target in self.models and self.models[target].adapters_at_run_time > 0
+        is_parent = parent_of_adapters(target, self.endpoints) == endpoint
+        return self.models[target].adapter_slots if takes_more and is_parent else 0
+
     def heads_of(self, target: str) -> "HeadsSpec | None":
         """Return the heads that a target's replicas load, if any."""
         named = ((name, endpoint.heads) for name, endpoint in self.endpoints.items() if endpoint.target == target)
@@ -74,8 +86,10 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
     except ValidationError as error:
         path, problem = problem_of(error)
         raise ConfigError(f"{path or 'the configuration'}: {problem}") from error
-    check_names(config.endpoints)
+    check_names("endpoints", config.endpoints)
     check_roles(config.models, config.endpoints)
+    for name, model in config.models.items():
+        check_names(f"models.{name}.adapters", model.adapters)
     _check_devices(config)
     _read_keys(config.http, folder)
     config.http.tls = config.http.tls and config.http.tls.anchored(folder)
@@ -87,6 +101,10 @@ def parse_config(data: object, *, folder: Path) -> ServerConfig:
         model.path = _anchored(model.path, folder, key=f"models.{name}.path")
         if model.adapter is not None:
             model.adapter = _anchored(model.adapter, folder, key=f"models.{name}.adapter")
+        model.adapters = {
+            adapter: _anchored(path, folder, key=f"models.{name}.adapters.{adapter}")
+            for adapter, path in model.adapters.items()
+        }
     return config
 
 
@@ -128,7 +146,7 @@ def _naming(key: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error
+        raise ConfigError(f"{key}: {error}") from None  # the same text, without the key
 
 
 def _anchored(path: str, folder: Path, *, key: str) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 
 from decoding.errors import ConfigError
 from deployments.configuration.adaptation import AdaptationConfig
+from deployments.configuration.names import Name
 from deployments.scaling.options import ScalingConfig
 from deployments.validation.renamed_keys import rename_keys
 from deployments.validation.strict import StrictModel
@@ -41,6 +42,16 @@ class ModelConfig(StrictModel):
     safetensors_only: bool = Field(True, description="Refuse pickled weights, which can run code when loaded.")
     adapter: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="LoRA weights to merge into the model: a folder, or an id on the Hub. Needs consort[lora]."
+    )
+    adapters: dict[Name, Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="LoRA weights that requests choose by `model`: by name, a folder or an id on the Hub.",
+    )
+    adapters_at_run_time: Annotated[int, Field(ge=0)] = Field(
+        0, description="How many more of them an admin may load while the server runs; 0: none."
+    )
+    max_adapter_rank: Annotated[int, Field(ge=1, le=512)] = Field(
+        16, description="The largest rank of these `adapters`, for which memory is reserved."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of the weights; auto: as in the checkpoint."
@@ -124,6 +135,11 @@ class ModelConfig(StrictModel):
         return rename_keys(data, {"inside": "colocated_with"})
 
     @property
+    def adapter_slots(self) -> int:
+        """The most adapters that requests can choose from."""
+        return len(self.adapters) + self.adapters_at_run_time
+
+    @property
     def processes(self) -> int:
         """Number of processes of the model, each with its own resources."""
         return self.replicas * self.tensor_parallel
@@ -144,8 +160,9 @@ class ModelConfig(StrictModel):
             name=name,
             path=locate(self.path),
             adapter=None if self.adapter is None else locate(self.adapter),
+            adapters={name: locate(path) for name, path in self.adapters.items()},
             memory_bytes=None if self.memory_gib is None else int(self.memory_gib * 2**30),
-            **self.model_dump(include=shared - {"path", "adapter"}),
+            **self.model_dump(include=shared - {"path", "adapter", "adapters"}),
         )
 
 

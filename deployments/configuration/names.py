@@ -42,10 +42,10 @@ RESERVED = {
 }
 
 
-def check_names(endpoints: Iterable[str]) -> None:
-    """Raise ConfigError if an endpoint's base URL would collide with a route."""
-    for name in endpoints:
+def check_names(key: str, names: Iterable[str]) -> None:
+    """Raise ConfigError if the base URL of an endpoint or adapter would be a route's. key: where the names are."""
+    for name in names:
         first = name.split("/")[0]
         if first in RESERVED:
-            reason = f"/{first} is a route of the server, and /{name}/v1 would be the endpoint's; take another name"
-            raise ConfigError(f"endpoints.{name}: {reason}")
+            reason = f"/{first} is a route of the server, and /{name}/v1 would be its base URL; take another name"
+            raise ConfigError(f"{key}.{name}: {reason}")

@@ -61,6 +61,7 @@ def check_roles(models: Models, endpoints: Endpoints) -> None:
                 "configure it twice, under two names"
             )
     _check_heads(models, endpoints)
+    _check_adapters(models, endpoints)
     unused = set(models) - set(roles)
     if unused:
         raise ConfigError(f"models.{min(unused)}: no endpoint uses it; remove it or name it in an endpoint")
@@ -99,6 +100,31 @@ def _check_heads(models: Models, endpoints: Endpoints) -> None:
         other = owners.setdefault(endpoint.target, name)
         if endpoints[other].heads != endpoint.heads:
             raise ConfigError(f"{key}: {endpoint.target!r} has other heads in endpoints.{other}; it can load one set")
+
+
+def parent_of_adapters(target: str, endpoints: Endpoints) -> str | None:
+    """Return the endpoint as which requests for a target's adapters are served: the first of that target alone."""
+    alone = ("plain", "speculative")
+    return next((name for name, config in endpoints.items() if config.target == target and config.kind in alone), None)
+
+
+def _check_adapters(models: Models, endpoints: Endpoints) -> None:
+    """Raise ConfigError if a model with adapters can't have any, or a name means two things."""
+    owners = dict.fromkeys(endpoints, "an endpoint")
+    for name, model in models.items():
+        if not model.adapter_slots:
+            continue
+        key = f"models.{name}.{'adapters' if model.adapters else 'adapters_at_run_time'}"
+        if parent_of_adapters(name, endpoints) is None:
+            raise ConfigError(f"{key}: no endpoint has {name!r} as its `target`; only such endpoints have adapters")
+        if model.tensor_parallel > 1:
+            raise ConfigError(f"{key}: a tensor-parallel model can't have any; set tensor_parallel to 1")
+        if model.device == "balanced":
+            raise ConfigError(f"{key}: a model that is spread over GPUs can't have any; set device to auto")
+        for adapter in model.adapters:
+            if adapter in owners:
+                raise ConfigError(f"{key}.{adapter}: {owners[adapter]} has this name, too; take another")
+            owners[adapter] = f"models.{name}.adapters"
 
 
 def _check_colocated(name: str, drafter: ModelConfig, models: Models, endpoints: Endpoints) -> None:

@@ -1,7 +1,7 @@
 """An endpoint's tokenizers, limits and defaults, which turn HTTP bodies into requests. Loads no weights."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -12,8 +12,10 @@ from actors.coordinator.request import Endpoint, Request, new_request_id
 from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
 from actors.loading.draft_vocabulary import is_trimmed, vocabulary_size
 from actors.loading.gguf import settings_folder
+from actors.loading.lora import read_lora
 from actors.loading.supported import context_length
 from actors.loading.tokenizer_pairs import vocabulary_of
+from actors.wire.messages import Adapter
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.drafts.ngram import NgramOptions
@@ -67,6 +69,13 @@ class ServedEndpoint:
     budget: LogprobBudget = field(default_factory=LogprobBudget)
     decode_turn: Callable[[list[int]], str] | None = None  # of the assistant, with the special tokens that delimit it
     compressor: Compressor | None = None  # None: prompts can't be compressed
+    parent: str | None = None  # of an adapter: the endpoint that it belongs to
+    max_adapters: int = 0  # that may belong to it, if some may be loaded at run time
+
+    def with_adapter(self, adapter: Adapter) -> "ServedEndpoint":
+        """Return the endpoint by which an adapter's requests are served: as this one's, with other weights."""
+        endpoint = replace(self.endpoint, name=adapter.name, adapter=adapter)
+        return replace(self, endpoint=endpoint, parent=self.name, max_adapters=0)
 
     @property
     def requests_per_answer(self) -> int:
@@ -282,13 +291,25 @@ def _choice(request: Request, index: int) -> Request:
 
 
 def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
-    """Load every endpoint's tokenizers and defaults, by name.
+    """Load the tokenizers and defaults of every endpoint, by name, the adapters of their targets among them.
 
     Raises:
-        ConfigError: a tokenizer or a stopping criterion can't be loaded, a drafter can't draft for its target, or a
-            member can't join its leader.
+        ConfigError: a tokenizer, a stopping criterion or an adapter can't be loaded, a drafter can't draft for its
+            target, or a member can't join its leader.
     """
-    return {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
+    served = {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
+    adapters = [served[name].with_adapter(adapter) for name in config.endpoints for adapter in _adapters(name, config)]
+    return served | {adapted.name: adapted for adapted in adapters}
+
+
+def _adapters(endpoint: str, config: ServerConfig) -> Iterator[Adapter]:
+    """Yield the adapters that belong to an endpoint."""
+    for name, path in config.adapters_of(endpoint).items():
+        located = locate(path)
+        try:
+            yield Adapter(name, located, read_lora(located).version)
+        except ConfigError as error:
+            raise ConfigError(f"models.{config.endpoints[endpoint].target}.adapters.{name}: {error}") from error
 
 
 def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
@@ -328,6 +349,7 @@ def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) ->
         LogprobBudget(config.http.max_logprobs, config.http.max_logprobs_per_request),
         _turn_decoder(tokenizer),
         None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config, tokenizer),
+        max_adapters=config.max_adapters_of(name),
     )
 
 

@@ -77,6 +77,7 @@ def _key(request: Request) -> tuple[Hashable, ...]:
     """Everything that the answer depends on, and the draft length, which its statistics show."""
     return (
         request.endpoint.name,
+        request.endpoint.adapter,  # its version, too
         request.endpoint.decode,  # chats may show special tokens that completions hide
         tuple(request.prompt),
         request.endpoint.target,  # candidates of one request come from several models

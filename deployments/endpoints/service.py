@@ -16,9 +16,11 @@ from actors.coordinator.request import Delta, Request
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 from decoding.errors import ConsortError, InvalidRequestError, UnavailableError, UnknownModelError
+from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission, Limits
 from deployments.admission.shared_limits import SharedLimits
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
+from deployments.endpoints.adapters import RunTimeAdapters
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.prompt_compression import compress_alone, compress_body
 from deployments.endpoints.prompt_templates import PromptTemplates
@@ -62,7 +64,8 @@ class Service:
         shared_limits: limits of keys that hold for other coordinators, too; None: there are no others.
         count_coordinators: those that share the models' replicas, this one included.
         """
-        self.endpoints = endpoints
+        self.endpoints = dict(endpoints)
+        self.adapters = RunTimeAdapters(self.endpoints, self._try_out)
         self.metrics = metrics or Metrics()
         self.tracer = tracer
         self.templates = PromptTemplates(templates)
@@ -117,7 +120,8 @@ class Service:
         if self.cache.is_enabled:
             return
         names = list(self.endpoints) if endpoint is None else [endpoint]
-        self.admission.check_room({self.endpoints[name].endpoint.target for name in names}, key)
+        known = [self.endpoints[name] for name in names if name in self.endpoints]  # an adapter may be gone
+        self.admission.check_room({served.endpoint.target for served in known}, key)
 
     def check_bounds(self, key: ApiKey) -> None:
         """Raise OverloadedError if the server, or the key, has as many requests as it may have."""
@@ -174,6 +178,11 @@ class Service:
         """Answer /compress. Raises InvalidRequestError for wrong input, OverloadedError if there is no room."""
         endpoint = self.endpoint(body.model)
         return await compress_alone(body, endpoint, partial(self._answers, key), self._in_thread)
+
+    async def _try_out(self, served: ServedEndpoint) -> None:
+        """Ask a replica for a token of an endpoint that is not listed yet; raises what goes wrong."""
+        request = Request(served.endpoint, [0], SamplingParams(max_tokens=1, temperature=0), speculate=False)
+        await self._answers(ANYBODY, [request], charged=False)
 
     async def _answers(self, key: ApiKey, requests: Sequence[Request], *, charged: bool = True) -> list[list[Delta]]:
         """All deltas of each request. charged: as in `Admission.submit`."""

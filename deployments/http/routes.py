@@ -27,6 +27,7 @@ from deployments.endpoints.answer_events import EventBatch, answer_events
 from deployments.endpoints.logprob_budget import count_reported_tokens
 from deployments.endpoints.resumption import last_event, may_resume
 from deployments.endpoints.service import Service
+from deployments.http.adapter_routes import Share, add_adapter_routes, share_with_nobody
 from deployments.http.base_urls import BaseUrls, base_url_names, resolve_model
 from deployments.http.bodies import SmallBodyRoute, large_body_route
 from deployments.http.drain import Drain, DrainMiddleware
@@ -88,6 +89,7 @@ def make_api(
     allowed_hosts: Sequence[str] | None = None,
     ask_others: AskOthers = ask_nobody,
     drain: Drain | None = None,
+    share_adapters: Share = share_with_nobody,
 ) -> FastAPI:
     """Build the application.
 
@@ -98,6 +100,7 @@ def make_api(
         allowed_hosts: names by which it may be asked; None: any.
         ask_others: returns the metrics of other coordinators, which /metrics shows too.
         drain: by which the server is told to stop; None: it stops at once.
+        share_adapters: tells other coordinators which adapters were loaded or unloaded here.
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
     api.router.route_class = SmallBodyRoute
@@ -123,6 +126,7 @@ def make_api(
         api.add_middleware(HostCheck, allowed=allowed_hosts)
     install_error_handlers(api)
     add_status_routes(api, service, ask_others, drain)
+    add_adapter_routes(api, service.adapters, share_adapters)
     add_page(api)
 
     @large.post("/v1/completions", responses=_ANSWERS)

@@ -31,6 +31,8 @@ class ModelCard(BaseModel):
     object: str = "model"
     created: int
     owned_by: str = "consort"
+    root: str  # of an adapter its path, else the target
+    parent: str | None  # of an adapter: the endpoint that it belongs to
     kind: str
     target: str
     members: list[str]  # leader first; without members, the target
@@ -126,6 +128,8 @@ def _card(served: ServedEndpoint, created: int, up: set[str]) -> ModelCard:
     return ModelCard(
         id=endpoint.name,
         created=created,
+        root=endpoint.target if endpoint.adapter is None else endpoint.adapter.path,
+        parent=served.parent,
         kind=served.config.kind or "plain",
         target=endpoint.target,
         members=served.config.models,

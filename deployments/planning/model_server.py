@@ -96,14 +96,15 @@ def name_of(path: str) -> str:
 
 
 def _bundled_heads() -> dict[str, Any]:
-    """Return what the default configuration's endpoint has of heads."""
+    """Return what the default configuration's endpoint has of heads. They are tested: the model may be another."""
     try:
         heads = load_config(DEFAULT_CONFIG).endpoints[_BUNDLED].heads
     except (ConfigError, KeyError):  # the model came from the Hub, and the bundled package is not installed
         return {}
     if heads is None:
         return {}
-    return {"heads": heads.model_dump(exclude_unset=True) | {"path": str(Path(heads.path).resolve())}}
+    keys = heads.model_dump(exclude_unset=True, exclude={"min_acceptance"})
+    return {"heads": keys | {"path": str(Path(heads.path).resolve())}}
 
 
 def _default_path() -> str | None:

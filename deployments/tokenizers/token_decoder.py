@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
-from decoding.sampling.detokenizer import Detokenizer
+from decoding.tokenizers.detokenizer import Detokenizer
 from deployments.tokenizers.response_templates import response_template
 from deployments.tokenizers.tool_format import has_think_tags, tool_format
 

@@ -398,7 +398,6 @@ def _drain(config: ServerConfig) -> None:
 
 
 def _wait_for_interrupt() -> None:
-    """Until Ctrl-C or SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has set one that prints a stack trace
+    """Until Ctrl-C or SIGTERM, which interrupts while a server runs."""
     with suppress(KeyboardInterrupt):
         signal.pause()

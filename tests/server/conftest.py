@@ -55,6 +55,7 @@ def server() -> Iterator[Server]:
         port, metrics_port = probe.getsockname()[1], another.getsockname()[1]
     config = load_config(TINY_CONFIG)
     config.http.port, config.http.metrics_port = port, metrics_port
+    config.models["target"].adapters_at_run_time = 1
     seen: list[StartProgress] = []
     with serving(config, address=None, verbose=False, watch=seen.extend):
         yield Server(config.http.url, port, metrics_port, seen)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.client import Client
+from deployments.configuration.config import TINY_CONFIG
 from deployments.configuration.model import ROOT
 from tests.support.waiting import wait_until
 
@@ -46,6 +47,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
 def test_demo_shows_text_and_statistics_and_leaves_nothing(environment: dict[str, str]) -> None:
     process = subprocess.run(
         [*COMMAND, "demo"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
@@ -66,9 +74,7 @@ def test_demo_shows_text_and_statistics_and_leaves_nothing(environment: dict[str
 
 
 def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [*COMMAND, "serve", "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -91,4 +97,21 @@ def test_serve_answers_until_it_is_interrupted(environment: dict[str, str]) -> N
         finally:
             process.terminate()  # does nothing to one that has ended
     assert process.returncode == 0
+    wait_until(lambda: not ray_processes(os.getpid()), "all processes have ended")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_stopped_while_it_loads_says_so_in_a_line(
+    environment: dict[str, str], number: signal.Signals
+) -> None:
+    command = [*COMMAND, "serve", str(TINY_CONFIG), "--port", str(free_port())]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("Ray: ready") for line in process.stdout)
+        process.send_signal(number)
+        assert process.stdout.read().split() == ["Aborted!"]
+    assert process.returncode == 1
     wait_until(lambda: not ray_processes(os.getpid()), "all processes have ended")

@@ -19,7 +19,7 @@ class ApiKey:
     max_tokens: int | None = None  # prompts and answers of these requests together
     requests_per_minute: int | None = None  # that begin; None: any number
     tokens_per_minute: int | None = None  # prompts and answers of these
-    admin: bool = False  # whether it may scale models
+    admin: bool = False  # whether it may scale models and load adapters
     private_cache: bool = False  # whether its requests share cached text with each other only
 
     @property

@@ -40,7 +40,7 @@ class ApiKeyConfig(StrictModel):
         description="Tokens of these requests: prompts plus the longest possible answers, of which the part that an "
         "answer did not need is given back at its end; null: any number.",
     )
-    admin: bool = Field(False, description="Whether it may also scale models.")
+    admin: bool = Field(False, description="Whether it may also scale models and load adapters.")
     private_cache: bool = Field(
         False, description="Whether its requests share cached prompts and answers with each other only."
     )

@@ -73,7 +73,7 @@ def test_a_runner_gives_them_too(folder: Path, dtype: str) -> None:
 
 def test_small_steps_run_without_the_models_python(folder: Path) -> None:
     runner = load_runner(spec(folder))
-    assert runner._traced is not None
+    assert runner._traced
     expected = runner.logits([RowInput(0, 0, TEXT)])
     runner.model.forward = None
     assert torch.equal(runner.logits([RowInput(1, 0, TEXT)]), expected)

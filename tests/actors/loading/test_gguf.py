@@ -1,5 +1,6 @@
 """GGUF files are converted once, whole or not at all, and load like any other checkpoint."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -105,6 +106,36 @@ def test_a_file_is_converted_once_and_again_when_it_changes(
         model.lm_head.weight += 1
     path.unlink()
     assert weights_folder(str(write_gguf(path, model)), "float32") != folder
+
+
+def test_copies_of_a_file_share_a_conversion(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    path = write_gguf(tmp_path / "m.gguf", model)
+    copy = tmp_path / "other environment" / "m.gguf"
+    copy.parent.mkdir()
+    shutil.copy(path, copy)
+    assert weights_folder(str(copy), "float32") == weights_folder(str(path), "float32")
+    os.utime(path, (1, 1))
+    assert weights_folder(str(path), "float32") == weights_folder(str(copy), "float32")
+
+
+def test_another_tokenizer_beside_the_file_gives_other_settings(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    path = str(write_gguf(tmp_path / "m.gguf", model))
+    before = settings_folder(path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert load_tokenizer(path).chat_template == "{{ messages }}"
+    assert settings_folder(path) != before
+
+
+def test_a_cache_that_cannot_be_written_to_does_not_hide_what_is_converted(
+    tmp_path: Path, model: LlamaForCausalLM, cache: Path
+) -> None:
+    path = str(write_gguf(tmp_path / "m.gguf", model))
+    cache.mkdir(parents=True)
+    (cache / "digests").write_text("no folder")
+    assert not is_converted(path, "float32")
+    settings_folder(path)
+    weights_folder(path, "float32")
+    assert is_converted(path, "float32")
 
 
 def test_a_tokenizer_beside_the_file_is_used(tmp_path: Path, model: LlamaForCausalLM) -> None:

@@ -15,6 +15,7 @@ from actors.model.fixed_order import layers  # isort: skip
 from actors.model.fixed_order.linear import fixed_order_linear  # isort: skip
 from actors.model.fixed_order.norm import fixed_order_rms_norm  # isort: skip
 from actors.model.forward_input import RowInput  # isort: skip
+from actors.model.lora.layers import LoraLayers, LoraPair  # isort: skip
 from actors.model.native.output_layer import NativeOutputLayer  # isort: skip
 from actors.model.packed_linear import PackedLinear  # isort: skip
 from actors.model.runner import Runner  # isort: skip
@@ -89,3 +90,24 @@ def test_a_model_gives_a_token_the_same_bits_in_any_company() -> None:
     alone = torch.cat([runner.logits([chunk]) for chunk in chunks])
     company = [RowInput(0, 0, [7] * 10), RowInput(2, 0, text), RowInput(3, 0, [8] * 7)]
     assert torch.equal(runner.logits(company)[10:30], alone)
+
+
+@pytest.mark.usefixtures("_layers_on_this_device")
+def test_adapters_have_the_same_bits_in_any_company_and_any_slot() -> None:
+    model = tiny_model("llama-gqa", num_hidden_layers=2)
+    nn.Module.to(model, DEVICE, torch.bfloat16)
+    lora = LoraLayers(model, slots=2, rank=4)
+    use_faster_layers(model, lora=lora)
+    runner = Runner(model, slots=4, max_length=32, max_query=16, lora=lora)
+    pairs = {"model.layers.1.self_attn.k_proj": LoraPair(random(3, 32, seed=3), random(16, 3, seed=4))}
+    lora.check(pairs)
+    lora.write(2, "v", pairs)
+    text = [3, 1, 4, 1, 5]
+    company = [RowInput(0, 0, [7] * 10), RowInput(1, 0, text, adapter=2), RowInput(2, 0, text, adapter=1)]
+    _, beside, without = runner.logits(company).split([10, 5, 5])
+    alone = torch.cat([runner.logits([RowInput(3, i, [token], adapter=2)]) for i, token in enumerate(text)])
+    assert torch.equal(beside, alone)
+    assert torch.equal(without, new_runner("llama-gqa", deterministic=True).logits([RowInput(0, 0, text)]))
+    assert not torch.equal(beside, without)
+    lora.write(1, "v", pairs)
+    assert torch.equal(runner.logits([RowInput(0, 0, text, adapter=1)]), beside)

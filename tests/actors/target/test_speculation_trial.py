@@ -19,6 +19,8 @@ class Load:
     tokens: float = 2.0  # per row that a step with drafts commits, on average
     slowdown: float = 2.0  # of a step with drafts, over a plain one
     contention: float = 1.5  # of a plain step while drafters are at work
+    reading_s: float = 0.0  # of a token that a drafter has missed; the target would need four times as long
+    answer: int = 200  # tokens per row; drafters have missed no more
 
     @property
     def gain(self) -> float:
@@ -47,6 +49,7 @@ class Machine:
         self._rng = random.Random(seed)
         self._spread, self._drafter_steps = spread, drafter_steps
         self._behind, self._busy = drafter_steps, 0  # steps until drafts come, and until drafters rest
+        self._missed = 0  # tokens that drafters have to read
         self._known_factor = start_error
         self.seconds = self.speculated_s = self.best_s = 0.0
 
@@ -68,9 +71,13 @@ class Machine:
         tokens = sum(int(per_row) + (self._rng.random() < per_row % 1) for _ in range(rows))
         factor = load.slowdown if drafted else load.contention if at_work else 1.0
         seconds = load.plain_s * factor * self._rng.uniform(1 - self._spread, 1 + self._spread)
+        missed = min(self._missed, load.answer * rows)
+        catch_up_s = 4 * load.reading_s * missed
+        seconds += load.reading_s * missed * speculates
+        self._missed = 0 if speculates else missed + tokens
         work_s = tokens / rows * load.plain_s
         known_s = work_s * self._known_factor
-        self.trial.note(rows, tokens, seconds, work_s=known_s, drafted=drafted, offered=at_work)
+        self.trial.note(rows, tokens, seconds, work_s=known_s, drafted=drafted, offered=at_work, catch_up_s=catch_up_s)
         if self.trial.is_resting:
             self._known_factor += 0.1 * (seconds / load.plain_s - self._known_factor)
         self.seconds += seconds
@@ -102,6 +109,29 @@ def test_the_first_half_minute_is_about_as_fast_as_plain_decoding(load: Load, dr
     """Where speculation is worth 0.6, with rows that all come at once."""
     machines = [Machine(seed=seed, drafter_steps=drafter_steps) for seed in range(10)]
     assert mean(machine.run(30, load) for machine in machines) < (0.02 if drafter_steps < 8 else 0.035)
+
+
+@pytest.mark.parametrize("reading_s", [0.0001, 0.0003, 0.001])
+@pytest.mark.parametrize("rows", [8, 32])
+def test_reading_what_drafters_have_missed_is_expected_to_cost_time(rows: int, reading_s: float) -> None:
+    """Where drafts never pay, and drafters have missed up to 6400 tokens: between 0.6 and 6.4 s with 32 rows."""
+    first, later = losses(replace(COSTS, rows=rows, plain_s=0.02 + 0.002 * rows, reading_s=reading_s))
+    assert first < 0.03
+    assert later < 0.0125
+
+
+def test_speculation_that_pays_is_found_though_drafters_have_much_to_read() -> None:
+    machine = Machine()
+    load = replace(PAYS, rows=32, plain_s=0.085, reading_s=0.0003)
+    machine.run(400, load)
+    assert machine.run(460, load) < 0.03
+    assert machine.trial.gain > 1.3
+
+
+def test_drafts_return_at_once_when_the_load_falls() -> None:
+    machine = Machine()
+    machine.run(120, replace(MANY_ROWS, reading_s=0.0003))
+    assert machine.run(150, replace(ONE_ROW, reading_s=0.0003)) < 0.06
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32, 64])

@@ -1,7 +1,5 @@
 """Incremental indices of a text equal those computed from the whole text."""
 
-from collections import Counter
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,21 +13,6 @@ growth = st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=4)
 
 def history_of(prompt: list[int], **settings: int) -> History:
     return History(SamplingParams(max_tokens=100, **settings), [*prompt], len(prompt))  # type: ignore[arg-type]
-
-
-@repeatable
-@given(texts, growth, paths)
-def test_counts_are_the_answers_and_grow_with_it(prompt: list[int], steps: list[list[int]], path: list[int]) -> None:
-    history = history_of(prompt)
-    for step in steps:
-        for after in ([], path, path[:1]):
-            tokens, counts = history.counts.of_text()
-            answer = Counter(history.tokens[len(prompt) :])
-            assert sorted(tokens) == sorted({*history.tokens})
-            assert list(counts) == [answer[token] for token in tokens]
-            answer += Counter(after)
-            assert history.counts.after([after]) == [[answer[token] for token in after]]
-        history.tokens.extend(step)
 
 
 @repeatable

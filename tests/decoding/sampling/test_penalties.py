@@ -11,6 +11,7 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from decoding.sampling.history import History, Position, Positions
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.penalties import LogitBias, Penalties
+from decoding.sampling.text_table import TextTables
 from tests.support.positions import OUR_SETTINGS, VOCAB, logits_of, paths, texts
 from tests.support.properties import repeatable
 
@@ -50,7 +51,7 @@ def test_repetition_penalty(data: st.DataObject, values: list[float]) -> None:
         ]
         for value, position, row in zip(values, positions, logits, strict=True)
     ]
-    penalties = Penalties.build(requests_of(positions), VOCAB, "cpu")
+    penalties = Penalties.build(requests_of(positions), VOCAB, "cpu", TextTables())
     assert (penalties is None) == (set(values) == {1.0})
     if penalties:
         kept = logits.clone()
@@ -70,7 +71,7 @@ def test_presence_and_frequency_penalty(data: st.DataObject, values: list[tuple[
     positions = [position_of(data.draw(contexts), settings) for settings in params]
     logits = data.draw(logits_of(len(values)))
     expected = [by_vllm(row, position, *value) for row, position, value in zip(logits, positions, values, strict=True)]
-    penalties = Penalties.build(requests_of(positions), VOCAB, "cpu")
+    penalties = Penalties.build(requests_of(positions), VOCAB, "cpu", TextTables())
     if penalties:
         penalties.apply_(logits)
     assert torch.equal(logits, torch.stack(expected))
@@ -86,7 +87,7 @@ def test_repetition_penalty_comes_first(
     logits = data.draw(logits_of(1))
     repeated = RepetitionPenaltyLogitsProcessor(repetition)(ids_of(position), logits)[0]
     expected = by_vllm(repeated, position, 1.5, 0.5)
-    penalties = Penalties.build(requests_of([position]), VOCAB, "cpu")
+    penalties = Penalties.build(requests_of([position]), VOCAB, "cpu", TextTables())
     assert penalties is not None
     penalties.apply_(logits)
     assert torch.equal(logits[0], expected)
@@ -112,8 +113,9 @@ def test_tokens_that_a_smaller_vocabulary_lacks_are_left_out() -> None:
     params = SamplingParams(max_tokens=20, logit_bias=((1, 2.0), (VOCAB, 5.0), (1, 3.0)), presence_penalty=1.0)
     positions = [Position(History(params, [VOCAB + 3, 2], 0), [VOCAB, 3])]
     logits = torch.zeros(1, VOCAB)
-    for kind in (LogitBias, Penalties):
-        step = kind.build(requests_of(positions), VOCAB, "cpu")
+    requests = requests_of(positions)
+    steps = LogitBias.build(requests, VOCAB, "cpu"), Penalties.build(requests, VOCAB, "cpu", TextTables())
+    for step in steps:
         assert step is not None
         step.apply_(logits)
     assert logits[0].tolist() == [0, 3, -1, -1, *[0] * (VOCAB - 4)]

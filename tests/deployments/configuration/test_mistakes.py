@@ -90,6 +90,17 @@ def problem_of(text: str, folder: Path) -> str:
         (with_model("path: torn"), "'{home}/torn' lacks the weights model-00001-of-00002.safetensors; copy or"),
         (with_model("path: mute"), "models.big.path: '{home}/mute' has no tokenizer (tokenizer.json); copy it"),
         (with_model(f"{MODEL}, adapter: ./lora"), "models.big.adapter: there is no folder or .gguf file './lora'"),
+        (with_model(f"{MODEL}, adapters: {{a: ./lora}}"), "models.big.adapters.a: there is no folder or .gguf file"),
+        (with_model(f"{MODEL}, adapters: {{pair: lora}}"), "models.big.adapters.pair: an endpoint has this name, too;"),
+        (with_model(f"{MODEL}, adapters: {{v1: adapter}}"), "models.big.adapters.v1: /v1 is a route of the server"),
+        (
+            with_model(f"{MODEL}, adapters_at_run_time: 1, tensor_parallel: 2, num_cpus: 1"),
+            "models.big.adapters_at_run_time: a tensor-parallel model can't have any; set tensor_parallel to 1",
+        ),
+        (
+            VALID.replace(f"path: {DRAFTER}", f"path: {DRAFTER}, adapters: {{a: adapter}}"),
+            "models.small.adapters: no endpoint has 'small' as its `target`; only such endpoints have adapters",
+        ),
         (
             with_model(f"{MODEL}, max_model_len: 9"),
             "models.big.max_model_len: is not known; did you mean 'max_length'?",

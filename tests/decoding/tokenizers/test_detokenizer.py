@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.sampling.detokenizer import Detokenizer
+from decoding.tokenizers.detokenizer import Detokenizer
 from tests.support.byte_level import byte_level_tokenizer
 from tests.support.properties import repeatable
 from tests.support.tokenizers import sentencepiece_tokenizer

@@ -1,0 +1,102 @@
+"""The adapters of one target: which LoRA weights are in which slot of its layers, and which rows run with them.
+
+Weights are read in a thread beside the loop, and stay until a slot is needed. Knows nothing of messages.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from actors.loading.lora import LoraWeights, read_lora
+from actors.loops.served_row import ServedRow
+from actors.model.lora.layers import LoraLayers
+from actors.wire.messages import Adapter
+from decoding.errors import ConfigError, InvalidRequestError
+
+
+class _Held:
+    """An adapter that rows have asked for."""
+
+    def __init__(self, slot: int | None, reading: Future[LoraWeights] | None = None) -> None:
+        self.slot = slot  # None: its weights are not in the layers yet
+        self.reading = reading
+        self.rows: set[ServedRow] = set()
+
+
+class AdapterTable:
+    """The adapters by version, the least recently used first."""
+
+    def __init__(self, lora: LoraLayers | None, read: Callable[[str], LoraWeights] = read_lora) -> None:
+        """lora: with the adapters that were loaded at the start; None: the target takes none."""
+        self._lora, self._read = lora, read
+        versions = [] if lora is None else lora.versions
+        self._held = {version: _Held(slot) for slot, version in enumerate(versions, 1) if version}
+        taken = {held.slot for held in self._held.values()}
+        self._free = [slot for slot in range(1, len(versions) + 1) if slot not in taken]
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+
+    def begin(self, row: ServedRow) -> None:
+        """Give the row its adapter's slot, now or once the weights are there.
+
+        Raises:
+            InvalidRequestError: the target takes no adapters.
+        """
+        adapter = row.adapter
+        if adapter is None:
+            return
+        if self._lora is None:
+            raise InvalidRequestError(f"the target takes no adapters, such as {adapter.name!r}", field="model")
+        held = self._held.pop(adapter.version, None)
+        if held is None:
+            held = _Held(None, self._pool.submit(self._load, self._lora, adapter))
+        self._held[adapter.version] = held
+        held.rows.add(row)
+        row.adapter_slot = held.slot
+
+    def release(self, row: ServedRow) -> None:
+        """Forget a row that was removed. Its adapter's weights stay until their slot is needed."""
+        if row.adapter is not None and row.adapter.version in self._held:
+            self._held[row.adapter.version].rows.discard(row)
+
+    def make_ready(self) -> list[tuple[ServedRow, BaseException]]:
+        """Put weights that were read into free slots. Return the rows whose adapter can't be loaded, with the error."""
+        failed: list[tuple[ServedRow, BaseException]] = []
+        for version, held in list(self._held.items()):
+            if held.slot is not None or held.reading is None or not held.reading.done():
+                continue
+            error = held.reading.exception()
+            if error is not None:
+                del self._held[version]
+                failed += [(row, error) for row in held.rows]
+            elif (slot := self._free_slot()) is not None:
+                self._write(slot, held, held.reading.result())
+        return failed
+
+    def _write(self, slot: int, held: _Held, weights: LoraWeights) -> None:
+        assert self._lora is not None
+        self._lora.write(slot, weights.version, weights.pairs)
+        held.slot, held.reading = slot, None
+        for row in held.rows:
+            row.adapter_slot = slot
+
+    def _free_slot(self) -> int | None:
+        """Take a slot that no row runs with; None if there is none now."""
+        if self._free:
+            return self._free.pop(0)
+        for version, held in self._held.items():
+            if held.slot is not None and not held.rows:
+                del self._held[version]
+                return held.slot
+        return None
+
+    def _load(self, lora: LoraLayers, adapter: Adapter) -> LoraWeights:
+        """Read and check weights, in a thread."""
+        try:
+            weights = self._read(adapter.path)
+            if weights.version != adapter.version:
+                raise ConfigError(f"{adapter.path!r} has changed since; load it again")
+            lora.check(weights.pairs)
+        except ConfigError as error:
+            raise InvalidRequestError(
+                f"the adapter {adapter.name!r} can't be loaded: {error}", field="model"
+            ) from error
+        return weights

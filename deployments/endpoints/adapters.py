@@ -1,0 +1,134 @@
+"""Loads and unloads adapters while the server runs. Knows neither HTTP nor Ray."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
+
+from actors.loading.lora import read_lora
+from actors.wire.messages import Adapter
+from decoding.errors import ConfigError, InvalidRequestError, UnknownModelError
+from deployments.configuration.names import check_names
+from deployments.configuration.paths import check_local, is_local
+from deployments.endpoints.adapter_registry import AdapterChange, AdapterRegistry
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.validation.strict import nearest
+
+TryOut = Callable[[ServedEndpoint], Awaitable[None]]
+
+
+class RunTimeAdapters:
+    """The adapters among a server's endpoints, as far as they come and go. For use in one event loop."""
+
+    def __init__(self, endpoints: MutableMapping[str, ServedEndpoint], try_out: TryOut) -> None:
+        """
+        endpoints: all that clients may ask for, by name; kept up to date here.
+        try_out: asks a replica for a token of an adapter's endpoint, and raises what goes wrong.
+        """
+        self._endpoints, self._try_out = endpoints, try_out
+        self._registry = AdapterRegistry()
+        self._changing = asyncio.Lock()
+
+    @property
+    def are_allowed(self) -> bool:
+        """Whether the configuration lets adapters be loaded at run time."""
+        return any(served.max_adapters for served in self._endpoints.values())
+
+    @property
+    def changes(self) -> Mapping[str, AdapterChange]:
+        """All changes that are known here, for other coordinators and for replicas."""
+        return self._registry.changes
+
+    async def load(self, name: str, path: str, *, parent: str | None, replace: bool = False) -> None:
+        """Let requests ask for an adapter, once a replica has answered with it.
+
+        Args:
+            parent: the endpoint that it belongs to; None: the only one whose target takes more adapters.
+            replace: whether an adapter of this name may be there already.
+
+        Raises:
+            InvalidRequestError: the name is taken, there is no room, or the adapter can't be loaded.
+            UnavailableError: the target is not up.
+        """
+        async with self._changing:
+            base = self._parent(parent)
+            self._check_name(name, base, replace=replace)
+            version = await asyncio.get_running_loop().run_in_executor(None, _version, path)
+            adapter = Adapter(name, path, version)
+            try:
+                await self._try_out(base.with_adapter(adapter))
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"lora_path: {error}", field="lora_path") from error
+            self._registry.change(name, base.name, adapter)
+            self._apply()
+
+    async def unload(self, name: str) -> None:
+        """Refuse requests for an adapter from now on. Those in progress end as if it were there.
+
+        Raises:
+            UnknownModelError: there is no adapter of that name.
+        """
+        async with self._changing:
+            served = self._endpoints.get(name)
+            if served is None or served.parent is None:
+                adapters = [known for known, other in self._endpoints.items() if other.parent is not None]
+                raise UnknownModelError(
+                    f"lora_name: there is no adapter {name!r}; {nearest(name, adapters)}", field="lora_name"
+                )
+            self._registry.change(name, served.parent, None)
+            self._apply()
+
+    def merge(self, changes: Mapping[str, AdapterChange]) -> None:
+        """Take over what happened at other coordinators."""
+        self._registry.merge(changes)
+        self._apply()
+
+    def _apply(self) -> None:
+        for name, change in self._registry.changes.items():
+            present, base = self._endpoints.get(name), self._endpoints.get(change.parent)
+            if change.adapter is None or base is None:
+                if present is not None and present.parent is not None:
+                    del self._endpoints[name]
+            elif present is None or (present.parent is not None and present.endpoint.adapter != change.adapter):
+                self._endpoints[name] = base.with_adapter(change.adapter)
+
+    def _parent(self, name: str | None) -> ServedEndpoint:
+        parents = {name: served for name, served in self._endpoints.items() if served.max_adapters}
+        if name is None and len(parents) == 1:
+            return next(iter(parents.values()))
+        if name is None or name not in parents:
+            given = "is required" if name is None else f"{name!r} takes no adapters at run time"
+            raise InvalidRequestError(
+                f"base_model_name: {given}; {nearest(name or '', parents)}", field="base_model_name"
+            )
+        return parents[name]
+
+    def _check_name(self, name: str, base: ServedEndpoint, *, replace: bool) -> None:
+        present = self._endpoints.get(name)
+        is_adapter = present is not None and present.parent == base.name
+        if present is not None and not (replace and is_adapter):
+            what = "the adapter" if is_adapter else "a model"
+            advice = "unload it first, or set load_inplace: true" if is_adapter else "take another name"
+            raise InvalidRequestError(f"lora_name: {what} {name!r} is there already; {advice}", field="lora_name")
+        try:
+            check_names("lora_name", [name])
+        except ConfigError as error:
+            raise InvalidRequestError(str(error), field="lora_name") from error
+        count = sum(served.parent == base.name for served in self._endpoints.values())
+        if present is None and count >= base.max_adapters:
+            raise InvalidRequestError(
+                f"lora_name: {base.name!r} has {count} adapters, as many as it may; unload one, or raise "
+                f"models.{base.endpoint.target}.adapters_at_run_time",
+                field="lora_name",
+            )
+
+
+def _version(path: str) -> str:
+    """Return the digest of an adapter's files; raises InvalidRequestError if it can't be read."""
+    try:
+        if is_local(path):
+            check_local(path)
+            if not Path(path).is_absolute():
+                raise ConfigError(f"{path!r} is relative; give an absolute path, or an id on the Hub")
+        return read_lora(path).version
+    except ConfigError as error:
+        raise InvalidRequestError(f"lora_path: {error}", field="lora_path") from error
