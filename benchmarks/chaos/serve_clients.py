@@ -68,13 +68,14 @@ class Clients:
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield a stream's events."""
-        for chunk in self._client.completions.create(**_arguments(body), stream=True):
+        create: Any = self._client.completions.create  # its overloads name every argument
+        for chunk in create(**_arguments(body), stream=True):
             yield chunk.model_dump()
 
     def _resumed(self, record: StreamRecord) -> Iterator[dict[str, Any]]:
         """Yield a stream's events, from as many connections as it takes."""
         last_id, last_s = _NO_EVENT, time.monotonic()
-        create = self._client.completions.with_streaming_response.create
+        create: Any = self._client.completions.with_streaming_response.create
         arguments = _arguments(self._bodies[record.number])
         while True:
             try:
