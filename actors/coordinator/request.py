@@ -194,7 +194,9 @@ class ActiveRequest:
     @cached_property
     def prefixes(self) -> Sequence[Prefix]:
         """Prefixes of the prompt, by which it is led to replicas that have read them."""
-        return prefixes_of(self.request.prompt, self.request.cache_salt)
+        adapter = self.request.endpoint.adapter
+        version = "" if adapter is None else f"adapter {adapter.version} "  # as in the replicas' rows
+        return prefixes_of(self.request.prompt, version + self.request.cache_salt)
 
     @cached_property
     def _text_stream(self) -> TextStream:

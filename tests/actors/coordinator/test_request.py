@@ -4,7 +4,7 @@ import pytest
 
 from actors.coordinator.request import ActiveRequest, Delta, Endpoint, Request, Statistics
 from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Commit
+from actors.wire.messages import Adapter, Commit
 from decoding.errors import InvalidRequestError
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.params import SamplingParams
@@ -94,3 +94,16 @@ def test_the_rates() -> None:
     assert Statistics().acceptance_rate == Statistics().acceptance_length == Statistics().hit_rate == 0.0
     statistics = Statistics(steps=4, drafted=8, accepted=6, committed=10, missed=4, hits=1)
     assert (statistics.acceptance_rate, statistics.acceptance_length, statistics.hit_rate) == (0.75, 2.5, 0.25)
+
+
+def test_prefixes_belong_to_an_adapter() -> None:
+    def keys(adapter: Adapter | None) -> set[int]:
+        request = Request(
+            Endpoint("e", "t", None, 0, str, adapter=adapter), list(range(200)), SamplingParams(max_tokens=1)
+        )
+        return {prefix.key for prefix in ActiveRequest(request, print, 0.0).prefixes}
+
+    first, other, none = keys(Adapter("a", "/a", "1")), keys(Adapter("a", "/a", "2")), keys(None)
+    assert not first & other
+    assert not first & none
+    assert first == keys(Adapter("b", "/b", "1"))
