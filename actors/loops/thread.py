@@ -20,7 +20,7 @@ class LoopTimes:
     steps: int = 0
     step_s: float = 0.0  # in batched steps, sampling included
     prefill_s: float = 0.0  # in prompt chunks
-    drafted_s: float = 0.0  # in a colocated drafter
+    drafted_s: float = 0.0  # in heads and a colocated drafter
     waited_s: float = 0.0  # with requests: for drafts (target) or verdicts (drafter)
     idle_s: float = 0.0  # without requests
     trial_loss_s: float = 0.0  # of a target: lost in trials of the slower way of decoding

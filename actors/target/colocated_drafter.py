@@ -26,7 +26,7 @@ class ColocatedDrafter:
     """The drafter of one target replica."""
 
     name: ProposerName = "drafter"
-    planned = True
+    rests_alone = False
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class ColocatedDrafter:
         """Whether the row has a drafter."""
         return row.drafter
 
-    def draft(self, rows: Sequence[TargetRow]) -> float:
+    def draft(self, rows: Sequence[TargetRow]) -> set[RowKey]:
         """Put drafts of what follows their texts into the rows' tries. A new prompt may take several calls.
 
-        Returns the seconds that the draft tokens took. What it read before does not count.
+        Returns the rows that got a draft.
         """
         before = replace(self._drafter.times)
         drafted = {row.key[1]: row for row in rows if row.drafter}
@@ -66,12 +66,12 @@ class ColocatedDrafter:
             # a row that is not in `drafted` was removed or is not in this step
             if isinstance(message, Failed) and message.request_id in drafted:
                 drafted[message.request_id].drafter = False
-        for offer in self._drafter.offers((_TARGET, request_id) for request_id in drafted):
-            drafted[offer.request_id].offer(offer)
+        offers = self._drafter.offers((_TARGET, request_id) for request_id in drafted)
+        offered = {drafted[offer.request_id].key for offer in offers if drafted[offer.request_id].offer(offer)}
         spent = self._drafter.times - before
         if spent.steps:
             self._note_drafting(spent.step_s / spent.steps)
-        return spent.step_s
+        return offered
 
     def remove(self, row: Row) -> None:
         """Let the drafter forget the row."""

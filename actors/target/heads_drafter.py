@@ -3,7 +3,6 @@
 Knows nothing of messages, or of what kind the heads are.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
@@ -42,7 +41,7 @@ class _Guess(NamedTuple):
 class HeadsDrafter:
     """The heads of one target replica."""
 
-    planned = False
+    rests_alone = True
 
     def __init__(self, heads: HeadProposer, runner: Runner, rows: TargetRows) -> None:
         self._heads, self._runner, self._rows = heads, runner, rows
@@ -60,21 +59,20 @@ class HeadsDrafter:
         """Whether heads draft for the row."""
         return row.heads
 
-    def draft(self, rows: Sequence[TargetRow]) -> float:
-        """Put drafts of what follows their texts into the rows' tries. Returns the seconds it took.
+    def draft(self, rows: Sequence[TargetRow]) -> set[RowKey]:
+        """Put drafts of what follows their texts into the rows' tries. Returns the rows that got any.
 
         Raises:
             OutOfPagesError: as in `Runner.logits`.
         """
         rows = [row for row in rows if self._draft_length(row) > 0 and self._read.get(row.slot) == _state_of(row)]
         if not rows:
-            return 0.0
-        began_s = time.perf_counter()
+            return set()
         length = max(map(self._draft_length, rows))
         starts = [DraftStart(row.slot, len(row.tokens), row.params) for row in rows]
         for row, choices in zip(rows, self._heads.propose(starts, length, self._ranks), strict=True):
             self._offer(row, choices)
-        return time.perf_counter() - began_s
+        return {row.key for row in rows}
 
     def begin_step(self, writers: Sequence[TargetRow | None], inputs: Sequence[Sequence[RowInput]]) -> None:
         """Note what a forward ran. writers: the row of each share, if it writes a text of its own."""
@@ -84,7 +82,7 @@ class HeadsDrafter:
         self._ran = [
             _Ran(row, runs[0].start, first, end)
             for row, runs, first, end in zip(writers, inputs, firsts, ends, strict=False)
-            if row is not None and row.ensemble is None
+            if row is not None and row.ensemble is None and row.heads
         ]
 
     def read(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:

@@ -107,7 +107,7 @@ def _positions(verification: Verification) -> Positions:
     """Return the positions after a row's text and after each of its draft tokens."""
     row, draft, _, mask = verification
     if not draft.tokens and mask is None:
-        return row.history.end
+        return row.end
     return Positions(row.history, (0, *draft.depths()), lambda: [(), *draft.paths()], mask)
 
 

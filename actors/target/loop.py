@@ -113,10 +113,9 @@ class Target:
         """Give each row the draft that its step verifies. others: tokens of other rows in the same forward."""
         if not rows:
             return
-        if self._rows.drafting:
-            began_s = time.perf_counter()
-            self._proposers.draft(rows, self._planner.mean_step_s)
-            self.times.drafted_s += time.perf_counter() - began_s
+        began_s = time.perf_counter()
+        self._proposers.draft(rows if self._rows.drafting else [], self._planner.mean_step_s)
+        self.times.drafted_s += time.perf_counter() - began_s
         drafts = self._planner.choose_drafts(rows, time.perf_counter(), others=others)
         for row, draft in zip(rows, drafts, strict=True):
             row.step_draft = draft if self._scheduler.speculates else draft.first(0)

@@ -12,7 +12,7 @@ from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.length import AcceptanceEstimate
 from decoding.drafts.proposer import Proposer
 from decoding.drafts.trie import NO_DRAFT, Draft, DraftTrie
-from decoding.sampling.history import History
+from decoding.sampling.history import History, Positions
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 
 
@@ -36,6 +36,7 @@ class TargetRow(ServedRow):
         self.acceptance = AcceptanceEstimate(expected=acceptance)
         self.trie.default_probability = self.acceptance.value
         self.history = History(self.params, self.tokens, self.prompt_length)
+        self.end = Positions(self.history)  # the position after the text, however long it is
         self.proposer = proposer
         self.ensemble: EnsembleRounds | None = None  # if it leads one
         self.prompt_logprobs: list[TokenLogprobs] = []  # from the prompt's second token on, if wanted
@@ -128,8 +129,8 @@ class TargetRow(ServedRow):
 
     @property
     def missed_tokens(self) -> int:
-        """Tokens that its drafter has to read before it can draft again."""
-        return max(0, len(self.tokens) - self._read_length) if self.drafter else 0
+        """Tokens that its drafter has to read before it can draft again. Heads have read all of them."""
+        return max(0, len(self.tokens) - self._read_length) if self.drafter and not self.heads else 0
 
     @property
     def generated(self) -> int:

@@ -3,30 +3,32 @@
 Knows nothing of how they draft.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from actors.loops.row import RowKey
 from actors.target.judge import Verdict
 from actors.target.row import TargetRow, Verification
 from decoding.drafts.trie import ProposerName
 from decoding.drafts.worth import ProposerWorth
 
-_SMOOTHING = 0.1  # weight of the newest value
+_SMOOTHING = 0.05  # weight of the newest time in a running mean
 
 
 class StepProposer(Protocol):
     """Drafts for all rows before a step, on the target's device."""
 
     name: ProposerName
-    planned: bool  # whether the planner decides if it drafts, when it is the only proposer
+    rests_alone: bool  # whether it may rest when it is the only one; if not, the planner weighs its time
 
     def drafts_for(self, row: TargetRow) -> bool:
         """Whether it drafts for this row at all."""
         ...
 
-    def draft(self, rows: Sequence[TargetRow]) -> float:
-        """Put drafts into the rows' tries. Returns the seconds that the draft tokens took; 0: there was none.
+    def draft(self, rows: Sequence[TargetRow]) -> set[RowKey]:
+        """Put drafts into the rows' tries. Returns the rows that got any.
 
         Raises:
             OutOfPagesError: as in `Runner.logits`.
@@ -45,13 +47,17 @@ class StepProposers:
         """adaptive: ask those that pay; otherwise all."""
         self._proposers, self._adaptive = proposers, adaptive
         self._asked: list[StepProposer] = []  # before this step, in this order
-        self._seconds = dict.fromkeys([proposer.name for proposer in proposers], 0.0)  # running means of a call
+        self._costs = {proposer.name: RunningMean(_SMOOTHING) for proposer in proposers}  # seconds of a call
+        self._rows: set[RowKey] = set()  # that were to get drafts
+        self._drafted: set[RowKey] = set()  # that the last one has drafted for
         self._worths: defaultdict[frozenset[ProposerName], dict[ProposerName, ProposerWorth]] = defaultdict(
             lambda: {proposer.name: ProposerWorth() for proposer in proposers}
         )  # by all that are asked, and which of them
 
     def draft(self, rows: Sequence[TargetRow], step_s: float) -> None:
-        """Let those that pay put drafts into the rows' tries. step_s: the mean seconds of a step without them.
+        """Let those that pay put drafts into the rows' tries. No rows: nothing is drafted in this step.
+
+        step_s: the mean seconds of a step without drafts.
 
         Raises:
             OutOfPagesError: as in `Runner.logits`.
@@ -61,27 +67,30 @@ class StepProposers:
             self._drop_idle(step_s)
         worths = self._worths[_names(self._asked)]
         self._asked = sorted(self._asked, key=lambda each: -worths[each.name].verdicts)
+        self._rows, self._drafted = {row.key for row in rows}, set()
         for proposer in self._asked:
-            seconds = proposer.draft([row for row in rows if proposer.drafts_for(row)])
-            if seconds:
-                self._seconds[proposer.name] += _SMOOTHING * (seconds - self._seconds[proposer.name])
+            began_s = time.perf_counter()
+            self._drafted = proposer.draft([row for row in rows if proposer.drafts_for(row)])
+            self._costs[proposer.name].note(time.perf_counter() - began_s)
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
         """Learn from verdicts what the last one that was asked adds to the others."""
-        asked, self._asked = self._asked, []
-        if not asked:
+        if not self._asked or not self._drafted:
             return
-        judged = asked[-1]
-        worth = self._worths[_names(asked)][judged.name]
-        for verification, verdict in zip(verifications, verdicts, strict=True):
-            if judged.drafts_for(verification.row):
-                path = [verification.draft.proposers[index] for index in verdict.path]
-                without = path.index(judged.name) if judged.name in path else len(path)
-                worth.note_verdict(len(path) - without, len(path) + 1)
+        judged = self._asked[-1].name
+        gained = committed = rows = 0
+        for (row, draft, *_), verdict in zip(verifications, verdicts, strict=True):
+            if row.key in self._rows:
+                path = [draft.proposers[index] for index in verdict.path] if draft.proposers else []
+                gained += len(path) - path.index(judged) if judged in path else 0
+                committed += len(verdict.path) + 1
+                rows += 1
+        if rows:
+            self._worths[_names(self._asked)][judged].note_step(gained / rows, committed / rows, len(self._drafted))
 
     def _drop_idle(self, step_s: float) -> None:
         """Drop those that rest beside the others, as well as those that begin to."""
-        while len(self._asked) > 1 or any(not each.planned for each in self._asked):
+        while len(self._asked) > 1 or any(each.rests_alone for each in self._asked):
             worths = {each.name: self._worths[_names(self._asked)][each.name] for each in self._asked}
             if not any(worth.rests for worth in worths.values()):
                 self._let_rest(worths, step_s)
@@ -93,13 +102,28 @@ class StepProposers:
 
     def _let_rest(self, worths: Mapping[ProposerName, ProposerWorth], step_s: float) -> None:
         """Let the one rest without which steps are fastest, if there are any that do not pay beside the others."""
-        all_s = step_s + sum([self._seconds[name] for name in worths])
-        without_s = {name: all_s - self._seconds[name] for name in worths}
-        idle = [name for name, worth in worths.items() if not worth.pays(self._seconds[name], without_s[name])]
+        calls_s = {name: self._costs[name].value for name in worths}
+        without_s = {name: step_s + sum(calls_s.values()) - call_s for name, call_s in calls_s.items()}
+        idle = [name for name, worth in worths.items() if not worth.pays(calls_s[name], without_s[name])]
         if idle:
             worths[max(idle, key=lambda name: worths[name].speed_without(without_s[name]))].rest()
             for worth in worths.values():
-                worth.verdicts = 0  # the next trial compares them anew
+                worth.begin_trial()  # the next compares them anew
+
+
+class RunningMean:
+    """The mean of values, recent ones above all. The first value is left out: a first call warms up."""
+
+    def __init__(self, smoothing: float) -> None:
+        """smoothing: the least weight of a new value."""
+        self.value = 0.0
+        self._smoothing, self._count = smoothing, 0
+
+    def note(self, value: float) -> None:
+        """Add a value."""
+        if self._count:
+            self.value += max(1 / self._count, self._smoothing) * (value - self.value)
+        self._count += 1
 
 
 def _names(proposers: Sequence[StepProposer]) -> frozenset[ProposerName]:

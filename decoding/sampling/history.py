@@ -43,11 +43,6 @@ class History:
         return self.params.repetition_penalty, self.params.frequency_penalty, self.params.presence_penalty
 
     @cached_property
-    def end(self) -> "Positions":
-        """The position after the text, however long it is."""
-        return Positions(self)
-
-    @cached_property
     def end_token_ids(self) -> frozenset[int]:
         """Tokens after which the answer ends."""
         return frozenset(self.params.end_token_ids)

@@ -4,7 +4,7 @@ A text has a line of the table as long as its history lives, and only what has c
 logits.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
 from weakref import ref
@@ -41,7 +41,7 @@ class Text:
 
 
 class TextTable:
-    """A line for each of some texts. It grows with their number and length."""
+    """A line for each of some texts. It grows with their number and length. For one thread."""
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         self.tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [lines, width]
@@ -50,6 +50,7 @@ class TextTable:
         self._texts: dict[int, tuple[Text, ref[History]]] = {}  # by the identity of the history
         self._unsent: dict[int, Text] = {}  # by line
         self._free: list[int] = []
+        self._ended: deque[int] = deque()  # identities of histories that are gone: any thread may end one
 
     @property
     def width(self) -> int:
@@ -58,6 +59,7 @@ class TextTable:
 
     def read(self, history: History) -> Text:
         """Return a history's line as it will be after `write`."""
+        self._remove_ended()
         text, _ = self._texts.get(id(history)) or self._begin(history)
         text.catch_up(history.tokens)
         if text.unsent:
@@ -67,21 +69,23 @@ class TextTable:
     def _begin(self, history: History) -> tuple[Text, ref[History]]:
         line = self._free.pop() if self._free else len(self._texts)
         text = Text(line, history.tokens[: history.prompt_length], self._vocab_size)
-        entry = text, ref(history, partial(self._forget, id(history)))
+        entry = text, ref(history, partial(_append, self._ended, id(history)))
         self._texts[id(history)] = entry
         return entry
 
-    def _forget(self, identity: int, history: ref[History]) -> None:
-        text, _ = self._texts.pop(identity)
-        self._unsent.pop(text.line, None)
-        self._free.append(text.line)
+    def _remove_ended(self) -> None:
+        """Free the lines of histories that are gone, before another can have the identity of one."""
+        while self._ended:
+            text, _ = self._texts.pop(self._ended.popleft())
+            self._unsent.pop(text.line, None)
+            self._free.append(text.line)
 
     def changes(self) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
         """Return what `write` needs: entries, [E] int64, their tokens, [E] int64, and their counts, [E] float32.
 
         They stay unsent until `write`, because memory may run out before.
         """
-        texts = list(self._unsent.values())  # the garbage collector may call `_forget` at any time
+        texts = list(self._unsent.values())
         self._grow(len(self._texts) + len(self._free), max([len(text.index) for text in texts], default=0))
         sizes = [len(text.unsent) for text in texts]
         lines = numpy.array([text.line for text in texts], dtype=numpy.int64).repeat(sizes)
@@ -96,9 +100,9 @@ class TextTable:
         """Apply `changes`, which are on the device now."""
         self.tokens.view(-1).index_copy_(0, entries, tokens)
         self.counts.view(-1).index_copy_(0, entries, counts)
-        while self._unsent:
-            _, text = self._unsent.popitem()
+        for text in self._unsent.values():
             text.unsent.clear()
+        self._unsent.clear()
 
     def _grow(self, lines: int, width: int) -> None:
         """Make room, for more than is needed now."""
@@ -112,6 +116,10 @@ class TextTable:
         tokens, counts = self.tokens.new_zeros(shape), self.counts.new_zeros(shape)
         tokens[:old_lines, :old_width], counts[:old_lines, :old_width] = self.tokens, self.counts
         self.tokens, self.counts = tokens, counts
+
+
+def _append(ended: deque[int], identity: int, history: ref[History]) -> None:
+    ended.append(identity)
 
 
 class TextTables:

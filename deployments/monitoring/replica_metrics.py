@@ -30,7 +30,7 @@ COUNTERS = {  # by field of LoopTimes, and `malformed`
     "steps": ("consort_steps_total", "Batched steps."),
     "step_s": ("consort_step_seconds_total", "Time in batched steps."),
     "prefill_s": ("consort_prefill_seconds_total", "Time in prefill chunks."),
-    "drafted_s": ("consort_drafting_seconds_total", "Target: time in its colocated drafter."),
+    "drafted_s": ("consort_drafting_seconds_total", "Target: time in heads and a colocated drafter."),
     "trial_loss_s": (
         "consort_trial_loss_seconds_total",
         "Target: time lost by trying whether speculative or plain decoding is faster.",

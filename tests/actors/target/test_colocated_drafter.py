@@ -115,7 +115,7 @@ def test_a_request_that_is_given_back_too_late_changes_nothing() -> None:
     colocated = ColocatedDrafter(runner(0))
     colocated._drafter._mailbox.put("target", Failed(99, "late"))
     colocated.draft([])
-    assert colocated.draft([]) == 0.0
+    assert colocated.draft([]) == set()
 
 
 def test_other_endpoints_of_the_target_are_not_drafted_for() -> None:

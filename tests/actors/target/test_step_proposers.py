@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from actors.loops.row import RowKey
+from actors.target import step_proposers
+from actors.target.row import Verification
 from actors.target.step_proposers import StepProposers
 from decoding.drafts.trie import ProposerName
 
 STEP_S = 0.04
+CLOCK = [0.0]  # seconds
 STEPS = 6_000
 LENGTH = 4
 
@@ -18,22 +22,28 @@ LENGTH = 4
 class Simulated:
     """A proposer that has the text's next tokens with some probability each."""
 
-    def __init__(self, name: ProposerName, rate: float, seconds: float, *, planned: bool = False) -> None:
-        self.name, self.rate, self.seconds, self.planned = name, rate, seconds, planned
+    def __init__(self, name: ProposerName, rate: float, seconds: float, *, rests_alone: bool = True) -> None:
+        self.name, self.rate, self.seconds, self.rests_alone = name, rate, seconds, rests_alone
         self.log: list[Simulated] = []  # shared by all, in the order in which they are asked
 
     def drafts_for(self, row: Any) -> bool:
         return True
 
-    def draft(self, rows: Sequence[Any]) -> float:
+    def draft(self, rows: Sequence[Any]) -> set[RowKey]:
         self.log.append(self)
-        return self.seconds
+        CLOCK[0] += self.seconds
+        return {row.key for row in rows}
+
+
+@pytest.fixture(autouse=True)
+def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_proposers, "time", SimpleNamespace(perf_counter=lambda: CLOCK[0]))
 
 
 def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool) -> float:
     """Return tokens per second. overlap: how often two proposers are right about the same tokens."""
     chosen, rng = StepProposers(proposers, adaptive=adaptive), random.Random(0)
-    rows: Any = [SimpleNamespace()]
+    rows: Any = [SimpleNamespace(key=("c", 1))]
     asked: list[Simulated] = []
     for each in proposers:
         each.log = asked
@@ -53,8 +63,7 @@ def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool) -> 
         tokens += 1 + len(path)
         draft: Any = SimpleNamespace(proposers=path)
         verdict: Any = SimpleNamespace(path=range(len(path)))
-        verification: Any = SimpleNamespace(row=rows[0], draft=draft)
-        chosen.learn([verification], [verdict])
+        chosen.learn([Verification(rows[0], draft, range(0), None)], [verdict])
     return tokens / seconds
 
 
@@ -79,6 +88,34 @@ def test_a_mixture_is_as_fast_as_the_best_of_its_parts(
     assert speed(proposers(), overlap=overlap, adaptive=True) >= 0.97 * max(*alone, both, 1 / STEP_S)
 
 
-def test_a_planned_proposer_is_always_asked_if_it_is_the_only_one() -> None:
-    useless = Simulated("drafter", 0.0, 0.04, planned=True)
+def test_a_proposer_that_does_not_rest_alone_is_always_asked_if_it_is_the_only_one() -> None:
+    useless = Simulated("drafter", 0.0, 0.04, rests_alone=False)
     assert speed([useless], overlap=0.0, adaptive=True) == pytest.approx(0.5 / STEP_S)
+
+
+def test_rows_that_had_no_draft_do_not_count_against_a_proposer() -> None:
+    """Prompts that end in a step commit a token each, and no proposer could have drafted for them."""
+    heads = Simulated("eagle3", 1.0, 0.01)
+    chosen = StepProposers([heads], adaptive=True)
+    row, ending = (SimpleNamespace(key=("c", number)) for number in (1, 2))
+    for _ in range(200):
+        chosen.draft([row], STEP_S)  # type: ignore[list-item]
+        drafted: Any = Verification(row, SimpleNamespace(proposers=["eagle3"]), range(0), None)  # type: ignore[arg-type]
+        others: Any = [Verification(ending, SimpleNamespace(proposers=[]), range(0), None)] * 32  # type: ignore[arg-type]
+        verdicts: Any = [SimpleNamespace(path=[0]), *[SimpleNamespace(path=[])] * 32]
+        chosen.learn([drafted, *others], verdicts)
+    assert len(heads.log) == 200
+
+
+def test_one_row_with_drafts_does_not_delay_many_without() -> None:
+    """What a call costs, all rows of the step pay."""
+    heads = Simulated("eagle3", 1.0, 0.3 * STEP_S)
+    heads.drafts_for = lambda row: row.key == ("c", 0)  # type: ignore[method-assign]
+    chosen = StepProposers([heads], adaptive=True)
+    rows: Any = [SimpleNamespace(key=("c", number)) for number in range(16)]
+    for _ in range(200):
+        chosen.draft(rows, STEP_S)
+        drafts: Any = [SimpleNamespace(proposers=["eagle3"]), *[SimpleNamespace(proposers=[])] * 15]
+        verdicts: Any = [SimpleNamespace(path=[0]), *[SimpleNamespace(path=[])] * 15]
+        chosen.learn([Verification(*pair, range(0), None) for pair in zip(rows, drafts, strict=True)], verdicts)
+    assert len(heads.log) < 50
