@@ -48,11 +48,17 @@ def time_steps(runner: Runner, steps: Sequence[Step], params: SamplingParams) ->
     return MeasuredSteps(never_falling({step: median(seconds) for step, seconds in rounds.items()}), spread)
 
 
-def time_heads(heads: HeadProposer, runner: Runner, streams: int, length: int) -> float:
-    """Return the seconds for each of `length` draft tokens of all streams, what is read before included.
+def time_heads(heads: HeadProposer, runner: Runner, streams: int, length: int) -> tuple[float, float]:
+    """Return the seconds of a draft for all streams: what it takes whatever its length, and each token's.
 
-    Scribbles over slots.
+    What is read before is part of the former. Scribbles over slots. length: of the longest draft.
     """
+    short_s, long_s = (_time_draft(heads, runner, streams, tokens) for tokens in (1, length))
+    token_s = max(long_s - short_s, 0.0) / max(length - 1, 1)
+    return short_s - token_s, token_s
+
+
+def _time_draft(heads: HeadProposer, runner: Runner, streams: int, length: int) -> float:
     params, seconds = SamplingParams(max_tokens=1), []
     for number in range(1 + _HEADS_ROUNDS):
         start = _CONTEXT + number
@@ -63,7 +69,7 @@ def time_heads(heads: HeadProposer, runner: Runner, streams: int, length: int) -
         began_s = time.perf_counter()
         heads.read(readings, runner.hidden)
         heads.propose([DraftStart(slot, start + 2, params) for slot in range(streams)], length, _RANKS)
-        seconds.append((time.perf_counter() - began_s) / length)
+        seconds.append(time.perf_counter() - began_s)
     return median(seconds[1:])
 
 

@@ -1,5 +1,7 @@
 """Heads of a target as a proposer: they read what its forwards leave, and draft for all rows before each step.
 
+While nothing drafts they do not read. What they missed stays a gap in their keys, which can only cost acceptance.
+
 Knows nothing of messages, or of what kind the heads are.
 """
 

@@ -98,7 +98,7 @@ class Target:
         inputs = [with_adapter(row.inputs(limit), row.adapter_slot or 0) for row, limit in shares]
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
-        if self._heads is not None:
+        if self._heads is not None and self._rows.drafting:
             self._heads.begin_step([self._rows.writer(row.key) for row, _ in shares], inputs)
         verifications = self._take(shares, inputs, logits)
         wait_for_verdicts = judge(verifications, logits, self._texts)

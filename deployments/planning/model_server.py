@@ -54,7 +54,7 @@ class ModelServer:
             models[endpoint["drafter"]] = {"path": drafter_path, **self.drafter_keys}
         if self.drafter != "none":
             endpoint["ngram"] = {}
-        if self.drafter == "auto" and _is_bundled(path):
+        if self.drafter == "auto" and _is_bundled(path) and self.target_keys.get("tensor_parallel", 1) == 1:
             endpoint |= _bundled_heads()
         if self.draft_length is not None:
             endpoint["draft_length"] = self.draft_length
@@ -96,15 +96,14 @@ def name_of(path: str) -> str:
 
 
 def _bundled_heads() -> dict[str, Any]:
-    """Return what the default configuration's endpoint has of heads. They are tested: the model may be another."""
+    """Return what the default configuration's endpoint has of heads. If the model is another, they will rest."""
     try:
         heads = load_config(DEFAULT_CONFIG).endpoints[_BUNDLED].heads
     except (ConfigError, KeyError):  # the model came from the Hub, and the bundled package is not installed
         return {}
     if heads is None:
         return {}
-    keys = heads.model_dump(exclude_unset=True, exclude={"min_acceptance"})
-    return {"heads": keys | {"path": str(Path(heads.path).resolve())}}
+    return {"heads": heads.model_dump(exclude_unset=True) | {"path": str(Path(heads.path).resolve())}}
 
 
 def _default_path() -> str | None:

@@ -91,11 +91,13 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
     if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
         raise ConfigError(f"--output {options.output} is there already: give another, or remove it")
     target, checkpoint = options.target, _checkpoint(options)
+    if checkpoint is not None:
+        _given(checkpoint, load_model(_model_spec(target)))  # before the texts, which take hours
     if target.threads is not None:
         torch.set_num_threads(target.threads)
     tokenizer = load_target_tokenizer(target.path)
     training, held_out = write_missing(target, options.texts, options.work, tokenizer, report=report)
-    model = load_model(ModelSpec(name="target", path=target.path, device=target.device, threads=target.threads))
+    model = load_model(_model_spec(target))
     given = None if checkpoint is None else _given(checkpoint, model)
     layers = _layers(options, model) if given is None else given.layers
     features, held_out_features = split(_features(options, layers, report))
@@ -115,7 +117,7 @@ def train_heads(options: HeadsOptions, *, report: Report) -> None:
         seed=options.seed,
         features=features,
     )
-    run = options.work / "runs" / _run_name(options, layers, len(training))
+    run = options.work / "runs" / _run_name(options, layers, len(training), checkpoint)
     distil(heads.student, lessons, options.distillation, run / "checkpoints", report=report)
 
     measure = partial(
@@ -279,6 +281,10 @@ def _features(options: HeadsOptions, layers: Sequence[int], report: Report) -> l
     return stored_features(texts, folder, longest=target.longest)
 
 
+def _model_spec(target: TargetOptions) -> ModelSpec:
+    return ModelSpec(name="target", path=target.path, device=target.device, threads=target.threads)
+
+
 def _start_in_words(options: HeadsOptions, layers: Sequence[int], tokens: int) -> str:
     start = "" if options.start is None else f"{options.start} and "
     return f"{start}the states after {', '.join(map(str, layers))} layers of {options.target.path}, {tokens:,} tokens"
@@ -290,10 +296,13 @@ def _rows_of(model: PreTrainedModel, tokens: Sequence[int]) -> list[int]:
     return [token for token in tokens if token < size]
 
 
-def _run_name(options: HeadsOptions, layers: Sequence[int], chats: int) -> str:
+def _run_name(options: HeadsOptions, layers: Sequence[int], chats: int, checkpoint: HeadsCheckpoint | None) -> str:
     """Return a name that differs where the weights of the start or of a step would."""
     fixed = replace(options, distillation=replace(options.distillation, epochs=0, minutes=None))
-    return hashlib.sha256(repr((_settings(fixed, layers), chats)).encode()).hexdigest()[:12]
+    name = hashlib.sha256(repr((_settings(fixed, layers), chats)).encode())
+    for _, tensor in sorted(checkpoint.tensors.items()) if checkpoint is not None else ():
+        name.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return name.hexdigest()[:12]
 
 
 def _settings(options: HeadsOptions, layers: Sequence[int]) -> dict[str, object]:

@@ -27,6 +27,6 @@ def measure_heads(target: TargetOptions, folder: Path, kind: HeadsKind) -> StepT
     heads_spec = HeadsSpec(name="heads", path=str(folder), kind=kind, min_acceptance=0.0)
     runner, _, heads = load_with_heads(spec, heads_spec)
     times = time_steps(runner, [(1, width) for width in widths], SamplingParams(max_tokens=1)).seconds
-    return StepTimes(
-        [times[1, width] for width in widths], time_heads(heads, runner, 1, min(LONGEST_DRAFT, heads.length))
-    )
+    length = min(LONGEST_DRAFT, heads.length)
+    call_s, token_s = time_heads(heads, runner, 1, length)
+    return StepTimes([times[1, width] for width in widths], token_s + call_s / length)

@@ -52,6 +52,7 @@ class Profile:
     temperature: float
     target_step_s: Mapping[Step, float]
     draft_step_s: Mapping[int, float]  # by streams: one draft token for each
+    draft_call_s: Mapping[int, float]  # by streams: what a draft takes beside its tokens
     accepted: Sequence[Tensor]  # one per answer, as `accepted_lengths` returns it
     spread: float = 0.0  # between rounds of a measurement, relative to its median
     longest_draft: int = max(DRAFT_LENGTHS)
@@ -75,10 +76,11 @@ class Profile:
     def limits(self, streams: int, draft_length: int) -> SpeculationLimits:
         """Return the best possible speed-up for a number of streams."""
         draft_step_s = self.draft_step_s[streams]
+        in_step_s = self.draft_call_s[streams] + draft_length * draft_step_s if self.is_in_step else 0.0
         return SpeculationLimits(
             draft_length,
             plain_step_s=self.target_step_s[streams, 1],
-            verify_step_s=self.target_step_s[streams, draft_length + 1] + draft_length * draft_step_s * self.is_in_step,
+            verify_step_s=self.target_step_s[streams, draft_length + 1] + in_step_s,
             draft_step_s=0.0 if self.is_in_step else draft_step_s,
             tokens_per_step=tokens_per_step(self.accepted, draft_length),
         )
@@ -113,7 +115,7 @@ def measure_profile(
         times, answers = _measure_target(target, requests, report)
         report("heads: timing them")
         longest = min(heads.length, max(DRAFT_LENGTHS))
-        by_streams = {streams: time_heads(heads, target, streams, longest) for streams in STREAMS}
+        timed = {streams: time_heads(heads, target, streams, longest) for streams in STREAMS}
         report("heads: comparing them with the answers")
         accepted = _long_enough([_accepted_of_heads(heads, target, answer) for answer in answers])
         return Profile(
@@ -122,7 +124,8 @@ def measure_profile(
             heads.kind,
             temperature,
             times.seconds,
-            by_streams,
+            {streams: token_s for streams, (_, token_s) in timed.items()},
+            {streams: call_s for streams, (call_s, _) in timed.items()},
             accepted,
             times.spread,
             longest_draft=longest,
@@ -139,7 +142,8 @@ def measure_profile(
     by_streams = {streams: seconds for (streams, _), seconds in draft_times.seconds.items()}
     spread = max(times.spread, draft_times.spread)
     drafter_path = config.models[settings.drafter].path
-    return Profile(path, drafter_path, "drafter", temperature, times.seconds, by_streams, accepted, spread)
+    calls = dict.fromkeys(STREAMS, 0.0)
+    return Profile(path, drafter_path, "drafter", temperature, times.seconds, by_streams, calls, accepted, spread)
 
 
 def _measure_target(
@@ -210,18 +214,23 @@ def _accepted_of_heads(heads: HeadProposer, target: Runner, answer: TargetAnswer
 
     Heads begin there: they read the target's states after tokens whose next token is known.
     """
-    text = [*answer.request.prompt, *answer.tokens]
-    target.logits([RowInput(0, 0, text[:-1])])
+    text, first = [*answer.request.prompt, *answer.tokens], len(answer.request.prompt) + 1
     read, accepted = 0, []
-    assert target.hidden is not None
-    for length in range(len(answer.request.prompt) + 1, len(text)):  # of the text that is known
-        end = length - 1  # of what the target has run
-        rows = list(range(read, end))
-        heads.read([Reading(0, read, text[read + 1 : length], rows, end - 1)], target.hidden)
-        read = end
-        (choices,) = heads.propose([DraftStart(0, length, answer.request.params)], heads.length, 2)
-        pairs = zip([choice.tokens[0] for choice in choices], text[length:], strict=False)
-        accepted.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    for start in range(0, len(text) - 1, target.max_query):
+        end = min(start + target.max_query, len(text) - 1)
+        target.logits([RowInput(0, start, text[start:end])])
+        assert target.hidden is not None
+        known = range(max(first, start + 2), end + 2) or [
+            end + 1
+        ]  # lengths of the text, of which one token was not run
+        for length in known:
+            rows = list(range(read - start, length - 1 - start))
+            heads.read([Reading(0, read, text[read + 1 : length], rows, rows[-1])], target.hidden)
+            read = length - 1
+            if first <= length < len(text):
+                (choices,) = heads.propose([DraftStart(0, length, answer.request.params)], heads.length, 2)
+                pairs = zip([choice.tokens[0] for choice in choices], text[length:], strict=False)
+                accepted.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
     return torch.tensor(accepted)
 
 

@@ -56,7 +56,6 @@ def test_the_bundled_model_has_heads_in_every_format(tmp_path: Path) -> None:
         (endpoint,) = ModelServer(model=model).config().endpoints.values()
         assert endpoint.heads is not None
         assert endpoint.heads.path.endswith("models/smollm2-eagle3")
-        assert endpoint.heads.min_acceptance > 0  # the weights may be others
     (endpoint,) = ModelServer(model="HuggingFaceTB/SmolLM2-360M-Instruct").config().endpoints.values()
     assert endpoint.heads is None
 

@@ -36,7 +36,8 @@ def profile(*, growth: float = 0.0, draft_step_s: float = 0.01, agrees: float = 
     widths = (1, *(1 + draft_length for draft_length in DRAFT_LENGTHS))
     steps = {(streams, width): 1 + growth * (width - 1) for streams in STREAMS for width in widths}
     agreement = torch.tensor(([True] * round(10 * agrees) + [False] * round(10 - 10 * agrees)) * 20)
-    return Profile("t", "d", "drafter", 0.0, steps, dict.fromkeys(STREAMS, draft_step_s), [accepted_lengths(agreement)])
+    drafts, calls = dict.fromkeys(STREAMS, draft_step_s), dict.fromkeys(STREAMS, 0.0)
+    return Profile("t", "d", "drafter", 0.0, steps, drafts, calls, [accepted_lengths(agreement)])
 
 
 def test_a_good_pair_is_worth_it() -> None:
@@ -87,10 +88,11 @@ def test_the_bundled_pair_is_measured() -> None:
 
 
 def test_heads_are_in_the_step_and_as_long_as_they_can_be() -> None:
-    heads = replace(profile(agrees=0.9, draft_step_s=0.1), proposer="eagle3", longest_draft=3)
+    measured, calls = profile(agrees=0.9, draft_step_s=0.1), dict.fromkeys(STREAMS, 0.2)
+    heads = replace(measured, proposer="eagle3", draft_call_s=calls, longest_draft=3)
     assert heads.draft_lengths == [1, 2, 3]
     limits = heads.limits(1, 3)
-    assert limits.verify_step_s == pytest.approx(1.3)
+    assert limits.verify_step_s == pytest.approx(1.5)
     assert limits.hidden == limits.alternating
     assert "take turns" not in advise(heads)[0].sentence
 
