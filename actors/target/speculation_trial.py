@@ -251,11 +251,12 @@ class SpeculationTrial:
     def _break_off(self) -> None:
         """End a trial that has lost too much before it showed anything."""
         trial, before = self._window, self._window_before
+        most_s = self._may_lose_s + trial.catch_up_s  # what is beyond was a hiccup
         evidence = self._evidence.setdefault(self._size, _Evidence())
         evidence.loss_s.pop(trial.speculating, None)
         if not trial.settled:
             self._learn_catch_up(trial)
-        self._charge(trial.speculating, trial.loss_s(1.0 if before is None else before.speed))
+        self._charge(trial.speculating, min(trial.loss_s(1.0 if before is None else before.speed), most_s))
         evidence.loss_s[trial.speculating] *= _AFTER_BREAK_OFF
         self._begin_pause(trial)
         self._open(not trial.speculating, trying=False)

@@ -38,6 +38,7 @@ def text(server: Server, model: str) -> str | None:
     return str(json.loads(answer)["choices"][0]["text"]) if status == 200 else None
 
 
+@pytest.mark.slow
 def test_a_loaded_adapter_outlives_coordinators_and_replicas(server: Server, tmp_path: Path) -> None:
     save_adapter(tmp_path, AutoModelForCausalLM.from_pretrained(ROOT / "models" / "target"), 1)
     plain = text(server, "consort")
