@@ -47,7 +47,7 @@ class StepProposers:
         """adaptive: ask those that pay; otherwise all."""
         self._proposers, self._adaptive = proposers, adaptive
         self._asked: list[StepProposer] = []  # before this step, in this order
-        self._costs = {proposer.name: RunningMean(_SMOOTHING) for proposer in proposers}  # seconds of a call
+        self._costs = {proposer.name: _RunningMean(_SMOOTHING) for proposer in proposers}  # seconds of a call
         self._rows: set[RowKey] = set()  # that were to get drafts
         self._drafted: set[RowKey] = set()  # that the last one has drafted for
         self._worths: defaultdict[frozenset[ProposerName], dict[ProposerName, ProposerWorth]] = defaultdict(
@@ -111,7 +111,7 @@ class StepProposers:
                 worth.begin_trial()  # the next compares them anew
 
 
-class RunningMean:
+class _RunningMean:
     """The mean of values, recent ones above all. The first value is left out: a first call warms up."""
 
     def __init__(self, smoothing: float) -> None:
