@@ -1,8 +1,10 @@
 """The target loop without other replicas: its text is its own, and no message can end its loop."""
 
+import gc
 import math
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -301,3 +303,16 @@ def test_a_fault_while_a_request_is_taken_up_fails_that_request_alone(monkeypatc
         Failed(2, "IndexError: piece id is out of range", admission=3)
     ]
     assert committed(messages) == stage.text()[4:]
+
+
+def test_a_row_is_freed_without_a_garbage_collection() -> None:
+    """What is kept of its text on the device goes with it."""
+    row = TargetRow("coordinator", Admit(1, PROMPT, 4, GREEDY, 4, drafter=True), acceptance=0.5)
+    history = ref(row.history)
+    row.commit([1], rejected=False)
+    gc.disable()
+    try:
+        del row
+        assert history() is None
+    finally:
+        gc.enable()
