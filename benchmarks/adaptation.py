@@ -2,8 +2,9 @@
 
 python -m benchmarks.adaptation --rounds 8 --output benchmarks/results/adaptation.json
 
-By default the bundled tiny pair, which was trained on Python code, continues the Markdown of `docs/`. Requests that
-measure have a salt, so they are not learned. Their texts must be the same before and after.
+By default the bundled tiny pair, which was trained on Python code, continues the Markdown of `docs/`. With `--target` a
+finetuned target has a drafter that was made for its base. Requests that measure have a salt, so they are not learned.
+Their texts must be the same before and after.
 """
 
 import argparse
@@ -21,8 +22,9 @@ from transformers import PreTrainedModel
 from actors.adaptation.adaptation import Adaptation, AdaptationOptions
 from actors.adaptation.messages import FromLearner, Texts, ToLearner
 from actors.coordinator.request import Endpoint, Request, Statistics
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
-from actors.loading.draft_vocabulary import is_trimmed, save_draft_vocabulary
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.draft_vocabulary import save_draft_vocabulary
+from actors.loading.settings import is_trimmed, load_tokenizer
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner, make_adaptation, publish_weights

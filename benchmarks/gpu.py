@@ -20,7 +20,8 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.loading.checkpoint import ModelSpec, load_model
+from actors.loading.settings import load_tokenizer
 from actors.model.faster_layers import use_faster_layers
 from actors.model.runner import Runner
 from benchmarks.comparison.gpu_checks import check_graphs

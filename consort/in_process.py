@@ -24,7 +24,7 @@ from decoding.errors import ConfigError, InvalidRequestError, UnavailableError
 from deployments.answers.completion_writers import AnswerWriter, ChatWriter, CompletionWriter
 from deployments.answers.identity import AnswerIdentity
 from deployments.configuration.config import ServerConfig
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.validation.strict import problem_of
 

@@ -41,6 +41,7 @@ _SHOWN_CHARACTERS = 400  # of another library's error
 _INTERVALS = {
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",  # a dead proxy is replaced after three failed checks
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_raylet_check_gc_period_milliseconds": "1000",
     "RAY_kill_idle_workers_interval_ms": "1000",

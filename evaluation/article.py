@@ -18,7 +18,7 @@ from evaluation.metrics import TextMetrics, average, measure
 from evaluation.prompts import MAX_TOKENS, PROMPTS
 from evaluation.table import metrics_table
 
-ALPHA = 0.1  # tokens need this share of the expert's best probability
+_ALPHA = 0.1  # tokens need this share of the expert's best probability
 _ARTICLE = {"naive": (4.99, 5.17, 5.14, 0.895, 0.995), "contrastive": (5.18, 5.35, 5.31, 0.903, 1.0)}
 
 # From a text's tokens, [1, T] int64, to the next token.
@@ -30,15 +30,12 @@ def naive(model: PreTrainedModel) -> Choice:
     return lambda text: int(_log_probs(model, text).argmax())
 
 
-def contrastive(expert: PreTrainedModel, amateur: PreTrainedModel, alpha: float = ALPHA) -> Choice:
-    """Return the choice of the token with the greatest log expert − log amateur, among those plausible to the expert.
-
-    alpha: share of the expert's best probability that a plausible token needs.
-    """
+def contrastive(expert: PreTrainedModel, amateur: PreTrainedModel) -> Choice:
+    """Return the choice of the token with the greatest log expert − log amateur of those plausible to the expert."""
 
     def choose(text: Tensor) -> int:
         expert_log_probs = _log_probs(expert, text)
-        plausible = expert_log_probs >= expert_log_probs.max() + math.log(alpha)
+        plausible = expert_log_probs >= expert_log_probs.max() + math.log(_ALPHA)
         difference = expert_log_probs - _log_probs(amateur, text)
         return int(difference.masked_fill(~plausible, -math.inf).argmax())
 

@@ -87,6 +87,11 @@ def test_importing_a_layer_loads_none_of_what_it_must_not_know(layer: str) -> No
 
 
 SLOW = {
+    "deployments.replicas.coordinator, deployments.endpoints.service, deployments.http.routes": {  # a coordinator
+        "transformers.modeling_utils",
+        "torch._dynamo",
+        "sympy",
+    },
     "deployments.ui.cli": {"torch", "transformers", "ray", "fastapi"},
     "deployments.app": {"torch", "transformers"},  # Serve's controller and the command import it
     "deployments.http.proxy": {"torch", "transformers", "ray"},

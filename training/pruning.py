@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from actors.loading.draft_vocabulary import SIZE, is_trimmed
+from actors.loading.settings import TARGET_VOCABULARY_KEY, is_trimmed
 from decoding.errors import ConfigError
 
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")  # settings with an entry for each layer
@@ -139,7 +139,7 @@ def trim_vocabulary(model: PreTrainedModel, token_ids: Sequence[int]) -> PreTrai
             layer.weight.copy_(weight)
         if biases is not None:
             model.get_output_embeddings().bias.copy_(biases)
-    setattr(config, SIZE, size)
+    setattr(config, TARGET_VOCABULARY_KEY, size)
     _rename_special_tokens(model, {token: row for row, token in enumerate(token_ids)})
     return model
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
+from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.replica_table import ReplicaTable
-from actors.coordinator.request import ActiveRequest
 from actors.wire.link import Outbox
 from actors.wire.messages import AttachDrafter, Cancel, Member, MemberLost
 from decoding.errors import ConsortError, UnavailableError

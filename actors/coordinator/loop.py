@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from actors.coordinator.active_request import ActiveRequest
 from actors.coordinator.dispatch import Dispatch
 from actors.coordinator.replica_table import HANG_S, ReplicaTable
-from actors.coordinator.request import ActiveRequest, Delta, Request
+from actors.coordinator.request import Delta, Request
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import ConnectingLink, Outbox
 from actors.wire.messages import Beams, Cancel, Commit, Failed, Heartbeat, Message, Report

@@ -1,25 +1,19 @@
-"""A request at its coordinator: parameters, committed tokens, deltas for the client. Knows nothing of links."""
+"""A client's request, and the deltas of its answer. Knows nothing of replicas and links."""
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import starmap
+from dataclasses import dataclass, field
 from typing import Literal
 
-from actors.coordinator.prefix_table import Prefix, prefixes_of
-from actors.coordinator.text_stream import Criterion, TextStream
+from actors.coordinator.text_stream import Criterion
 from actors.coordinator.timeline import Timeline
 from actors.heads.spec import HeadsKind
-from actors.wire.addresses import ReplicaAddress
-from actors.wire.messages import Adapter, Admit, Beams, Commit, Ensemble, Member, MemberShare, MemberView
-from decoding.beams.group import Hypothesis
+from actors.wire.messages import Adapter, MemberShare, MemberView
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.drafts.draft import ProposerName
 from decoding.drafts.ngram import NgramOptions
-from decoding.drafts.trie import ProposerName
-from decoding.errors import ConsortError, InvalidRequestError, require
+from decoding.errors import ConsortError, require
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
@@ -28,8 +22,6 @@ from decoding.sampling.stopping import FinishReason
 # accepted: a draft token; recovered: replaces a rejected draft token; bonus: follows a fully accepted draft;
 # plain: from a step without a draft.
 TokenSource = Literal["accepted", "recovered", "bonus", "plain"]
-
-_MAX_DRAFTERS_LOST = 3  # before the request goes on without a drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,193 +166,3 @@ class Delta:
     proposers: Sequence[ProposerName | None] = ()  # of each token: who drafted it, if it was accepted
     prompt_attention: Sequence[float] | None = None  # to each token of the prompt, if requested, in the last delta
     others: "Sequence[Delta]" = ()  # further answers of the beam search, best first
-
-
-class ActiveRequest:
-    """A request in progress: its committed tokens, its replicas, and its text."""
-
-    def __init__(self, request: Request, sink: Callable[[Delta], None], now_s: float) -> None:
-        self.request = request
-        self.sink = sink
-        self.tokens = list(request.prompt)
-        self.statistics = Statistics()
-        self._target: str | None = None
-        self._drafter: str | None = None
-        self.members: list[Member] = []
-        self.targets_lost = self.drafters_lost = 0
-        self.admission = 0  # number of times it was released from its target
-        self.began_s = self.unassigned_since_s = now_s
-
-    @cached_property
-    def prefixes(self) -> Sequence[Prefix]:
-        """Prefixes of the prompt, by which it is led to replicas that have read them."""
-        adapter = self.request.endpoint.adapter
-        version = "" if adapter is None else f"adapter {adapter.version} "  # as in the replicas' rows
-        return prefixes_of(self.request.prompt, version + self.request.cache_salt)
-
-    @cached_property
-    def _text_stream(self) -> TextStream:
-        return self._make_text_stream()
-
-    def _make_text_stream(self) -> TextStream:
-        request = self.request
-        return TextStream(request.endpoint.decode, request.prompt, request.params, request.endpoint.criteria)
-
-    def decode_prompt(self) -> None:
-        """Decode the end of the prompt, on which the answer's text depends. Raises what the tokenizer raises."""
-        _ = self._text_stream
-
-    @property
-    def target(self) -> str | None:
-        """Name of its target replica."""
-        return self._target
-
-    @target.setter
-    def target(self, replica: str | None) -> None:
-        self._target = replica
-        if self.request.timeline is not None:
-            self.request.timeline.move("target", replica)
-
-    @property
-    def drafter(self) -> str | None:
-        """Name of its drafter replica, unless colocated."""
-        return self._drafter
-
-    @drafter.setter
-    def drafter(self, replica: str | None) -> None:
-        self._drafter = replica
-        if self.request.timeline is not None:
-            self.request.timeline.move("drafter", replica)
-
-    @property
-    def wants_drafter(self) -> bool:
-        """Whether it should have a drafter replica."""
-        endpoint = self.request.endpoint
-        disaggregated = endpoint.drafter not in (None, endpoint.target) and not endpoint.colocated
-        speculates = disaggregated and self.request.max_draft_length > 0 and self.request.may_draft("drafter")
-        return speculates and self.drafters_lost <= _MAX_DRAFTERS_LOST
-
-    def admit(self, target: ReplicaAddress) -> Admit:
-        """Make the message by which a replica continues the request from its committed tokens."""
-        request = self.request
-        max_draft_length = request.max_draft_length
-        colocated = request.endpoint.colocated and request.may_draft("drafter")
-        has_drafter = self.drafter is not None or (colocated and max_draft_length > 0)
-        ngram = request.endpoint.ngram if request.may_draft("ngram") else None
-        heads = request.may_draft(request.endpoint.heads)
-        may_speculate = has_drafter or self.wants_drafter or ngram or heads
-        return Admit(
-            request_id=request.request_id,
-            tokens=self.tokens.copy(),  # a copy: this list grows, and local links pass objects on
-            prompt_length=len(request.prompt),
-            params=request.params,
-            draft_length=max_draft_length if may_speculate else 0,
-            drafter=has_drafter,
-            ngram=ngram,
-            heads=heads,
-            beams=request.beams,
-            ensemble=self._ensemble(),
-            target=target,
-            attached_drafter=self.drafter,
-            admission=self.admission,
-            cache_salt=request.cache_salt,
-            prompt_positions=request.prompt_positions,
-            adapter=request.endpoint.adapter,
-        )
-
-    def _ensemble(self) -> Ensemble | None:
-        if not self.request.endpoint.members:
-            return None
-        return Ensemble(self.request.endpoint.target, self.members, self.request.ensemble_options)
-
-    def has_member(self, replica: str) -> bool:
-        """Whether the replica is a member of the request's ensemble."""
-        return any(member.address is not None and member.address.name == replica for member in self.members)
-
-    def has_timed_out(self, now_s: float) -> bool:
-        """Whether the request has exceeded `timeout_s` and must fail."""
-        return self.request.timeout_s is not None and now_s - self.began_s > self.request.timeout_s
-
-    def has_reached_max_time(self, now_s: float) -> bool:
-        """Whether the answer has reached `max_time_s` and must end as it is."""
-        limit_s = self.request.params.max_time_s
-        return limit_s is not None and now_s - self.began_s > limit_s
-
-    def commit(self, message: Commit) -> Delta:
-        """Append the tokens of a target step. The answer may end before the last of them."""
-        piece = self._text_stream.add(message.tokens, message.finish)
-        tokens = message.tokens[: piece.used]
-        self.tokens.extend(tokens)
-        if self.request.timeline is not None:
-            self.request.timeline.record_tokens("target", piece.used)
-            if self.drafter is not None and message.drafted:
-                self.request.timeline.record_tokens("drafter", message.drafted)
-        accepted = min(message.accepted, piece.used)
-        before = self.statistics
-        self.statistics = Statistics(
-            steps=before.steps + 1,
-            drafted=before.drafted + message.drafted,
-            accepted=before.accepted + accepted,
-            committed=before.committed + piece.used,
-            missed=before.missed + message.rejected,
-            hits=before.hits + message.hit,
-            drafted_by=_added(before.drafted_by, message.drafted_by),
-            accepted_by=_added(before.accepted_by, Counter(message.accepted_from[:accepted])),
-            cached=before.cached + message.cached_tokens,
-        )
-        own: TokenSource = "recovered" if message.rejected else "bonus" if message.drafted else "plain"
-        sources: list[TokenSource] = ["accepted"] * accepted
-        return Delta(
-            piece.text,
-            tokens,
-            self.statistics,
-            sources + [own] * (piece.used - accepted),
-            message.logprobs and message.logprobs[: piece.used],
-            message.prompt_logprobs if len(self.tokens) - len(tokens) == len(self.request.prompt) else None,
-            piece.finish,
-            message.members,
-            piece.stop_reason,
-            message.views and message.views[: piece.used],
-            proposers=[
-                *message.accepted_from[:accepted],
-                *[None] * (piece.used - len(message.accepted_from[:accepted])),
-            ],
-            prompt_attention=message.prompt_attention,
-        )
-
-    def finish_search(self, message: Beams) -> Delta:
-        """Make the only delta of a beam search, from its answers.
-
-        Raises:
-            InvalidRequestError: there are fewer answers than requested.
-        """
-        wanted = self.request.beams.num_return_sequences if self.request.beams else 0
-        if len(message.answers) < wanted:
-            field = "force_words" if self.request.beams and self.request.beams.force_words_ids else "n"
-            reason = f"the search found {len(message.answers)} answers that the parameters allow, not {wanted}"
-            raise InvalidRequestError(f"{field}: {reason}; more beams may find them.", field=field)
-        logprobs: Sequence[list[TokenLogprobs] | None] = message.logprobs or [None] * len(message.answers)
-        make_delta = partial(self._make_search_delta, message.cached_tokens)
-        best, *others = starmap(make_delta, zip(message.answers, logprobs, strict=True))
-        if self.request.timeline is not None:
-            self.request.timeline.record_tokens("target", len(best.tokens))
-        self.statistics = Statistics(steps=message.steps, committed=len(best.tokens), cached=message.cached_tokens)
-        return replace(best, statistics=self.statistics, others=others)
-
-    def _make_search_delta(self, cached: int, hypothesis: Hypothesis, logprobs: list[TokenLogprobs] | None) -> Delta:
-        piece = self._make_text_stream().add(hypothesis.tokens, hypothesis.finish)
-        return Delta(
-            piece.text,
-            hypothesis.tokens[: piece.used],
-            Statistics(committed=piece.used, cached=cached),
-            ["plain"] * piece.used,
-            logprobs and logprobs[: piece.used],
-            finish=piece.finish,
-            stop_reason=piece.stop_reason,
-            score=hypothesis.score,
-        )
-
-    def end_now(self) -> Delta:
-        """Make the last delta of an answer that has reached `max_time_s`."""
-        text = self._text_stream.flush()
-        return Delta(text, (), self.statistics, finish="length", stop_reason="max_time")

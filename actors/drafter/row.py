@@ -15,7 +15,7 @@ from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.messages import Admit, Advance, Offer
 from decoding.drafts.calibration import RankCalibration
 from decoding.drafts.choice import DraftChoice
-from decoding.drafts.trie import Distribution
+from decoding.drafts.draft import Distribution
 from decoding.sampling.batch import can_chain
 from decoding.sampling.history import History
 

@@ -15,8 +15,8 @@ from actors.model.ragged_batch import MAX_BRANCHES
 from actors.model.runner import Runner
 from actors.tokenizers.logits_mapping import LogitsMapping, MemberContext
 from actors.wire.messages import Join, LogitsReply
+from decoding.drafts.draft import Draft
 from decoding.drafts.token_tree import TokenTree
-from decoding.drafts.trie import Draft
 from decoding.tokenizers.copied_text import CopiedText
 from decoding.tokenizers.text_aligner import TextAligner
 

@@ -8,7 +8,7 @@ from actors.model.runner import Runner
 from actors.wire.logits_codec import pack
 from actors.wire.logits_memory import accept
 from actors.wire.messages import Admit, Join, Joined, LogitsReply, LogitsRequest
-from decoding.drafts.trie import NO_DRAFT, Draft
+from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.sampling.params import SamplingParams
 
 

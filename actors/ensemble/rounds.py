@@ -14,7 +14,7 @@ from actors.wire.messages import Ensemble, MemberShare, MemberView
 from decoding.blending.attribution import attribute_tokens
 from decoding.blending.blend import BlendBatch, blend
 from decoding.blending.union import keep_candidates, rank_others_below, replace_empty, top_k_union
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.errors import UnavailableError
 
 _JOIN_TIMEOUT_S = 120.0  # for a member to find a slot and read the prompt

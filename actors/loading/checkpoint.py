@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -12,18 +12,16 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from actors.loading import memory_budget
-from actors.loading.draft_vocabulary import DraftVocabulary, is_trimmed, load_draft_vocabulary, vocabulary_size
+from actors.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
 from actors.loading.gguf import settings_folder, weights_folder
 from actors.loading.quantization import Quantization, quantization_config, weight_bytes
-from actors.loading.supported import check_config, check_modules, context_length
+from actors.loading.settings import context_length, is_trimmed, vocabulary_size
+from actors.loading.supported import check_config, check_modules
 from decoding.errors import ConfigError
 
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
@@ -76,24 +74,6 @@ class ModelSpec:
         return None if self.kv_dtype == "auto" else getattr(torch, self.kv_dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """A checkpoint's recommended settings, named as in SamplingParams; None: no recommendation."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    max_tokens: int | None = None
-
-    def given(self) -> dict[str, float]:
-        """Return the settings that are not None."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
 def load_model(spec: ModelSpec) -> PreTrainedModel:
     """Load a model to its devices and merge its adapter. Drafters with a trimmed vocabulary get their target's ids.
 
@@ -134,44 +114,6 @@ def check_model(spec: ModelSpec) -> tuple[PretrainedConfig, PreTrainedModel]:
     skeleton = _skeleton(spec, config)
     _check_memory(spec, config, skeleton)
     return config, skeleton
-
-
-def load_tokenizer(
-    path: str, revision: str | None = None, *, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
-    """Load a checkpoint's tokenizer and its chat template.
-
-    Raises:
-        ConfigError: there is none, or it can't be loaded.
-    """
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            settings_folder(path), revision=revision, trust_remote_code=trust_remote_code
-        )
-    except (ConfigError, OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"can't load the tokenizer of {path!r}: {error}") from error
-    return tokenizer
-
-
-def load_sampling_defaults(path: str, revision: str | None = None) -> SamplingDefaults:
-    """Return the settings in a checkpoint's generation configuration, if it has one.
-
-    An explicit `do_sample: false` means temperature 0; without it, the request decides.
-    """
-    try:
-        config = GenerationConfig.from_pretrained(settings_folder(path), revision=revision or "main")
-    except OSError:  # many checkpoints have none
-        return SamplingDefaults()
-    return SamplingDefaults(
-        temperature=0.0 if config.do_sample is False else config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        min_p=config.min_p,
-        typical_p=config.typical_p,
-        repetition_penalty=config.repetition_penalty,
-        no_repeat_ngram_size=config.no_repeat_ngram_size,
-        max_tokens=config.max_new_tokens,
-    )
 
 
 def _load_config(spec: ModelSpec) -> PretrainedConfig:

@@ -15,22 +15,11 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
+from actors.loading.settings import vocabulary_size
 from decoding.errors import ConfigError
 
 FILE = "draft_vocabulary.safetensors"
-SIZE = "target_vocab_size"  # in config.json: V of the target
 _TENSOR = "token_ids"
-
-
-def vocabulary_size(config: PretrainedConfig) -> int:
-    """Return V, how many logits a served model has: as many as its target, if its own vocabulary is trimmed."""
-    text = config.get_text_config(decoder=True)
-    return int(getattr(text, SIZE, None) or text.vocab_size)
-
-
-def is_trimmed(config: PretrainedConfig) -> bool:
-    """Whether it is the configuration of a drafter with a trimmed vocabulary."""
-    return getattr(config.get_text_config(decoder=True), SIZE, None) is not None
 
 
 def save_draft_vocabulary(token_ids: Sequence[int], folder: Path) -> None:

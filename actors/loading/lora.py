@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from actors.model.lora.layers import LoraPair
+from actors.model.lora.pair import LoraPair
 from decoding.errors import ConfigError
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -4,33 +4,20 @@ A runner keeps the keys and values of every token in slots, and concatenates the
 depend on positions, keys and values only.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from actors.loading.settings import length_dependent_positions
 from actors.model.forward_input import RowInput
 from actors.model.kv_pages import KVPages
 from actors.model.runner import Runner
 from decoding.errors import ConfigError
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
-_LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary positions that change with the text's length
-MAX_LENGTH = 32_768  # tokens of a request where the configuration names no other number
 _LENGTHS = (5, 9)  # tokens of the test's two calls
 _TOLERANCES = {torch.float32: 0.01}  # of the logits, relative to their own variation
 _LOOSE = 0.3  # for other types: rounding gives a few per cent, a text that is ignored gives 1
-
-
-def context_length(config: PretrainedConfig, wanted: int | None) -> int:
-    """Return the most tokens of a request. wanted: as configured; None: as many as the model can tell apart."""
-    if wanted is not None:
-        return wanted
-    text = config.get_text_config(decoder=True)
-    positions = getattr(text, "max_position_embeddings", None) or MAX_LENGTH
-    return min(int(positions), MAX_LENGTH, *(length for _, length in _length_dependent_positions(text)))
 
 
 def check_config(config: PretrainedConfig, *, max_length: int) -> None:
@@ -43,7 +30,7 @@ def check_config(config: PretrainedConfig, *, max_length: int) -> None:
         raise ConfigError(f"it has layers of kind {', '.join(unknown)}; only {', '.join(sorted(_LAYER_KINDS))} can run")
     if _uses_alibi(text):
         raise ConfigError("it biases attention by distance (ALiBi), which attention over KV slots does not support")
-    for kind, original in _length_dependent_positions(text):
+    for kind, original in length_dependent_positions(text):
         if max_length > original:
             raise ConfigError(
                 f"its rotary positions ({kind}) change with the length of a text that exceeds {original} tokens; "
@@ -127,14 +114,3 @@ def _uses_alibi(config: PretrainedConfig) -> bool:
     """Return whether attention uses ALiBi. Bloom always does; Falcon and MPT have a switch."""
     switches = (getattr(config, "alibi", False), getattr(getattr(config, "attn_config", None), "alibi", False))
     return config.model_type == "bloom" or any(switches)
-
-
-def _length_dependent_positions(config: PretrainedConfig) -> Iterator[tuple[str, int]]:
-    """Yield the kinds of rotary positions that depend on a text's length, and the length up to which they don't."""
-    parameters: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    by_layer = [value for value in parameters.values() if isinstance(value, Mapping)]
-    for rope in by_layer or [parameters]:
-        kind = str(rope.get("rope_type", "default"))
-        if kind in _LENGTH_DEPENDENT:
-            original = rope.get("original_max_position_embeddings") if kind == "longrope" else None
-            yield kind, int(original or config.max_position_embeddings)

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from actors.loading.checkpoint import ModelSpec
-from actors.loading.draft_vocabulary import is_trimmed
 from actors.loading.memory_budget import (
     Bytes,
     choose_slots,
@@ -26,7 +25,7 @@ from actors.loading.memory_budget import (
     room_for_pages,
     weights_on_devices,
 )
-from actors.loading.supported import context_length
+from actors.loading.settings import context_length, is_trimmed
 from actors.model.forward_input import RowInput
 from actors.model.kv_pages import KVPages
 from actors.model.runner import Runner

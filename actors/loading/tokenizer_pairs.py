@@ -5,19 +5,20 @@ Knows nothing of requests, and of models only how many logits they have.
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
-from actors.loading.draft_vocabulary import vocabulary_size
-from actors.loading.gguf import settings_folder
+from actors.loading.settings import load_tokenizer, read_header, vocabulary_size
 from actors.tokenizers.draft_mapping import DraftMapping
 from actors.tokenizers.logits_mapping import LogitsMapping
 from decoding.errors import ConfigError
 from decoding.tokenizers.alignment import compare_vocabularies
 from decoding.tokenizers.text_aligner import Speller
 from decoding.tokenizers.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from actors.loading.checkpoint import ModelSpec
 
 _ROLES = ("eos", "bos", "unk", "pad", "sep", "cls", "mask")  # the first counts if a token has several
 _Loaded = tuple[PreTrainedTokenizerBase, int]  # the tokenizer, V
@@ -43,7 +44,7 @@ def begins_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
 
 
-def load_draft_mappings(drafter: ModelSpec, targets: Sequence[ModelSpec]) -> dict[str, DraftMapping]:
+def load_draft_mappings(drafter: "ModelSpec", targets: "Sequence[ModelSpec]") -> dict[str, DraftMapping]:
     """Return a mapping for each target that has another tokenizer than the drafter, by the target's name.
 
     Raises:
@@ -56,7 +57,7 @@ def load_draft_mappings(drafter: ModelSpec, targets: Sequence[ModelSpec]) -> dic
     return _load_mappings(DraftMapping, drafter, targets, differ, "draft for")
 
 
-def load_logits_mappings(member: ModelSpec, leaders: Sequence[ModelSpec]) -> dict[str, LogitsMapping]:
+def load_logits_mappings(member: "ModelSpec", leaders: "Sequence[ModelSpec]") -> dict[str, LogitsMapping]:
     """Return a mapping for each leader that has another tokenizer than the member, by the leader's name.
 
     Raises:
@@ -71,8 +72,8 @@ def load_logits_mappings(member: ModelSpec, leaders: Sequence[ModelSpec]) -> dic
 
 def _load_mappings(
     kind: type[_Mapping],
-    model: ModelSpec,
-    others: Sequence[ModelSpec],
+    model: "ModelSpec",
+    others: "Sequence[ModelSpec]",
     differ: Callable[[_Loaded, _Loaded], bool],
     purpose: str,
 ) -> dict[str, _Mapping]:
@@ -92,11 +93,11 @@ def _load_mappings(
     return mappings
 
 
-def _load(spec: ModelSpec) -> _Loaded:
+def _load(spec: "ModelSpec") -> _Loaded:
     trusted = spec.trust_remote_code
     tokenizer = load_tokenizer(spec.path, spec.revision, trust_remote_code=trusted)
-    config = AutoConfig.from_pretrained(settings_folder(spec.path), revision=spec.revision, trust_remote_code=trusted)
-    return tokenizer, vocabulary_size(config)
+    header = read_header(spec.path, spec.revision, trust_remote_code=trusted)
+    return tokenizer, vocabulary_size(header)
 
 
 def _control(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:

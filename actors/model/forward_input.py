@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.prompt_positions import PromptPositions
 
 

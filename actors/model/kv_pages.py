@@ -106,9 +106,8 @@ class KVPages(PageTables):
 def _zeros(shape: Sequence[int], example: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return zeros.
 
-    On a CPU they are pages of the operating system's: those are zero without being written, so a page of the cache
-    takes no memory before it is used, and their start is aligned for any vector instruction. `torch.zeros` may write to
-    all of its memory.
+    On a CPU the memory is mapped anonymously. It is zero without being written, so a page of the cache takes no memory
+    before it is used, and it is aligned for any vector instruction. `torch.zeros` may write to all of its memory.
     """
     dtype = example.dtype if dtype is None else dtype
     if example.device.type != "cpu":

@@ -3,6 +3,7 @@
 For libraries, tests, benchmarks, and a drafter that shares its target's GPU.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -38,7 +39,7 @@ class Engine:
         """
         exchange = LocalExchange()
         link = wrap_link(exchange.join("coordinator"))
-        self.coordinator = Coordinator(link)
+        self.coordinator = Coordinator(link, max_silence_s=math.inf)
         self.loops: dict[str, Loop] = {}
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
@@ -69,9 +70,9 @@ class Engine:
         self.coordinator.set_replicas(ReplicaAddress(name, name.partition("#")[0]) for name in self._alive)
 
     def check(self) -> None:
-        """Raise UnavailableError if a loop has ended or is stuck."""
+        """Raise UnavailableError if a loop has ended. Slow ones are waited for: no other process could take over."""
         for thread in self._threads:
-            thread.check()
+            thread.check(max_silence_s=math.inf)
 
     def stream(self, request: Request) -> Iterator[Delta]:
         """Run `actors.coordinator.blocking.stream` on this engine's coordinator."""

@@ -14,7 +14,7 @@ from actors.adaptation.messages import Begin
 from actors.heads.loader import LoadedHeads, load_heads
 from actors.heads.proposer import HeadProposer
 from actors.heads.spec import HeadsSpec
-from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.grammar_tokenizer import structure_tokenizer
 from actors.loading.lora import read_lora
 from actors.loading.memory_budget import (
@@ -25,7 +25,8 @@ from actors.loading.memory_budget import (
     room_for_pages,
     weights_on_devices,
 )
-from actors.loading.supported import context_length, try_out
+from actors.loading.settings import context_length, load_tokenizer
+from actors.loading.supported import try_out
 from actors.loading.tensor_parallel import Rank, TensorParallelGroup, load_sharded_runner
 from actors.loading.tokenizer_pairs import load_draft_mappings, load_logits_mappings
 from actors.loops.options import LoopOptions
@@ -43,6 +44,7 @@ from decoding.errors import ConfigError
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is stopping; they ask every second
 _POLL_S = 0.05
+_PREFILL_PARTS = 8
 
 
 def load_runner(
@@ -273,7 +275,7 @@ class Replica:
         began_s = time.perf_counter()
         runner, options = load_replica(spec)
         loaded_s = time.perf_counter() - began_s
-        prefill_s = _measure_prefill(runner, min(spec.model.prefill_chunk, runner.max_query))
+        prefill_s = _estimate_prefill(runner, min(spec.model.prefill_chunk, runner.max_query))
         self._adaptation = options.adaptation
         # A turn that publishes new weights loads them.
         self._thread.usual_turn_s = prefill_s if self._adaptation is None else max(prefill_s, loaded_s)
@@ -319,10 +321,15 @@ class Replica:
             self._adaptation.close()
 
 
-def _measure_prefill(runner: Runner, tokens: int) -> float:
-    """Return the seconds that one prefill chunk takes, the longest work of a turn."""
+def _estimate_prefill(runner: Runner, tokens: int) -> float:
+    """Estimate the seconds of one prefill chunk, the longest work of a turn.
+
+    On a CPU from a part of it: the whole would delay the start. On a GPU it is quick, and its memory is needed later.
+    """
+    parts = _PREFILL_PARTS if runner.device.type == "cpu" else 1
     began_s = time.perf_counter()
-    runner.logits([RowInput(slot=0, start=0, tokens=[0] * tokens, wanted=1)]).argmax(dim=-1).tolist()
-    seconds = time.perf_counter() - began_s
+    row = RowInput(slot=0, start=0, tokens=[0] * -(-tokens // parts), wanted=1)
+    runner.logits([row]).argmax(dim=-1).tolist()
+    seconds = parts * (time.perf_counter() - began_s)
     runner.cache.clear_all()
     return seconds

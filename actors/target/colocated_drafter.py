@@ -17,7 +17,7 @@ from actors.target.row import TargetRow
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Heartbeat
-from decoding.drafts.trie import ProposerName
+from decoding.drafts.draft import ProposerName
 
 _TARGET, _DRAFTER = "target", "drafter"
 

@@ -17,7 +17,7 @@ from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow, Verification
 from actors.target.rows import TargetRows
 from actors.wire.messages import Commit
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.errors import OutOfPagesError
 from decoding.sampling.stopping import cut_at_stop
 
@@ -31,7 +31,7 @@ class Committer:
         self._rows, self._runner, self._planner, self._inbox, self._mailbox = rows, runner, planner, inbox, mailbox
 
     def commit(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> int:
-        """Commit each row's accepted draft tokens and the target's own token. Returns the number of all."""
+        """Commit each row's accepted draft tokens and the target's own token. Returns how many were committed."""
         committed = 0
         for (row, draft, *_), verdict in zip(verifications, verdicts, strict=True):
             if self._check(row, verdict):

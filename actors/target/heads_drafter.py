@@ -1,4 +1,4 @@
-"""Heads of a target as a proposer: they read what its forwards leave, and draft for all rows before each step.
+"""Heads of a target as a proposer: they read its hidden states, and draft for all rows before each step.
 
 While nothing drafts they do not read. What they missed stays a gap in their keys, which can only cost acceptance.
 
@@ -20,8 +20,8 @@ from actors.target.row import TargetRow, Verification
 from actors.target.rows import TargetRows
 from decoding.drafts.calibration import RANKS, RankCalibration
 from decoding.drafts.choice import DraftChoice
+from decoding.drafts.draft import ProposerName
 from decoding.drafts.ranked_tree import Candidates, best_tree, tree_of
-from decoding.drafts.trie import ProposerName
 
 
 class _Ran(NamedTuple):

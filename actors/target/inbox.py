@@ -74,7 +74,7 @@ class TargetInbox:
             self._mailbox.put(row.attached_drafter, advance)
 
     def rest_drafter(self, row: TargetRow) -> None:
-        """Let the attached drafter rest before the row has its first token. If it lacks the row, it hears later."""
+        """Let the attached drafter rest before the row has its first token. One that lacks the row is told later."""
         if row.attached_drafter is not None:
             self._mailbox.put(row.attached_drafter, row.advance(len(row.tokens), 0))
 

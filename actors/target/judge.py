@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from actors.target.row import Verification
+from decoding.drafts.draft import Draft
 from decoding.drafts.rejection import RejectionRow, verify_by_rejection
-from decoding.drafts.trie import Draft
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import Positions
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 def judge(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> Callable[[], list[Verdict]]:
     """Launch the verification of drafts. The function that is returned waits for the device, and returns the verdicts.
 
-    logits: [N, V] a step's. tables: of the rows' texts.
+    logits: [N, V] of a step. tables: of the rows' texts.
     """
     coupled = [verification for verification in verifications if not verification.row.rejects]
     rejecting = [verification for verification in verifications if verification.row.rejects]
@@ -69,7 +69,7 @@ def judge(verifications: Sequence[Verification], logits: Tensor, tables: TextTab
 
 
 def _rows_of(verifications: Sequence[Verification], logits: Tensor) -> Tensor:
-    """Return the logits that decide on these drafts, row after row. logits: [N, V] a step's."""
+    """Return the logits that decide on these drafts, row after row. logits: [N, V] of a step."""
     if sum([len(v.rows) for v in verifications]) == len(logits):
         return logits
     return logits[tensor_on(logits.device, [*chain.from_iterable([v.rows for v in verifications])], torch.int64)]
@@ -112,7 +112,7 @@ def _positions(verification: Verification) -> Positions:
 
 
 def _with_logprobs(verifications: Sequence[Verification], verdicts: list[Verdict], logits: Tensor) -> list[Verdict]:
-    """Add log-probabilities to the verdicts on rows that want them. logits: [N, V] a step's."""
+    """Add log-probabilities to the verdicts on rows that want them. logits: [N, V] of a step."""
     logits_rows: list[int] = []
     tokens: list[int] = []
     counts: list[int] = []

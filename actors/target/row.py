@@ -9,9 +9,10 @@ from actors.ensemble.rounds import EnsembleRounds
 from actors.loops.served_row import ServedRow
 from actors.model.forward_input import RowInput, draft_input
 from actors.wire.messages import Admit, Advance, Offer
+from decoding.drafts.draft import NO_DRAFT, Draft
 from decoding.drafts.length import AcceptanceEstimate
 from decoding.drafts.proposer import Proposer
-from decoding.drafts.trie import NO_DRAFT, Draft, DraftTrie
+from decoding.drafts.trie import DraftTrie
 from decoding.sampling.history import History, Positions
 from decoding.sampling.logprobs import TokenLogprobs, token_logprobs
 

@@ -309,7 +309,7 @@ class SpeculationTrial:
         self._open(self._may_begin if evidence is None else evidence.log_gain > 0, trying=False)
 
     def _inherit(self) -> None:
-        """Begin a size with the gain of the nearest. Gains rarely grow with it, so a much larger is tried first."""
+        """Give a new size the gain of the nearest. Gains rarely grow with size, so a much larger one is tried first."""
         nearest = min(self._evidence, key=lambda other: abs(other - self._size), default=None)
         if nearest is not None and (
             abs(nearest - self._size) <= _INHERITED or (nearest > self._size) == (self._evidence[nearest].log_gain > 0)

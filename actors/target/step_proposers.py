@@ -11,7 +11,7 @@ from typing import Protocol
 from actors.loops.row import RowKey
 from actors.target.judge import Verdict
 from actors.target.row import TargetRow, Verification
-from decoding.drafts.trie import ProposerName
+from decoding.drafts.draft import ProposerName
 from decoding.drafts.worth import ProposerWorth
 
 _SMOOTHING = 0.05  # weight of the newest time in a running mean
@@ -39,8 +39,8 @@ class StepProposer(Protocol):
 class StepProposers:
     """The proposers of one target that delay its step.
 
-    A token counts for whoever offers it first, so the last to be asked shows what it adds to the others. It is the one
-    that is known least.
+    A token counts for the proposer that offers it first, so the last one asked shows what it adds to the others. The
+    one with the fewest verdicts is asked last.
     """
 
     def __init__(self, proposers: Sequence[StepProposer], *, adaptive: bool) -> None:
@@ -74,7 +74,7 @@ class StepProposers:
             self._costs[proposer.name].note(time.perf_counter() - began_s)
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
-        """Learn from verdicts what the last one that was asked adds to the others."""
+        """Learn from verdicts what the proposer that was asked last adds to the others."""
         if not self._asked or not self._drafted:
             return
         judged = self._asked[-1].name
@@ -89,7 +89,7 @@ class StepProposers:
             self._worths[_names(self._asked)][judged].note_step(gained / rows, committed / rows, len(self._drafted))
 
     def _drop_idle(self, step_s: float) -> None:
-        """Drop those that rest beside the others, as well as those that begin to."""
+        """Drop the proposers that rest, and those that begin to because they don't pay beside the others."""
         while len(self._asked) > 1 or any(each.rests_alone for each in self._asked):
             worths = {each.name: self._worths[_names(self._asked)][each.name] for each in self._asked}
             if not any(worth.rests for worth in worths.values()):
@@ -101,7 +101,7 @@ class StepProposers:
             self._asked = [each for each in self._asked if each.name != dropped]
 
     def _let_rest(self, worths: Mapping[ProposerName, ProposerWorth], step_s: float) -> None:
-        """Let the one rest without which steps are fastest, if there are any that do not pay beside the others."""
+        """Among the proposers that don't pay beside the others, let the one rest without which steps are fastest."""
         calls_s = {name: self._costs[name].value for name in worths}
         without_s = {name: step_s + sum(calls_s.values()) - call_s for name, call_s in calls_s.items()}
         idle = [name for name, worth in worths.items() if not worth.pays(calls_s[name], without_s[name])]
@@ -112,7 +112,7 @@ class StepProposers:
 
 
 class _RunningMean:
-    """The mean of values, recent ones above all. The first value is left out: a first call warms up."""
+    """The mean of values, weighted towards recent ones. The first value is left out: a first call warms up."""
 
     def __init__(self, smoothing: float) -> None:
         """smoothing: the least weight of a new value."""

@@ -22,8 +22,8 @@ from actors.wire.logits_memory import SharedOffer
 from decoding.beams.group import Hypothesis
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.drafts.draft import Distribution, ProposerName
 from decoding.drafts.ngram import NgramOptions
-from decoding.drafts.trie import Distribution, ProposerName
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loading.checkpoint import load_tokenizer
+from actors.loading.settings import load_tokenizer
 from decoding.blending.ensemble_options import EnsembleOptions
 from decoding.blending.params import BlendParams
 from decoding.drafts.ngram import NgramOptions

@@ -6,7 +6,7 @@ docs/failures.md. Ray is imported in functions, because its environment must be 
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -28,6 +28,38 @@ _BODIES: tuple[dict[str, object], ...] = (
     {"temperature": 0.8, "logprobs": 2},
     {"temperature": 0.9, "frequency_penalty": 0.3},
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a fault met."""
+
+    streaming: int  # answers that had begun, and had not ended, when it came
+    paused: int  # of these, those that paused or whose connection broke
+    requests: int  # in progress at some time before everything had recovered
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Faults in turn, and what came of the requests meanwhile."""
+
+    findings: Findings
+    faults: Sequence[ServeFault]
+    hits: Sequence[Hit]
+    resumed: int  # tries of clients to go on after a connection broke
+
+    def as_text(self) -> str:
+        """Describe the phase for people."""
+        lines = [
+            f"{fault.kind}: {hit.streaming} streams met it, {hit.paused} paused, {hit.requests} requests until recovery"
+            for fault, hit in zip(self.faults, self.hits, strict=True)
+        ]
+        return "\n".join([as_text(self.findings), *lines, f"{self.resumed} tries to resume a stream"])
+
+    def as_json(self) -> dict[str, object]:
+        """Return the phase with what each fault met beside it."""
+        injected = [asdict(fault) | asdict(hit) for fault, hit in zip(self.faults, self.hits, strict=True)]
+        return asdict(self.findings) | {"resumed": self.resumed, "injected": injected}
 
 
 @click.command()
@@ -76,7 +108,7 @@ def main(
     coordinators: list[Kind] = ["update coordinator"] * updates
     scaled: list[Kind] = [*_times(scalings, "scale"), *["scale coordinator"] * scalings]
     proxy: list[Kind] = ["kill proxy"] * proxy_kills
-    phases: dict[str, tuple[Findings, list[ServeFault]]] = {}
+    phases: dict[str, Phase] = {}
     with serving(config, address=None, verbose=False, watch=lambda progress: None):
         calm = Clients(config.http.url, bodies, streams)
         expected = [calm.ask(number) for number in range(len(bodies))]
@@ -86,10 +118,9 @@ def main(
         def run_phase(title: str, kinds: Sequence[Kind], *, resuming: bool = False) -> None:
             if kinds:
                 with Clients(config.http.url, bodies, streams, resuming=resuming) as clients:
-                    faults = [injector.inject(kind) for kind in kinds]
-                phases[title] = _judge(clients.records, expected, faults), faults
-                resumed = sum(record.resumed for record in clients.records)
-                click.echo(f"\n{title}\n{as_text(phases[title][0])}\n{resumed} connections resumed\n")
+                    faults = [injector.inject(kind, lambda: clients.are_streaming(expected)) for kind in kinds]
+                phases[title] = _judge(clients.records, expected, faults)
+                click.echo(f"\n{title}\n{phases[title].as_text()}\n")
 
         run_phase("one coordinator", replicas)
         run_phase("one coordinator, killed", alone)
@@ -103,12 +134,9 @@ def main(
         run_phase("proxy killed", proxy, resuming=True)
         run_phase("everything updated", everything)
     settings = {"streams": streams, "new_tokens": new_tokens}
-    results = {
-        title: asdict(findings) | {"injected": [asdict(fault) for fault in faults]}
-        for title, (findings, faults) in phases.items()
-    }
+    results = {title: phase.as_json() for title, phase in phases.items()}
     write(output, "benchmarks.chaos.serve", settings, phases=results)
-    sys.exit(any(findings.lost or findings.differing for findings, _ in phases.values()))
+    sys.exit(any(phase.findings.lost or phase.findings.differing for phase in phases.values()))
 
 
 def _times(count: int, verb: str) -> list[Kind]:
@@ -123,14 +151,14 @@ def _config() -> ServerConfig:
     return config
 
 
-def _judge(records: Sequence[StreamRecord], expected: Sequence[StreamRecord], faults: Sequence[ServeFault]) -> Findings:
+def _judge(records: Sequence[StreamRecord], expected: Sequence[StreamRecord], faults: Sequence[ServeFault]) -> Phase:
     pauses: dict[str, list[float]] = {}
     gaps = [gap for record in records for gap in record.gaps]
     for fault in faults:
         seconds = [gap.ended_s - fault.at_s for gap in gaps if gap.began_s - 0.5 < fault.at_s < gap.ended_s]
         pauses.setdefault(fault.kind, []).append(max(seconds, default=0.0))
     lost = [record for record in records if record.error is not None]
-    return Findings(
+    findings = Findings(
         requests=len(records),
         faults={fault.kind: sum(other.kind == fault.kind for other in faults) for fault in faults},
         lost=[_start_text(record, faults) + str(record.error) for record in lost],
@@ -141,6 +169,22 @@ def _judge(records: Sequence[StreamRecord], expected: Sequence[StreamRecord], fa
         ],
         stalls={},
         pauses={kind: Pauses.summarize(seconds) for kind, seconds in pauses.items()},
+    )
+    return Phase(
+        findings, faults, [_hit(records, fault) for fault in faults], sum(record.resumed for record in records)
+    )
+
+
+def _hit(records: Sequence[StreamRecord], fault: ServeFault) -> Hit:
+    streaming = [record for record in records if record.is_streaming(fault.at_s)]
+    recovered_s = fault.at_s + fault.back_s
+    return Hit(
+        streaming=len(streaming),
+        paused=sum(record.has_paused(fault.at_s) for record in streaming),
+        requests=sum(
+            record.began_s < recovered_s and record.ended_s is not None and record.ended_s > fault.at_s
+            for record in records
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +19,29 @@ _LAST_EVENT_ID, _NO_EVENT = "Last-Event-ID", "0"
 
 @dataclass(slots=True)
 class StreamRecord:
-    """What a client received for one request. began_s: on the monotonic clock."""
+    """What a client received for one request. Times are on the monotonic clock."""
 
     number: int
     began_s: float
+    first_s: float | None = None  # arrival of the first event
+    ended_s: float | None = None
     texts: dict[int, str] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
     error: str | None = None
-    resumed: int = 0  # times that its connection broke and another went on
+    resumed: int = 0  # tries to go on after the connection broke
+
+    def is_streaming(self, at_s: float) -> bool:
+        """Whether some of the answer, but not all of it, had come by then."""
+        return self.first_s is not None and self.first_s < at_s and (self.ended_s is None or at_s < self.ended_s)
+
+    def has_paused(self, at_s: float) -> bool:
+        """Whether nothing came for long after that time, or another connection had to go on."""
+        return self.error is not None or any(gap.began_s - 0.5 < at_s < gap.ended_s for gap in self.gaps)
+
+    @property
+    def length(self) -> int:
+        """Characters so far, of all choices."""
+        return sum(map(len, list(self.texts.values())))
 
 
 class Clients:
@@ -38,7 +53,8 @@ class Clients:
         self._client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
         self._bodies, self._resuming, self._next, self._stopping = bodies, resuming, 0, False
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
+        self._current: list[StreamRecord | None] = [None] * count
+        self._threads = [threading.Thread(target=self._run, args=(client,), daemon=True) for client in range(count)]
 
     def __enter__(self) -> "Clients":
         for thread in self._threads:
@@ -50,21 +66,32 @@ class Clients:
         for thread in self._threads:
             thread.join()
 
+    def are_streaming(self, expected: Sequence[StreamRecord]) -> bool:
+        """Whether every client has some of an answer, and at least half of it is still to come."""
+        return all(
+            record is not None and 0 < record.length < expected[record.number].length / 2 for record in self._current
+        )
+
     def ask(self, number: int) -> StreamRecord:
         """Send a request and record the answer."""
-        last_s = time.monotonic()
-        record = StreamRecord(number, last_s)
+        record = StreamRecord(number, time.monotonic())
+        self._record(record)
+        return record
+
+    def _record(self, record: StreamRecord) -> None:
+        number, last_s = record.number, record.began_s
         try:
             for event in self._resumed(record) if self._resuming else self._events(self._bodies[number]):
                 now_s = time.monotonic()
                 if now_s - last_s > _GAP_S:
                     record.gaps.append(Gap(last_s, now_s))
                 last_s = now_s
+                record.first_s = record.first_s or now_s
                 for choice in event["choices"]:
                     record.texts[choice["index"]] = record.texts.get(choice["index"], "") + choice["text"]
         except Exception as error:  # the client lets those of its HTTP library through, which depends on its version
             record.error = repr(error)
-        return record
+        record.ended_s = time.monotonic()
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield a stream's events."""
@@ -95,11 +122,12 @@ class Clients:
             record.resumed += 1
             time.sleep(_PAUSE_S)
 
-    def _run(self) -> None:
+    def _run(self, client: int) -> None:
         while not self._stopping:
             with self._lock:
                 number, self._next = self._next % len(self._bodies), self._next + 1
-            record = self.ask(number)
+            self._current[client] = record = StreamRecord(number, time.monotonic())
+            self._record(record)
             with self._lock:
                 self.records.append(record)
             if record.error is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import psutil  # type: ignore[import-untyped]
@@ -19,14 +19,12 @@ from actors.model.thread_environment import compute_environment
 from actors.replica.roles import Role
 from deployments.configuration.config import ServerConfig
 
-if TYPE_CHECKING:
-    pass
-
 # A verb, `kill`, `hang`, `update` or `scale`, and its object: a model, `coordinator`, `controller`, `proxy` or `all`.
 Kind = str
 
 _ROLES: dict[str, Role] = {"target": "target", "drafter": "drafter"}  # by model
 _RECOVERY_S = 240.0  # maximum time of a recovery
+_STREAMING_POLL_S = 0.005
 _COUNT = 2  # replicas of everything
 
 
@@ -77,14 +75,17 @@ class ServeFaultInjector:
         assert client is not None
         client.deploy_apps(schema)
 
-    def inject(self, kind: Kind) -> ServeFault:
-        """Inject one fault or update, and wait until all replicas are ready again."""
+    def inject(self, kind: Kind, are_streaming: Callable[[], bool]) -> ServeFault:
+        """Inject one fault or update, and wait until all replicas are ready again.
+
+        are_streaming: whether all clients are in the middle of an answer, which the fault waits for.
+        """
         verb, name = kind.split()
         list_pids = _PIDS.get(name) or partial(_replica_pids, name)
         wait_for(is_settled)
         before = list_pids()
         time.sleep(2.0)
-        at_s = time.monotonic()
+        at_s = wait_for(are_streaming, poll_s=_STREAMING_POLL_S)
         if verb == "scale":
             self._scale(name, 1)
             wait_for(lambda: len(set(list_pids()) & set(before)) == 1 and is_settled())
@@ -124,13 +125,13 @@ def is_settled() -> bool:
     return status.status == "RUNNING" and states == {"RUNNING"}
 
 
-def wait_for(condition: Callable[[], bool]) -> float:
+def wait_for(condition: Callable[[], bool], *, poll_s: float = 0.2) -> float:
     """Wait until a condition holds. Returns that time on the monotonic clock."""
     end_s = time.monotonic() + _RECOVERY_S
     while not condition():
         if time.monotonic() > end_s:
             raise click.ClickException("the application did not recover")
-        time.sleep(0.2)
+        time.sleep(poll_s)
     return time.monotonic()
 
 

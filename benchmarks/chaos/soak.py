@@ -26,8 +26,9 @@ import torch
 
 from actors.coordinator import blocking
 from actors.coordinator.request import Delta, Request
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
 from actors.loading.grammar_tokenizer import structure_tokenizer
+from actors.loading.settings import load_tokenizer
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine

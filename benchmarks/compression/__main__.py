@@ -17,7 +17,8 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.settings import load_tokenizer
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner

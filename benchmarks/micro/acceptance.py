@@ -16,14 +16,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.settings import load_tokenizer
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.replica import load_runner
 from benchmarks.report import table
+from decoding.drafts.draft import Draft
 from decoding.drafts.ngram import NgramProposer
 from decoding.drafts.rejection import RejectionRow, Verdict, distributions, draft_key, draw, verify_by_rejection
-from decoding.drafts.trie import Draft
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.noise import gumbel, noise_key
 from training.heldout import read_prompts

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actors.drafter.loop import Drafter
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.settings import load_tokenizer
 from actors.model.runner import Runner
 from actors.replica.replica import load_runner
 from actors.wire.addresses import ReplicaAddress

@@ -22,7 +22,8 @@ from transformers.utils import logging
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Endpoint
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.settings import load_tokenizer
 from actors.loops.thread import LoopThread
 from actors.replica.replica import load_runner
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink

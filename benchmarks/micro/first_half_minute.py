@@ -19,17 +19,16 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
-from transformers.utils import logging
-
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.settings import load_tokenizer
 from actors.loops.thread import LoopThread
-from actors.replica.replica import load_runner
-from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
+from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.inflated import inflated_target
 from benchmarks.peers.hosts import Child
-from benchmarks.peers.replica import MeasuredReplica, Role
+from benchmarks.peers.processes import open_replica
+from benchmarks.peers.replica import MeasuredReplica
 from benchmarks.report import write
 from decoding.sampling.params import SamplingParams
 from training.heldout import read_prompts
@@ -104,10 +103,12 @@ class Bench:
         self._prompts = [tokenizer.encode(text) for text in read_prompts(Path("models/heldout.jsonl"))]
         colocated = options.drafter == "colocated"
         self._replicas = [
-            Child(partial(_open, "adaptive-target", spec, drafter if colocated else None), threads=options.threads)
+            Child(
+                partial(open_replica, "adaptive-target", spec, drafter if colocated else None), threads=options.threads
+            )
         ]
         if not colocated:
-            self._replicas.append(Child(partial(_open, "drafter", drafter, None), threads=1))
+            self._replicas.append(Child(partial(open_replica, "drafter", drafter, None), threads=1))
         self._colocated = colocated
 
     @contextmanager
@@ -169,13 +170,6 @@ def main() -> None:
             print(f"T = {temperature:g}, {streams} streams: on ÷ off {shown}; trials lost {lost_s:.2f} s", flush=True)
     if options.output:
         write(options.output, "benchmarks.micro.first_half_minute", vars(options), found=comparisons)
-
-
-def _open(role: Role, spec: ModelSpec, colocated: ModelSpec | None) -> MeasuredReplica:
-    logging.disable_progress_bar()
-    link = ReplicaZmqLink(spec.name, "127.0.0.1")
-    make_colocated = None if colocated is None else partial(load_runner, colocated)
-    return MeasuredReplica(role, link, partial(load_runner, spec), make_colocated)
 
 
 def _options() -> argparse.Namespace:

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.settings import load_tokenizer
 from actors.loops.options import LoopOptions
 from actors.model.attention import reference
 from actors.model.ragged_batch import RaggedBatch
@@ -29,9 +30,9 @@ from actors.replica.replica import load_runner
 from actors.replica.roles import Role
 from actors.wire.addresses import ReplicaAddress
 from benchmarks.report import table, write
+from decoding.drafts.draft import Draft
 from decoding.drafts.ngram import NgramOptions
 from decoding.drafts.token_tree import TokenTree
-from decoding.drafts.trie import Draft
 from decoding.sampling.params import SamplingParams
 from training.heldout import read_prompts
 
@@ -123,10 +124,7 @@ class KnowingProposer:
 
 
 class _Replicas(Engine):
-    """An engine whose replicas all run the target. It waits for loops however slow they are."""
-
-    def check(self) -> None:
-        pass
+    """An engine whose replicas all run the target."""
 
     def _set_replicas(self) -> None:
         self.coordinator.set_replicas(ReplicaAddress(name, "target") for name in self._alive)

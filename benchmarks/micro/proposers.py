@@ -8,11 +8,13 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
+from tempfile import NamedTemporaryFile
 
 import yaml
 
@@ -21,14 +23,28 @@ from consort import LLM, SamplingParams
 
 _ROOT = Path(__file__).parents[2]
 _MODELS = _ROOT / "models"
-_WAYS: dict[str, list[str]] = {
-    "plain": [],
-    "n-grams": ["ngram"],
-    "drafter": ["drafter"],
-    "EAGLE-3": ["eagle3"],
-    "drafter, n-grams": ["drafter", "ngram"],
-    "EAGLE-3, n-grams": ["eagle3", "ngram"],
-    "EAGLE-3, drafter, n-grams": ["eagle3", "drafter", "ngram"],
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Which proposers draft, and in which of the engines: an engine has at most one drafter and one kind of heads."""
+
+    proposers: tuple[str, ...]
+    engine: str = "colocated"
+
+
+_WAYS = {
+    "plain": Way(()),
+    "n-grams": Way(("ngram",)),
+    "drafter": Way(("drafter",)),
+    "drafter apart": Way(("drafter",), "apart"),
+    "Medusa": Way(("medusa",), "medusa"),
+    "EAGLE-3": Way(("eagle3",)),
+    "drafter, n-grams": Way(("drafter", "ngram")),
+    "drafter apart, n-grams": Way(("drafter", "ngram"), "apart"),
+    "Medusa, n-grams": Way(("medusa", "ngram"), "medusa"),
+    "EAGLE-3, n-grams": Way(("eagle3", "ngram")),
+    "EAGLE-3, drafter, n-grams": Way(("eagle3", "drafter", "ngram")),
 }
 
 
@@ -57,18 +73,20 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--medusa", type=Path, help="folder of Medusa heads; without, they are left out")
     parser.add_argument("--ways", nargs="+", choices=_WAYS, default=list(_WAYS))
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    file = Path("/tmp") / f"proposers-{os.getpid()}.yaml"
-    file.write_text(yaml.safe_dump(_config(args.target, args.draft_length, args.threads)))
+    if args.medusa is None:
+        args.ways = [way for way in args.ways if _WAYS[way].engine != "medusa"]
     lines = (_MODELS / "smollm2-drafter" / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [str(json.loads(line)["prompt"]) for line in lines]
     results: list[Result] = []
-    with LLM.from_config(file) as llm:
-        file.unlink()
+    with ExitStack() as stack:
+        names = {_WAYS[way].engine for way in args.ways}
+        engines = {name: stack.enter_context(_engine(name, args)) for name in sorted(names)}
         for temperature, streams in product(args.temperatures, args.streams):
-            results += _compare(llm, prompts, temperature, streams, args)
+            results += _compare(engines, prompts, temperature, streams, args)
     print(
         table(
             ["way", "T", "streams", "tokens/s", "tokens/step", "step ms", "× plain", "same text"],
@@ -85,32 +103,37 @@ def main() -> None:
         write(args.output, "benchmarks.micro.proposers", vars(args), results=[asdict(result) for result in results])
 
 
-def _config(target: str, draft_length: int, threads: int) -> dict[str, object]:
-    return {
-        "models": {
-            "target": {"path": target, "threads": threads},
-            "drafter": {"path": str(_MODELS / "smollm2-drafter"), "colocated_with": "target"},
-        },
-        "endpoints": {
-            "smollm2": {
-                "target": "target",
-                "drafter": "drafter",
-                "heads": {"path": str(_MODELS / "smollm2-eagle3"), "kind": "eagle3"},
-                "ngram": {},
-                "draft_length": draft_length,
-            }
-        },
-    }
+def _engine(name: str, args: argparse.Namespace) -> LLM:
+    """Return the engine of that name, in this process."""
+    models: dict[str, object] = {"target": {"path": args.target, "threads": args.threads}}
+    endpoint: dict[str, object] = {"target": "target", "ngram": {}, "draft_length": args.draft_length}
+    if name == "medusa":
+        endpoint["heads"] = {"path": str(args.medusa), "kind": "medusa"}
+    else:
+        device = {"threads": 1} if name == "apart" else {"colocated_with": "target"}
+        models["drafter"] = {"path": str(_MODELS / "smollm2-drafter"), **device}
+        endpoint["drafter"] = "drafter"
+    if name == "colocated":
+        endpoint["heads"] = {"path": str(_MODELS / "smollm2-eagle3"), "kind": "eagle3"}
+    with NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"models": models, "endpoints": {"smollm2": endpoint}}, file)
+        file.flush()
+        return LLM.from_config(file.name)
 
 
 def _compare(
-    llm: LLM, prompts: Sequence[str], temperature: float, streams: int, args: argparse.Namespace
+    engines: Mapping[str, LLM],
+    prompts: Sequence[str],
+    temperature: float,
+    streams: int,
+    args: argparse.Namespace,
 ) -> list[Result]:
     rounds: dict[str, list[tuple[float, float, float]]] = {way: [] for way in args.ways}  # tokens/s, a step, its ms
     texts: dict[str, list[str]] = {}
     for number in range(args.rounds + 1):
         for way in args.ways:
-            measured, texts[way] = _run(llm, prompts, temperature, streams, _WAYS[way], args)
+            llm, proposers = engines[_WAYS[way].engine], _WAYS[way].proposers
+            measured, texts[way] = _run(llm, prompts, temperature, streams, proposers, args)
             print(
                 f"T = {temperature}, {streams} streams, round {number}: {way}: {measured[0]:.1f} tokens/s", flush=True
             )
@@ -127,7 +150,12 @@ def _compare(
 
 
 def _run(
-    llm: LLM, prompts: Sequence[str], temperature: float, streams: int, proposers: list[str], args: argparse.Namespace
+    llm: LLM,
+    prompts: Sequence[str],
+    temperature: float,
+    streams: int,
+    proposers: Sequence[str],
+    args: argparse.Namespace,
 ) -> tuple[tuple[float, float, float], list[str]]:
     """Return tokens/s, tokens a step of a stream, and the milliseconds of a step; and the texts."""
     texts: list[str] = []
@@ -136,7 +164,7 @@ def _run(
     for first in range(0, streams * args.requests, streams):
         chosen = [prompts[index % len(prompts)] for index in range(first, first + streams)]
         params = SamplingParams(
-            max_tokens=args.new_tokens, temperature=temperature, seed=first, ignore_eos=True, proposers=proposers
+            max_tokens=args.new_tokens, temperature=temperature, seed=first, ignore_eos=True, proposers=list(proposers)
         )
         began_s = time.perf_counter()
         answers = llm.generate(chosen, params)

@@ -15,8 +15,9 @@ from typing import Any, cast
 import torch
 from transformers import LlamaForCausalLM
 
-from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.memory_budget import weights_on_devices
+from actors.loading.settings import load_tokenizer
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.replica import load_runner

@@ -23,8 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.request import Delta
-from actors.loading.checkpoint import load_tokenizer
 from actors.loading.grammar_tokenizer import structure_tokenizer
+from actors.loading.settings import load_tokenizer
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.target.loop import Target
@@ -35,7 +35,7 @@ from deployments.answers.identity import AnswerIdentity
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ROOT, ModelConfig
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import CompletionRequest
 
 SIZES = (2_048, 151_936, 262_144)

@@ -15,7 +15,7 @@ from actors.model.runner import Runner
 from benchmarks.peers.contestant import Activity, Contestant
 from benchmarks.peers.hosts import Host
 from benchmarks.peers.workload import Workload
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position

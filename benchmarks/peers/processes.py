@@ -90,10 +90,11 @@ class Consort:
 
 def _child(role: Role, spec: ModelSpec, colocated: ModelSpec | None = None) -> Child[MeasuredReplica]:
     assert spec.threads is not None
-    return Child(partial(_open, role, spec, colocated), threads=spec.threads)
+    return Child(partial(open_replica, role, spec, colocated), threads=spec.threads)
 
 
-def _open(role: Role, spec: ModelSpec, colocated: ModelSpec | None) -> MeasuredReplica:
+def open_replica(role: Role, spec: ModelSpec, colocated: ModelSpec | None) -> MeasuredReplica:
+    """Make a replica with a ZeroMQ link of its own. colocated: a drafter in the target's process."""
     logging.disable_progress_bar()
     link = ReplicaZmqLink(spec.name, "127.0.0.1")
     make_colocated = None if colocated is None else partial(load_runner, colocated)

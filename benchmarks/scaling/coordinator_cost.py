@@ -15,7 +15,7 @@ from actors.wire.messages import Admit, Commit, Message
 from actors.wire.zmq_link import ConnectingZmqLink, ReplicaZmqLink
 from decoding.sampling.params import SamplingParams
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 
 _DELIVERY_S = 0.003
 _COMMITTED = 3  # tokens per verdict

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import linear_regression, mean, median
 from typing import Any
 
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.settings import load_tokenizer
 from benchmarks.inflated import inflated_target
 from benchmarks.scaling import coordinator_cost
 from benchmarks.scaling.simulator import Scenario, rate_of_one_round

@@ -20,7 +20,8 @@ from actors.loops.thread import LoopThread
 from actors.wire.zmq_link import ConnectingZmqLink
 from benchmarks.serving.servers import MODEL, replica_addresses
 from deployments.configuration.config import ServerConfig
-from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import CompletionRequest
 
 _SWITCH_INTERVAL_S = 0.0005  # as in the server: the coordinator's thread and the client's share the interpreter

@@ -1,1 +1,1 @@
-"""Drafts: the trie of proposals, proposers without a model, draft lengths, verification."""
+"""Drafts, the trie that collects them, proposers without a model, draft lengths, verification."""

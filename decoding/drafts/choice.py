@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from decoding.drafts.trie import Distribution
+from decoding.drafts.draft import Distribution
 
 
 class DraftChoice(NamedTuple):

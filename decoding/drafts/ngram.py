@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from decoding.drafts.draft import Draft, ProposerName
 from decoding.drafts.token_tree import TokenTree
-from decoding.drafts.trie import Draft, ProposerName
 
 _LONGEST = 16  # longer matches count as matches of this length
 _DECAY = 0.998  # weight of an observation after the next one of its length

@@ -7,7 +7,7 @@ target's hidden states, which draft for all requests at once (actors/heads/propo
 from collections.abc import Sequence
 from typing import Protocol
 
-from decoding.drafts.trie import Draft, ProposerName
+from decoding.drafts.draft import Draft, ProposerName
 
 
 class Proposer(Protocol):

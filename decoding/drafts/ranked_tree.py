@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 
 Path = tuple[int, ...]  # the rank of each token, from the text down
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.drafts.trie import Distribution, Draft
+from decoding.drafts.draft import Distribution, Draft
 from decoding.sampling.noise import ACCEPTANCE, OWN_TOKENS, draft_stream, gumbel, noise_key, uniform
 from decoding.sampling.transfer import copy_to, tensor_on
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 
 
 class TokenTree:

@@ -7,7 +7,7 @@ the target's samples are committed, so no draft can change the text.
 
 from collections.abc import Sequence
 
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 
 
 def accepted_path(sampled: Sequence[int], draft: Draft) -> tuple[list[int], bool]:

@@ -22,12 +22,12 @@ class ProposerWorth:
 
     @property
     def verdicts(self) -> int:
-        """Rows' steps that say what is known, the trial's and those since."""
+        """Number of verdicts on rows that the estimates come from, since the trial began."""
         return self._verdicts
 
     @property
     def rests(self) -> bool:
-        """Whether it is not to be asked."""
+        """Whether it must not be asked now."""
         return self._rest > 0
 
     def note_step(self, gained: float, committed: float, rows: int) -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.grammars.structure import StructureState
 
 

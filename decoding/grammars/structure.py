@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from decoding.drafts.draft import Draft
 from decoding.drafts.token_tree import TokenTree
-from decoding.drafts.trie import Draft
 from decoding.errors import InvalidRequestError
 from decoding.grammars.grammar import NO_TOKEN, Grammar, structure_error
 

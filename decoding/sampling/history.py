@@ -138,7 +138,7 @@ class Positions(NamedTuple):
         )
 
     def singly(self) -> Iterator[Position]:
-        """Yield the positions."""
+        """Yield each position by itself."""
         allowed = repeat(None) if self.allowed is None else self.allowed
         yield from map(Position, repeat(self.history), self.paths(), allowed)
 

@@ -7,25 +7,22 @@ running and waiting requests. Runs in one event loop; knows no HTTP.
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import ConsortError, DeadlineError, OverloadedError
+from deployments.admission.bounds import Bounds
 from deployments.admission.fair_queue import FairQueue
-from deployments.admission.key_bounds import KeyRates, Reached, Use, reached_at_once
+from deployments.admission.key_bounds import Reached, Use
+from deployments.admission.limits import READY, Limits
 from deployments.admission.load import Load
 from deployments.admission.shared_limits import SharedLimits
 from deployments.admission.ticket import Sink, Ticket
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
-from deployments.configuration.config import ServerConfig
-from deployments.configuration.model import ModelConfig
 
-_MOST_SLOTS = 64  # of a replica whose slots are `auto`
-_READY = 2  # requests beyond the slots, so that no slot stays empty between two requests
-_LEAST_BOUND = 256  # least default of max_requests
 _LONGEST_WAIT = 0.5  # default longest wait, as a share of the time of an answer …
 _PATIENCE_S = 1.0  # … but at least this
 
@@ -36,34 +33,6 @@ class Backend(Protocol):
     def submit(self, request: Request, sink: Sink) -> None: ...
 
     def cancel(self, request_id: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of accepted requests; more are refused."""
-
-    max_requests: int = 256  # in progress or waiting
-    max_tokens: int | None = None  # prompts and answers together
-    # By target: requests that may run, more if its replicas have more slots. Targets not listed: any number.
-    running: Mapping[str, int] = field(default_factory=dict)
-    max_queue_wait_s: float | None = math.inf  # predicted; None: half the time of an answer
-
-
-def limits_of(config: ServerConfig) -> Limits:
-    """Limits of a configuration. By default as many requests run as the targets have slots, and a few more."""
-    targets = {name: config.models[name] for endpoint in config.endpoints.values() for name in endpoint.models}
-    running = {name: _slots(model) * model.replicas + _READY for name, model in targets.items()}
-    most = sum(_slots(model) * _most_replicas(model) for model in targets.values())
-    max_requests = config.http.max_requests or max(_LEAST_BOUND, 2 * most)
-    return Limits(max_requests, config.http.max_tokens, running, config.http.max_queue_wait_s)
-
-
-def _slots(model: ModelConfig) -> int:
-    return _MOST_SLOTS if model.slots == "auto" else model.slots
-
-
-def _most_replicas(model: ModelConfig) -> int:
-    return max(model.replicas, 0 if model.scaling is None else model.scaling.max)
 
 
 class Admission:
@@ -89,12 +58,9 @@ class Admission:
         self._tickets: dict[int, Ticket] = {}
         self._queue = FairQueue()
         self._running: Counter[str] = Counter()  # by target
-        self._held = Counter[ApiKey]()  # requests that need no model
-        self._rates: dict[ApiKey, KeyRates] = {}
         self._loads = defaultdict[str, Load](Load)  # by target
         self._shared = shared
-        if shared is not None:
-            shared.attach(self._limited_uses)
+        self._bounds = Bounds(limits, self._tickets, shared)
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """Number of waiting requests and of running requests, by endpoint."""
@@ -123,7 +89,7 @@ class Admission:
         Raises:
             OverloadedError: the server or the key is at its bound, or the queues of all targets are too long.
         """
-        refusals = {target: self._refusal(1, 0, target, key) for target in targets}
+        refusals = {target: self._refusal(Use(1), target, key) for target in targets}
         errors = {target: error for target, error in refusals.items() if error is not None}
         if targets and len(errors) == len(targets):
             self._refuse(*min(errors.items(), key=lambda item: item[1].retry_after_s))
@@ -134,9 +100,9 @@ class Admission:
         Raises:
             OverloadedError: the server or the key is at its bound, or a queue is too long.
         """
-        tokens = sum(_tokens(request) for request in requests)
+        new = _use_of(requests)
         for target in {request.endpoint.target for request in requests}:
-            error = self._refusal(len(requests), tokens, target, key, priority)
+            error = self._refusal(new, target, key, priority)
             if error is not None:
                 self._refuse(target, error, len(requests))
 
@@ -164,7 +130,7 @@ class Admission:
         if self._shared is None or not (requests and charged and key.is_limited):
             yield
             return
-        new = Use(len(requests), sum(map(_tokens, requests)))
+        new = _use_of(requests)
         if admitted:
             self._shared.begin(key, new)
             yield
@@ -175,18 +141,13 @@ class Admission:
 
     def check_bounds(self, key: ApiKey) -> None:
         """Raise OverloadedError if the server or the key has no room for one more request."""
-        reached = self._reached_bound(1, 0, key)
+        reached = self._bounds.reached(Use(1), key, _now_s())
         if reached is not None:
             raise reached.error()
 
-    @contextmanager
-    def hold(self, key: ApiKey) -> Iterator[None]:
+    def hold(self, key: ApiKey) -> AbstractContextManager[None]:
         """Count a request that needs no model as in progress; check the bounds before."""
-        self._held[key] += 1
-        try:
-            yield
-        finally:
-            self._held[key] -= 1
+        return self._bounds.hold(key)
 
     def submit(
         self, request: Request, sink: Sink, *, key: ApiKey = ANYBODY, priority: int = 0, charged: bool = True
@@ -203,12 +164,13 @@ class Admission:
         """
         loop = asyncio.get_running_loop()
         ticket = Ticket(request, sink, key, loop.time(), charged=charged)
-        reached = self._reached_bound(1, ticket.tokens, key, rates=False)
+        new = Use(1, ticket.tokens)
+        reached = self._bounds.reached(new, key, _now_s(), rates=False)
         if reached is not None:
             wait_s = self._seconds(ticket.target, self._tokens_ahead(ticket.target, key, priority))
             self._refuse(ticket.target, reached.error(wait_s))
         if charged:
-            self._take(key, Use(1, ticket.tokens))
+            self._bounds.take(key, new, _now_s())
         if request.timeout_s is not None:
             ticket.deadline = loop.call_later(request.timeout_s, self._expire, request.request_id)
         self._queue.push(ticket, priority, self._holders())
@@ -237,11 +199,9 @@ class Admission:
             self._loads[target].add_refused(requests, error.retry_after_s, _now_s())
         raise error
 
-    def _refusal(
-        self, requests: int, tokens: int, target: str, key: ApiKey, priority: int = 0
-    ) -> OverloadedError | None:
-        """Error for requests with that many tokens in all; None: they are accepted."""
-        reached = self._reached_bound(requests, tokens, key)
+    def _refusal(self, new: Use, target: str, key: ApiKey, priority: int = 0) -> OverloadedError | None:
+        """Return the error for new requests; None: they are accepted."""
+        reached = self._bounds.reached(new, key, _now_s())
         if reached is None and self._limits.max_queue_wait_s == math.inf:
             return None
         ahead = self._tokens_ahead(target, key, priority)
@@ -250,43 +210,6 @@ class Admission:
             reason = f"the request would wait for about {wait_s:.0f} s." if wait_s else "the queue is full."
             reached = Reached("max_queue_wait_s", reason)
         return None if reached is None else reached.error(wait_s)
-
-    def _reached_bound(self, requests: int, tokens: int, key: ApiKey, *, rates: bool = True) -> Reached | None:
-        """Bound that the new requests would exceed; None: no bound. rates: whether those of a minute count."""
-        tickets, limits = list(self._tickets.values()), self._limits
-        if len(tickets) + self._held.total() + requests > limits.max_requests:
-            return Reached("max_requests", f"{limits.max_requests} requests are in progress already.")
-        if limits.max_tokens is not None and _sum(tickets) + tokens > limits.max_tokens:
-            reason = f"with {tokens} more, the tokens in progress would exceed {limits.max_tokens}."
-            return Reached("max_tokens", reason)
-        own = key if self._shared is None else self._shared.part_of(key)
-        new = Use(requests, tokens)
-        if key.max_requests is not None or key.max_tokens is not None:
-            reached = reached_at_once(own, self._use_of(key), new)
-            if reached is not None:
-                return reached
-        return self._rates_of(key).reached(new, _now_s()) if rates else None
-
-    def _use_of(self, key: ApiKey) -> Use:
-        """Return what the key has in progress here."""
-        own = [ticket for ticket in self._tickets.values() if ticket.key == key]
-        return Use(len(own) + self._held[key], _sum(own))
-
-    def _limited_uses(self) -> dict[str, Use]:
-        """Return what is in progress here, by the names of the keys that have limits."""
-        keys = {*(ticket.key for ticket in self._tickets.values()), *self._held}
-        return {key.name: self._use_of(key) for key in keys if key.is_limited}
-
-    def _take(self, key: ApiKey, use: Use) -> None:
-        """Count what begins in the key's minute, or give it back."""
-        if key.is_limited:
-            self._rates_of(key).take(use, _now_s())
-
-    def _rates_of(self, key: ApiKey) -> KeyRates:
-        own = key if self._shared is None else self._shared.part_of(key)
-        if own not in self._rates:
-            self._rates[own] = KeyRates(own)
-        return self._rates[own]
 
     # Predictions
 
@@ -322,7 +245,7 @@ class Admission:
     def _limit(self, target: str) -> float:
         slots = self._count_slots(target)
         configured = self._limits.running.get(target, math.inf) / self._count_coordinators()
-        return max(configured, slots + _READY if slots else 0)
+        return max(configured, slots + READY if slots else 0)
 
     def _has_room(self, target: str) -> bool:
         return self._running[target] < self._limit(target)
@@ -361,10 +284,8 @@ class Admission:
         if ticket.deadline is not None:
             ticket.deadline.cancel()
         if ticket.charged:
-            unneeded = Use(0, ticket.committed - ticket.request.params.max_tokens)
-            self._take(ticket.key, unneeded)
-            if self._shared is not None:
-                self._shared.begin(ticket.key, unneeded)
+            unused = Use(0, ticket.request.params.max_tokens - ticket.committed)
+            self._bounds.give_back(ticket.key, unused, _now_s())
         was_running, ticket.state = ticket.state == "running", "ended"
         if was_running:
             self._running[ticket.target] -= 1
@@ -373,12 +294,8 @@ class Admission:
             self._begin_next(ticket.target)
 
 
-def _tokens(request: Request) -> int:
-    return len(request.prompt) + request.params.max_tokens
-
-
-def _sum(tickets: Iterable[Ticket]) -> int:
-    return sum(ticket.tokens for ticket in tickets)
+def _use_of(requests: Sequence[Request]) -> Use:
+    return Use(len(requests), sum(len(request.prompt) + request.params.max_tokens for request in requests))
 
 
 def _now_s() -> float:

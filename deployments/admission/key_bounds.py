@@ -65,9 +65,9 @@ class KeyRates:
 def reached_at_once(key: ApiKey, used: Use, new: Use) -> Reached | None:
     """Return the key's limit of requests in progress that the new ones would exceed; None: none."""
     if key.max_requests is not None and used.requests + new.requests > key.max_requests:
-        reason = f"{key.max_requests} requests are of this API key in progress already."
+        reason = f"this API key has {key.max_requests} requests in progress already."
         return Reached("key_max_requests", reason)
     if key.max_tokens is not None and used.tokens + new.tokens > key.max_tokens:
-        reason = f"with {new.tokens} more, the tokens of this API key in progress would exceed {key.max_tokens}."
+        reason = f"with {new.tokens} more, the tokens that this API key has in progress would exceed {key.max_tokens}."
         return Reached("key_max_tokens", reason)
     return None

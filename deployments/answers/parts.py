@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from actors.coordinator.request import Delta, Request, Statistics, TokenSource
 from actors.wire.messages import MemberView
-from decoding.drafts.trie import ProposerName
+from decoding.drafts.draft import ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from decoding.sampling.params import SamplingParams
 from decoding.sampling.stopping import FinishReason

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from actors.coordinator.request import TokenSource
 from actors.wire.messages import MemberView
-from decoding.drafts.trie import ProposerName
+from decoding.drafts.draft import ProposerName
 from decoding.sampling.logprobs import TokenLogprobs
 from deployments.answers.parts import Part
 from deployments.tokenizers.token_decoder import TokenDecoder

@@ -62,7 +62,7 @@ class RunTimeAdapters:
             self._apply()
 
     async def unload(self, name: str) -> None:
-        """Refuse requests for an adapter from now on. Those in progress end as if it were there.
+        """Refuse requests for an adapter from now on. Those in progress finish with it.
 
         Raises:
             UnknownModelError: there is no adapter of that name.

@@ -101,7 +101,7 @@ class Encoder:
             raise InvalidRequestError(reason, field="chat_template_kwargs")
         if tools and not self._has_tools:
             raise InvalidRequestError(
-                f"tools: the chat template of {self._model!r} has no place for them.", field="tools"
+                f"tools: the chat template of {self._model!r} has no place for them; leave them out.", field="tools"
             )
         _check_arguments(messages)
         turns = [message.turn for message in messages]

@@ -1,55 +1,38 @@
-"""An endpoint's tokenizers, limits and defaults, which turn HTTP bodies into requests. Loads no weights."""
+"""Turns HTTP bodies into requests, with an endpoint's tokenizers, limits and defaults. Loads nothing."""
 
-import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
-
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from actors.coordinator.request import Endpoint, Request, new_request_id
-from actors.loading.checkpoint import load_sampling_defaults, load_tokenizer
-from actors.loading.draft_vocabulary import is_trimmed, vocabulary_size
-from actors.loading.gguf import settings_folder
-from actors.loading.lora import read_lora
-from actors.loading.supported import context_length
-from actors.loading.tokenizer_pairs import vocabulary_of
 from actors.wire.messages import Adapter
 from decoding.beams.options import BeamOptions
 from decoding.blending.ensemble_options import EnsembleOptions
-from decoding.drafts.ngram import NgramOptions
-from decoding.drafts.trie import ProposerName
-from decoding.errors import ConfigError, ContextLengthError, InvalidRequestError
+from decoding.drafts.draft import ProposerName
+from decoding.errors import ContextLengthError, InvalidRequestError
 from decoding.prompt_positions import PromptPositions
 from decoding.sampling.noise import choice_seed
 from decoding.sampling.params import SamplingParams
 from decoding.tokenizers.alignment import Compatibility
-from decoding.tokenizers.vocabulary import Vocabulary
 from deployments.compression.compressor import Compressor
-from deployments.configuration.config import ServerConfig
 from deployments.configuration.endpoint import EndpointConfig
-from deployments.configuration.entry_point import load_callable
-from deployments.configuration.model import ModelConfig, locate
 from deployments.endpoints.encoder import Encoder
 from deployments.endpoints.feasibility import check_feasible
 from deployments.endpoints.logprob_budget import LogprobBudget
 from deployments.endpoints.structure_checker import StructureChecker
-from deployments.endpoints.tokenizer_compatibility import check_drafter, check_members
 from deployments.requests.anthropic.messages_request import (
     AnthropicConversation,
     CountTokensRequest,
     MessagesRequest,
     TokenCount,
 )
+from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.responses.responses_request import ResponsesRequest
 from deployments.requests.sampling_fields import SamplingFields
-from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
-from deployments.strategies.loading import load_strategy
 from deployments.strategies.options import StrategyOptions
-from deployments.tokenizers.response_templates import kept_tokens, response_template
-from deployments.tokenizers.token_decoder import TokenDecoder, uses_backend
+from deployments.tokenizers.token_decoder import TokenDecoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -288,154 +271,3 @@ def _choice(request: Request, index: int) -> Request:
     """Request for the index-th answer to a prompt, with a seed of its own."""
     params = request.params.with_seed(choice_seed(request.params.seed, index))
     return replace(request, params=params, request_id=new_request_id())
-
-
-def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
-    """Load the tokenizers and defaults of every endpoint, by name, the adapters of their targets among them.
-
-    Raises:
-        ConfigError: a tokenizer, a stopping criterion or an adapter can't be loaded, a drafter can't draft for its
-            target, or a member can't join its leader.
-    """
-    served = {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
-    adapters = [served[name].with_adapter(adapter) for name in config.endpoints for adapter in _adapters(name, config)]
-    return served | {adapted.name: adapted for adapted in adapters}
-
-
-def _adapters(endpoint: str, config: ServerConfig) -> Iterator[Adapter]:
-    """Yield the adapters that belong to an endpoint."""
-    for name, path in config.adapters_of(endpoint).items():
-        located = locate(path)
-        try:
-            yield Adapter(name, located, read_lora(located).version)
-        except ConfigError as error:
-            raise ConfigError(f"models.{config.endpoints[endpoint].target}.adapters.{name}: {error}") from error
-
-
-def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
-    target = config.models[endpoint.target]
-    for model in (endpoint.target, *endpoint.others):
-        if is_trimmed(_header(config.models[model])):
-            raise ConfigError(
-                f"endpoints.{name}: {model!r} has a trimmed vocabulary, so it can only draft; give it as the drafter"
-            )
-    tokenizer = _tokenizer(endpoint.target, target)
-    vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
-    others = {model: _vocabulary(model, config) for model in endpoint.others}
-    through_text = check_members(name, endpoint, _vocabulary(endpoint.target, config), others)
-    same_tokens = [model for model in endpoint.others if model not in through_text]
-    if endpoint.drafter is not None:
-        drafter = config.models[endpoint.drafter]
-        other = _tokenizer(endpoint.drafter, drafter), _vocab_size(drafter)
-        compatibility = check_drafter(name, endpoint, (tokenizer, vocab_size), other)
-        if compatibility is None:
-            same_tokens.append(endpoint.drafter)
-        else:
-            through_text[endpoint.drafter] = compatibility
-    vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in same_tokens)])
-    length = min(_context_length(config.models[model]) for model in (endpoint.target, *endpoint.others))
-    colocated = endpoint.drafter in config.colocated_drafter_of(endpoint.target)
-    return ServedEndpoint(
-        _endpoint(name, endpoint, _text_decoder(tokenizer), colocated=colocated),
-        endpoint,
-        Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=length),
-        TokenDecoder(tokenizer, vocab_size),
-        length,
-        eos_token_ids,
-        endpoint.defaults.with_defaults(_recommended(target)) if endpoint.generation_config else endpoint.defaults,
-        StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
-        None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=f"endpoints.{name}.strategy"),
-        through_text,
-        LogprobBudget(config.http.max_logprobs, config.http.max_logprobs_per_request),
-        _turn_decoder(tokenizer),
-        None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config, tokenizer),
-        max_adapters=config.max_adapters_of(name),
-    )
-
-
-def _load_compressor(name: str, config: ServerConfig, target: PreTrainedTokenizerBase) -> Compressor:
-    model = config.models[name]
-    tokenizer = _tokenizer(name, model)
-    same = tokenizer.get_vocab() == target.get_vocab()
-    return Compressor(name, tokenizer, _context_length(model), has_target_tokens=same)
-
-
-def _recommended(model: ModelConfig) -> SamplingFields:
-    """Sampling defaults of the checkpoint's generation configuration."""
-    given = load_sampling_defaults(locate(model.path), model.revision).given()
-    fields: dict[str, Any] = {name: value for name, value in given.items() if name in SamplingFields.model_fields}
-    return SamplingFields.model_construct(**fields)
-
-
-def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str], *, colocated: bool) -> Endpoint:
-    key, ngram = f"endpoints.{name}.stopping", endpoint.ngram
-    return Endpoint(
-        name,
-        endpoint.target,
-        endpoint.drafter,
-        endpoint.draft_length,
-        decode,
-        ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
-        heads=None if endpoint.heads is None else endpoint.heads.kind,
-        members=endpoint.others if endpoint.strategy is None else (),
-        ensemble=endpoint.ensemble_options(),
-        colocated=colocated,
-        criteria=tuple(load_callable(path, key=key) for path in endpoint.stopping),
-    )
-
-
-def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
-    try:
-        return load_tokenizer(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
-    except ConfigError as error:
-        raise ConfigError(f"models.{name}.path: {error}") from error
-
-
-def _text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
-    """Function from ids to text, with a copy of the tokenizer: encoding runs in another thread."""
-    copied = copy.deepcopy(tokenizer)
-    if uses_backend(copied):  # half the time for the same text
-        return partial(copied.backend_tokenizer.decode, skip_special_tokens=True)
-    return lambda ids: str(copied.decode(ids, skip_special_tokens=True))
-
-
-def _turn_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str] | None:
-    """Function from ids to text with the special tokens that the response template looks for; None: there are none."""
-    template = response_template(tokenizer)
-    kept = frozenset() if template is None else kept_tokens(template, tokenizer)
-    if not kept:
-        return None
-    copied, hidden = copy.deepcopy(tokenizer), set(tokenizer.all_special_ids) - kept
-    return lambda ids: str(copied.decode([token for token in ids if token not in hidden], skip_special_tokens=False))
-
-
-def _vocab_size(model: ModelConfig) -> int:
-    return vocabulary_size(_header(model))
-
-
-def _context_length(model: ModelConfig) -> int:
-    return model.max_length or context_length(_header(model), None)
-
-
-def _header(model: ModelConfig) -> PretrainedConfig:
-    path, trusted = settings_folder(locate(model.path)), model.trust_remote_code
-    header: PretrainedConfig = AutoConfig.from_pretrained(path, revision=model.revision, trust_remote_code=trusted)
-    return header
-
-
-def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """EOS ids of the generation configuration and of the tokenizer."""
-    try:
-        revision = model.revision or "main"
-        configured = GenerationConfig.from_pretrained(
-            settings_folder(locate(model.path)), revision=revision
-        ).eos_token_id
-    except OSError:  # many checkpoints have none
-        configured = None
-    ids = configured if isinstance(configured, list) else [configured]
-    return tuple(sorted({int(eos) for eos in (*ids, tokenizer.eos_token_id) if eos is not None}))
-
-
-def _vocabulary(name: str, config: ServerConfig) -> Vocabulary:
-    tokenizer = _tokenizer(name, config.models[name])
-    return vocabulary_of(tokenizer, len(tokenizer))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from actors.coordinator.request import Request
 from decoding.errors import InvalidRequestError
-from deployments.requests.schema import GenerationRequest
+from deployments.requests.generation_request import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from pydantic import BaseModel
 
 from decoding.errors import InvalidRequestError
 from deployments.configuration.templates import EXAMPLES, PromptTemplate
+from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.message import Message
 from deployments.requests.prompt_fields import Example, TemplateFields
-from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.validation.strict import nearest
 
 

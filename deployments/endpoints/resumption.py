@@ -3,7 +3,8 @@
 from decoding.errors import InvalidRequestError
 from deployments.answers.resumable import LAST_EVENT_ID, NO_EVENT, EventId
 from deployments.endpoints.endpoint import ServedEndpoint
-from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.requests.generation_request import GenerationRequest
+from deployments.requests.schema import ChatRequest, CompletionRequest
 
 
 def may_resume(body: GenerationRequest, served: ServedEndpoint) -> bool:

@@ -17,7 +17,8 @@ from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 from decoding.errors import ConsortError, InvalidRequestError, UnavailableError, UnknownModelError
 from decoding.sampling.params import SamplingParams
-from deployments.admission.admission import Admission, Limits
+from deployments.admission.admission import Admission
+from deployments.admission.limits import Limits
 from deployments.admission.shared_limits import SharedLimits
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
@@ -27,8 +28,9 @@ from deployments.endpoints.prompt_templates import PromptTemplates
 from deployments.endpoints.response_cache import ResponseCache
 from deployments.monitoring.metrics import Metrics
 from deployments.requests.anthropic.messages_request import CountTokensRequest, TokenCount
+from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest, PromptCompression
-from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.validation.strict import nearest
 

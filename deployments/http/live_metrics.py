@@ -39,7 +39,7 @@ class LiveMetrics:
 
     def own(self) -> list[Metric]:
         """Return this coordinator's metrics, with its name as a label, so that those of several add up."""
-        text = "Batches of replicas' messages that made no sense."
+        text = "Batches of replicas' messages that could not be decoded."
         families = [
             *self._service.metrics.families(),
             *self._requests(),

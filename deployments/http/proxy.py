@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
-from deployments.http.arrival import REQUEST_START, arrival_header
+from deployments.http.arrival import REQUEST_START, arrival_header, seconds_unread
 from deployments.validation.errors import anthropic_body, body_of, error_response, status_of
 
 CALLBACK = f"{__name__}:middlewares"
@@ -51,7 +51,7 @@ class CoordinatorLossMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _with_arrival(scope)
+        scope = _with_arrival(scope, time.time() - seconds_unread(receive))
         wants_ids = any(name == _LAST_EVENT_ID for name, _ in scope["headers"])
         body, response = _Body(receive), _Response(send, tells_ids=wants_ids)
         if scope["path"].endswith(_GENERATING) and not wants_ids:
@@ -191,10 +191,10 @@ def _is_repeatable(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") or scope["path"].endswith((*_GENERATING, *_TEXT_ONLY))
 
 
-def _with_arrival(scope: Scope) -> Scope:
-    """Say when the request came, whatever the client says."""
+def _with_arrival(scope: Scope, arrived_s: float) -> Scope:
+    """Say when the request came, by the wall clock, whatever the client says."""
     headers = [(name, value) for name, value in scope["headers"] if name != _ARRIVED]
-    return {**scope, "headers": [*headers, (_ARRIVED, arrival_header(time.time()).encode())]}
+    return {**scope, "headers": [*headers, (_ARRIVED, arrival_header(arrived_s).encode())]}
 
 
 def _with_last_event(scope: Scope, last_id: bytes) -> Scope:

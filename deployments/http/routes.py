@@ -41,10 +41,11 @@ from deployments.http.page import add_page
 from deployments.http.rendering import Renderer
 from deployments.http.status_routes import AskOthers, add_status_routes, ask_nobody
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest, TokenCount
+from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.json_body import MAX_BODY_BYTES
 from deployments.requests.prompt_fields import CompressedPrompt, CompressRequest
 from deployments.requests.responses.responses_request import ResponsesRequest
-from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.requests.token_requests import Detokenization, DetokenizeRequest, Tokenization, TokenizeRequest
 from deployments.tokenizers.token_decoder import TokenDecoder
 from deployments.validation.errors import ErrorBody, install_error_handlers
@@ -104,9 +105,7 @@ def make_api(
     """
     api = FastAPI(title="Consort", description="Language models that play together.")
     api.router.route_class = SmallBodyRoute
-    large = APIRouter(route_class=large_body_route(max_body_bytes))
-    rendering = ThreadPoolExecutor(1, thread_name_prefix="rendering")
-    kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
+    drain = drain or Drain()
     # Middleware that is added last runs first.
     api.add_middleware(
         EarlyRefusal, check=service.check_room, check_bounds=service.check_bounds, max_body_bytes=max_body_bytes
@@ -115,8 +114,8 @@ def make_api(
         from deployments.http.middleware.tracing import TracingMiddleware
 
         api.add_middleware(TracingMiddleware, tracer=service.tracer)
-    drain = drain or Drain()
     api.add_middleware(DrainMiddleware, drain=drain)
+    kinds = {name: served.config.kind or "plain" for name, served in service.endpoints.items()}
     api.add_middleware(BaseUrls, names=base_url_names(kinds))
     api.add_middleware(Gate, keys=keys or KeyRing(()), max_body_bytes=max_body_bytes, add_request_id=add_request_id)
     api.add_middleware(OutcomeMiddleware, record=service.metrics.record_outcome, endpoints=service.endpoints)
@@ -128,55 +127,70 @@ def make_api(
     add_status_routes(api, service, ask_others, drain)
     add_adapter_routes(api, service.adapters, share_adapters)
     add_page(api)
+    _refuse_embeddings(api)
+    large = APIRouter(route_class=large_body_route(max_body_bytes))
+    _add_answer_routes(large, service)
+    _add_token_routes(large, service)
+    api.include_router(large)
+    return api
 
-    @large.post("/v1/completions", responses=_ANSWERS)
+
+def _add_answer_routes(router: APIRouter, service: Service) -> None:
+    """Add the routes that make text."""
+    rendering = ThreadPoolExecutor(1, thread_name_prefix="rendering")
+
+    @router.post("/v1/completions", responses=_ANSWERS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text."""
         return await _answer(service, request, body, CompletionWriter, rendering)
 
-    @large.post("/v1/chat/completions", responses=_ANSWERS)
+    @router.post("/v1/chat/completions", responses=_ANSWERS)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer in a conversation."""
         return await _answer(service, request, body, ChatWriter, rendering)
 
-    @large.post("/v1/responses", responses=_RESPONSES)
+    @router.post("/v1/responses", responses=_RESPONSES)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer in a conversation, by OpenAI's newer API."""
         return await _answer(service, request, body, ResponsesWriter, rendering)
 
-    @large.post("/v1/messages", responses=_RESPONSES)
+    @router.post("/v1/messages", responses=_RESPONSES)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer in a conversation, by Anthropic's API."""
         return await _answer(service, request, body, MessagesWriter, rendering)
 
-    @large.post("/v1/messages/count_tokens", responses=_ERRORS, response_model=TokenCount)
+
+def _add_token_routes(router: APIRouter, service: Service) -> None:
+    """Add the routes that count, convert or shorten prompts."""
+
+    @router.post("/v1/messages/count_tokens", responses=_ERRORS, response_model=TokenCount)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """How many tokens a conversation has, by Anthropic's API."""
         body.model = resolve_model(body.model, request)
         return _json(await service.count_tokens(body, key=request.state.key))
 
-    @api.post("/v1/embeddings", include_in_schema=False)
-    async def embeddings() -> None:
-        """Refuse: models that make text are no embedding models."""
-        raise HTTPException(HTTPStatus.NOT_FOUND, "Consort serves no embeddings; ask a server with an embedding model")
-
-    @large.post("/tokenize", responses=_ERRORS, response_model=Tokenization)
+    @router.post("/tokenize", responses=_ERRORS, response_model=Tokenization)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """A text's or a conversation's token ids."""
         return _json(await service.tokenize(body, key=request.state.key))
 
-    @large.post("/compress", responses=_ERRORS, response_model=CompressedPrompt)
+    @router.post("/compress", responses=_ERRORS, response_model=CompressedPrompt)
     async def compress(body: CompressRequest, request: Request) -> Response:
         """A text or a conversation, shortened."""
         return _json(await service.compress(body, key=request.state.key))
 
-    @large.post("/detokenize", responses=_ERRORS, response_model=Detokenization)
+    @router.post("/detokenize", responses=_ERRORS, response_model=Detokenization)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of token ids."""
         return _json(await service.detokenize(body, key=request.state.key))
 
-    api.include_router(large)
-    return api
+
+def _refuse_embeddings(api: FastAPI) -> None:
+    """Add a route that says why there are no embeddings."""
+
+    @api.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> None:
+        raise HTTPException(HTTPStatus.NOT_FOUND, "Consort serves no embeddings; ask a server with an embedding model")
 
 
 def _json(answer: BaseModel) -> Response:

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import Metric
 from pydantic import BaseModel
 
-from decoding.drafts.trie import ProposerName
+from decoding.drafts.draft import ProposerName
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.prompt_templates import TemplateList
 from deployments.endpoints.service import Service

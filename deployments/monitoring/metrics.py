@@ -23,7 +23,7 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 @dataclass(slots=True)
 class _RequestState:
-    """What is known of a request in state."""
+    """What is known of a request in progress."""
 
     endpoint: str
     arrived_s: float
@@ -48,70 +48,66 @@ class Metrics:
         self._finished: dict[str, Statistics] = {}  # of ended requests, by endpoint
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"vllm:{name}", text, (*ENDPOINT_LABELS, *labels), registry=registry)
+            return Counter(name, text, labels, registry=registry)
+
+        def endpoint_counter(name: str, text: str, *labels: str) -> Counter:
+            return counter(name, text, *ENDPOINT_LABELS, *labels)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(f"vllm:{name}", text, ENDPOINT_LABELS, buckets=buckets, registry=registry)
+            return Histogram(name, text, ENDPOINT_LABELS, buckets=buckets, registry=registry)
 
-        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
-        self._prefix_queries = counter("prefix_cache_queries", "Tokens of prompts that were looked up in KV pages.")
-        self._prefix_hits = counter("prefix_cache_hits", "Tokens of prompts whose KV pages were there.")
-        self._answer_tokens = counter("generation_tokens", "Tokens of answers.")
-        self._ended = counter("request_success", "Requests that finished.", "finished_reason")
-        self._requests_ended = Counter(
-            "consort:requests", "HTTP requests that ended.", ("endpoint", "key"), registry=registry
+        self._prompt_tokens = endpoint_counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self._prefix_queries = endpoint_counter(
+            "vllm:prefix_cache_queries", "Tokens of prompts that were looked up in KV pages."
         )
-        self._answer_queries, self._answer_hits = (
-            Counter(f"consort:answer_cache_{name}", text, ("endpoint",), registry=registry)
-            for name, text in (
-                ("queries", "Requests that were looked up in the cache of answers."),
-                ("hits", "Requests whose answer was there."),
-            )
+        self._prefix_hits = endpoint_counter("vllm:prefix_cache_hits", "Tokens of prompts whose KV pages were there.")
+        self._answer_tokens = endpoint_counter("vllm:generation_tokens", "Tokens of answers.")
+        self._ended = endpoint_counter("vllm:request_success", "Requests that finished.", "finished_reason")
+        self._requests_ended = counter("consort:requests", "HTTP requests that ended.", "endpoint", "key")
+        self._refused = counter(
+            "consort:requests_refused", "HTTP requests refused with 429, by the limit.", "endpoint", "key", "reason"
         )
-        labels = ("endpoint", "key", "reason")
-        self._refused = Counter(
-            "consort:requests_refused", "HTTP requests refused with 429, by the limit.", labels, registry=registry
+        self._failed = counter(
+            "consort:requests_failed", "HTTP requests without an answer.", "endpoint", "key", "reason"
         )
-        self._failed = Counter("consort:requests_failed", "HTTP requests without an answer.", labels, registry=registry)
-        self._drafts = counter("spec_decode_num_drafts", "Target steps with a draft.")
-        self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
-        self._accepted_at = counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were accepted, by position.", "position"
+        self._answer_queries = counter(
+            "consort:answer_cache_queries", "Requests that were looked up in the cache of answers.", "endpoint"
         )
-        self._drafted_by, self._accepted_by = (
-            Counter(
-                f"consort:spec_decode_num_{kind}_tokens_per_proposer",
-                f"Draft tokens that were {verb}, by who offered them first.",
-                (*ENDPOINT_LABELS, "proposer"),
-                registry=registry,
-            )
-            for kind, verb in (("draft", "verified"), ("accepted", "accepted"))
+        self._answer_hits = counter("consort:answer_cache_hits", "Requests whose answer was there.", "endpoint")
+
+        self._drafts = endpoint_counter("vllm:spec_decode_num_drafts", "Target steps with a draft.")
+        self._drafted = endpoint_counter("vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified.")
+        self._accepted = endpoint_counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
+        self._accepted_at = endpoint_counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were accepted, by position.", "position"
         )
-        self._missed = Counter(
-            "consort:spec_decode_num_rejections",
-            "Target steps that rejected a draft token.",
-            ENDPOINT_LABELS,
-            registry=registry,
+        self._drafted_by = endpoint_counter(
+            "consort:spec_decode_num_draft_tokens_per_proposer",
+            "Draft tokens that were verified, by who offered them first.",
+            "proposer",
         )
-        self._hits = Counter(
-            "consort:spec_decode_num_hits",
-            "Rejections after which another draft was ready.",
-            ENDPOINT_LABELS,
-            registry=registry,
+        self._accepted_by = endpoint_counter(
+            "consort:spec_decode_num_accepted_tokens_per_proposer",
+            "Draft tokens that were accepted, by who offered them first.",
+            "proposer",
         )
-        self._queue_time = histogram("request_queue_time_seconds", "From arrival to start or failure.")
-        self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.")
-        self._between_tokens = histogram("inter_token_latency_seconds", "Between tokens of one answer.")
-        self._whole = histogram("e2e_request_latency_seconds", "From arrival to the last token.")
-        self._inference = histogram("request_inference_time_seconds", "From start to the last token.")
-        self._prefill = histogram("request_prefill_time_seconds", "From start to the first token.")
-        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.")
+        self._missed = endpoint_counter(
+            "consort:spec_decode_num_rejections", "Target steps that rejected a draft token."
+        )
+        self._hits = endpoint_counter("consort:spec_decode_num_hits", "Rejections after which another draft was ready.")
+
+        self._queue_time = histogram("vllm:request_queue_time_seconds", "From arrival to start or failure.")
+        self._first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
+        self._between_tokens = histogram("vllm:inter_token_latency_seconds", "Between tokens of one answer.")
+        self._whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
+        self._inference = histogram("vllm:request_inference_time_seconds", "From start to the last token.")
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "From start to the first token.")
+        self._decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.")
         self._per_token = histogram(
-            "request_time_per_output_token_seconds", "Mean time between the tokens of one answer."
+            "vllm:request_time_per_output_token_seconds", "Mean time between the tokens of one answer."
         )
-        self._prompt_lengths = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self._answer_lengths = histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
+        self._prompt_lengths = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._answer_lengths = histogram("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS)
 
     def requests(self, endpoint: str) -> int:
         """Count the requests to an endpoint that have started."""
@@ -122,7 +118,7 @@ class Metrics:
         return self._prompts[endpoint]
 
     def statistics(self, endpoint: str) -> Statistics:
-        """Return the statistics of all requests to an endpoint, those in state included."""
+        """Return the statistics of all requests to an endpoint, those in progress included."""
         running = (state.statistics for state in self._requests.values() if state.endpoint == endpoint)
         return sum(running, self._finished.get(endpoint, Statistics()))
 

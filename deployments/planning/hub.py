@@ -112,6 +112,9 @@ def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str,
     for name, model in config.models.items():
         if model.adapter is not None and is_hub_id(model.adapter):
             fetch(model.adapter, key=f"models.{name}.adapter", files="all")
+        for adapter, path in model.adapters.items():
+            if is_hub_id(path):
+                fetch(path, key=f"models.{name}.adapters.{adapter}")
     for name, endpoint in config.endpoints.items():
         if endpoint.heads is not None and is_hub_id(endpoint.heads.path):
             fetch(
@@ -132,9 +135,9 @@ def on_disk(config: ServerConfig, snapshots: Mapping[str, Snapshot]) -> ServerCo
 def stay_offline(config: ServerConfig) -> None:
     """Let processes that start later take models from the cache, without asking the Hub for newer files.
 
-    Code of a checkpoint may be in a repository that no configuration names, so it is looked up.
+    Code of a checkpoint, and adapters that are loaded at run time, may be in repositories that no configuration names.
     """
-    if not any(model.trust_remote_code for model in config.models.values()):
+    if not any(model.trust_remote_code or model.adapters_at_run_time for model in config.models.values()):
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 

@@ -2,75 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from actors.loading.memory_rules import AUTO_SLOTS, CPU_SHARE, USABLE
 from decoding.errors import ConfigError
-from deployments.configuration.model import MAX_LENGTH
-from deployments.planning.machine import Gpu, Machine
+from deployments.planning.demand import Demand
+from deployments.planning.device_share import CPU, DeviceShare, share_gpus
+from deployments.planning.machine import Machine
 
 GIB = 2**30
-_FEW_CORES = 8  # with fewer, a drafter takes turns with its target instead of taking cores from it
+_FEW_CORES = 8  # with fewer, a drafter alternates with its target instead of taking cores from it
 _HTTP_CORES = 1  # kept for the coordinator where there are more
 _TARGET_WEIGHT = 3  # cores of a target for every core of a drafter
 _HOST_SHARE = 0.5  # of free memory for the KV caches of all models on the CPU together
 _MARGIN = 0.8  # of the length that fits by these estimates
 _SHORTEST = 128  # tokens of a request; less room is an error
-_GPU_STEPS = 10_000  # Ray counts fractions of a GPU in these
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSize:
-    """Estimates from a checkpoint's headers; None: unknown."""
-
-    weights_bytes: int
-    kv_bytes: int | None = None  # keys and values of one token, in all layers
-    positions: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """A model to serve. None: to be planned."""
-
-    name: str
-    size: ModelSize | None = None  # None: unknown
-    drafts_for: str | None = None  # the target of a model that only drafts
-    may_colocate: bool = False  # whether the planner may put a drafter into its target's replicas
-    colocated_with: str | None = None
-    needs_gpu: bool = False
-    num_gpus: float | None = None
-    num_cpus: float = 0
-    threads: int | None = None
-    memory_bytes: int | None = None  # for weights and KV cache, on each device
-    max_length: int | None = None
-    slots: int | Literal["auto"] = "auto"
-    prefill_chunk: int = 256
-    caches: int = 1
-    tensor_parallel: int = 1
-    replicas: int = 1
-
-    @property
-    def processes(self) -> int:
-        return self.replicas * self.tensor_parallel
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes on each device; 0 if unknown."""
-        return 0 if self.size is None else self.size.weights_bytes // self.tensor_parallel
-
-    @property
-    def kv_bytes(self) -> int | None:
-        """Bytes of a token on each device."""
-        size = self.size
-        return None if size is None or size.kv_bytes is None else size.kv_bytes * self.caches // self.tensor_parallel
-
-    @property
-    def longest(self) -> int | None:
-        """Tokens of a request, as configured or as the model has positions."""
-        if self.max_length is not None:
-            return self.max_length
-        positions = None if self.size is None else self.size.positions
-        return None if positions is None else min(positions, MAX_LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,19 +44,6 @@ class Plan:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
-    """A process's share of a device."""
-
-    gpus: tuple[int, ...]  # of all processes of the model
-    num_gpus: float
-    free_bytes: int | None  # of the smallest of its GPUs, or its share of one; None: on the CPU
-    shared: bool = False
-
-
-_CPU = _Device((), 0, None)
-
-
 def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
     """Give every model its device, threads, memory and length.
 
@@ -124,20 +56,20 @@ def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
     notes = [] if machine.unusable_gpus is None else [machine.unusable_gpus]
     demands = _colocate(machine, demands)
     own = [demand for demand in demands if demand.colocated_with is None]
-    devices = _share_gpus(machine, own)
+    devices = share_gpus(machine, own)
     for demand in own:
-        if demand.needs_gpu and devices[demand.name] == _CPU:
+        if demand.needs_gpu and devices[demand.name] == CPU:
             raise ConfigError(f"models.{demand.name}.device: needs a GPU, and there is none for it; set it to cpu")
-    on_cpu = [demand for demand in own if devices[demand.name] == _CPU]
+    on_cpu = [demand for demand in own if devices[demand.name] == CPU]
     threads = _share_cores(machine.cores, on_cpu)
     host_share = _host_share(machine, on_cpu, demands)
     models: dict[str, Assignment] = {}
     for demand in own:
-        passengers = [other for other in demands if other.colocated_with == demand.name]
+        colocated = [other for other in demands if other.colocated_with == demand.name]
         device = devices[demand.name]
-        _check_fits(demand, passengers, device, machine)
-        memory, room = _room(machine, demand, passengers, device, host_share)
-        length = _fitting_length(demand, passengers, room, notes)
+        _check_fits(demand, colocated, device, machine)
+        memory, room = _room(machine, demand, colocated, device, host_share)
+        length = _fitting_length(demand, colocated, room, notes)
         models[demand.name] = Assignment(
             name=demand.name,
             drafts_for=demand.drafts_for,
@@ -149,10 +81,10 @@ def make_plan(machine: Machine, demands: Sequence[Demand]) -> Plan:
             memory_bytes=memory,
             max_length=length,
             weights_bytes=None if demand.size is None else demand.weights_bytes,
-            kv_tokens=_tokens(replace(demand, max_length=length), passengers, room, on_gpu=bool(device.gpus)),
+            kv_tokens=_tokens(replace(demand, max_length=length), colocated, room, on_gpu=bool(device.gpus)),
         )
-        for passenger in passengers:
-            models[passenger.name] = _passenger(passenger, models[demand.name], demand)
+        for drafter in colocated:
+            models[drafter.name] = _assign_colocated(drafter, models[demand.name], demand)
     models = {demand.name: _shorten_drafter(demand, models) for demand in demands}
     notes += _notes(machine, own, devices)
     used = tuple(dict.fromkeys(gpu for demand in own for gpu in devices[demand.name].gpus))
@@ -175,57 +107,11 @@ def _colocate(machine: Machine, demands: Sequence[Demand]) -> list[Demand]:
     return [colocated(demand) for demand in demands]
 
 
-def _share_gpus(machine: Machine, own: Sequence[Demand]) -> dict[str, _Device]:
-    """Give GPUs to the models that were told how many, to those that answer, and then to those that draft."""
-    left = sorted(machine.gpus, key=lambda gpu: -gpu.free_bytes)
-    devices = dict.fromkeys((demand.name for demand in own), _CPU)
-    for demand in own:
-        if demand.num_gpus:
-            devices[demand.name] = _given(demand, demand.num_gpus, left)
-    unset = [demand for demand in own if demand.num_gpus is None]
-    answering = [demand for demand in unset if demand.drafts_for is None]
-    wanted = sum(demand.processes for demand in answering)
-    if left and wanted > len(left):
-        devices |= _crowd(answering, left)
-        left.clear()
-        answering = []
-    for demand in [*answering, *(demand for demand in unset if demand.drafts_for is not None)]:
-        if demand.processes <= len(left):
-            taken, left[:] = left[: demand.processes], left[demand.processes :]
-            devices[demand.name] = _Device(_indices(taken), 1, _least(taken))
-    return devices
-
-
-def _given(demand: Demand, amount: float, left: list[Gpu]) -> _Device:
-    """Take what a configuration asks for from the GPUs that are left. Ray refuses what the machine does not have."""
-    count = min(max(int(amount * demand.processes), 1), len(left))
-    taken = left[:count]
-    if amount >= 1:
-        del left[:count]
-    free = _least(taken) if taken else None
-    return _Device(_indices(taken), amount, None if free is None else int(free * min(amount, 1)))
-
-
-def _crowd(answering: Sequence[Demand], left: Sequence[Gpu]) -> dict[str, _Device]:
-    """Let several models share each GPU, in equal parts."""
-    groups = [demand for demand in answering if demand.tensor_parallel > 1]
-    if groups:
-        wanted = sum(demand.processes for demand in answering)
-        raise ConfigError(
-            f"models.{groups[0].name}.tensor_parallel: all replicas need {wanted} GPUs together, and {len(left)} are "
-            "free; lower it, or the number of replicas"
-        )
-    sharers = -(-sum(demand.processes for demand in answering) // len(left))
-    fraction = _GPU_STEPS // sharers / _GPU_STEPS
-    free = int(_least(left) / sharers)
-    return {demand.name: _Device(_indices(left), fraction, free, shared=True) for demand in answering}
-
-
-def _check_fits(demand: Demand, passengers: Sequence[Demand], device: _Device, machine: Machine) -> None:
-    """Raise ConfigError if the weights don't fit on the GPU that a model and its passengers get."""
+def _check_fits(demand: Demand, colocated: Sequence[Demand], device: DeviceShare, machine: Machine) -> None:
+    """Raise ConfigError if the weights don't fit on the GPU that a model and the models colocated with it get."""
     if device.free_bytes is None:
         return
-    room, needed = int(device.free_bytes * USABLE), _weights(demand, passengers)
+    room, needed = int(device.free_bytes * USABLE), _weight_bytes(demand, colocated)
     if needed <= room:
         return
     parts = 2 * demand.tensor_parallel
@@ -264,10 +150,10 @@ def _host_share(machine: Machine, on_cpu: Sequence[Demand], demands: Sequence[De
 
 
 def _room(
-    machine: Machine, demand: Demand, passengers: Sequence[Demand], device: _Device, host_share: float
+    machine: Machine, demand: Demand, colocated: Sequence[Demand], device: DeviceShare, host_share: float
 ) -> tuple[int | None, int]:
     """Return `memory_bytes` and the bytes for keys and values, on each device of a replica."""
-    weights = _weights(demand, passengers)
+    weights = _weight_bytes(demand, colocated)
     if demand.memory_bytes is not None:
         return demand.memory_bytes, max(demand.memory_bytes - weights, 0)
     if device.free_bytes is not None:
@@ -277,48 +163,48 @@ def _room(
     return None if host_share == CPU_SHARE or demand.size is None else weights + room, max(room, 0)
 
 
-def _weights(demand: Demand, passengers: Iterable[Demand]) -> int:
+def _weight_bytes(demand: Demand, colocated: Iterable[Demand]) -> int:
     """Return the bytes of all weights in a replica, on each device."""
-    return demand.weights_bytes + sum(passenger.weights_bytes for passenger in passengers)
+    return demand.weights_bytes + sum(drafter.weights_bytes for drafter in colocated)
 
 
-def _column(demand: Demand, passengers: Iterable[Demand]) -> int | None:
+def _token_bytes(demand: Demand, colocated: Iterable[Demand]) -> int | None:
     """Return the bytes of a token's keys and values in all models of a replica; None if unknown."""
-    columns = [each.kv_bytes for each in (demand, *passengers)]
-    known = [column for column in columns if column is not None]
+    sizes = [each.kv_bytes for each in (demand, *colocated)]
+    known = [size for size in sizes if size is not None]
     total = sum(known)
-    return total if total > 0 and len(known) == len(columns) else None
+    return total if total > 0 and len(known) == len(sizes) else None
 
 
-def _fitting_length(demand: Demand, passengers: Sequence[Demand], room: int, notes: list[str]) -> int | None:
+def _fitting_length(demand: Demand, colocated: Sequence[Demand], room: int, notes: list[str]) -> int | None:
     """Return `max_length`: as configured, None for the model's own, or less where memory is short."""
-    column, longest = _column(demand, passengers), demand.longest
-    if demand.max_length is not None or column is None or longest is None:
+    token_bytes, longest = _token_bytes(demand, colocated), demand.longest
+    if demand.max_length is not None or token_bytes is None or longest is None:
         return demand.max_length
-    fitting = room // column - demand.prefill_chunk
+    fitting = room // token_bytes - demand.prefill_chunk
     if fitting >= longest:
         return None
     length = int(fitting * _MARGIN) // 16 * 16
     if length < _SHORTEST:
         raise ConfigError(
             f"models.{demand.name}: beside the weights there is room for {room / GIB:.2f} GiB of keys and values, "
-            f"{max(room // column, 0)} tokens; take a smaller model or quantization: nf4, or free memory"
+            f"{max(room // token_bytes, 0)} tokens; take a smaller model or quantization: nf4, or free memory"
         )
     notes.append(f"{demand.name}: requests of up to {length:,} tokens instead of {longest:,}, since memory is short")
     return length
 
 
-def _tokens(demand: Demand, passengers: Sequence[Demand], room: int, *, on_gpu: bool) -> int | None:
+def _tokens(demand: Demand, colocated: Sequence[Demand], room: int, *, on_gpu: bool) -> int | None:
     """Return about how many tokens the KV cache will hold: what fits, but no more than all slots can use."""
-    column, longest = _column(demand, passengers), demand.longest
-    if column is None:
+    token_bytes, longest = _token_bytes(demand, colocated), demand.longest
+    if token_bytes is None:
         return None
     slots = AUTO_SLOTS["cuda" if on_gpu else "cpu"] if demand.slots == "auto" else demand.slots
-    fitting = room // column
+    fitting = room // token_bytes
     return fitting if longest is None else min(fitting, slots * (longest + demand.prefill_chunk))
 
 
-def _passenger(demand: Demand, host: Assignment, target: Demand) -> Assignment:
+def _assign_colocated(demand: Demand, host: Assignment, target: Demand) -> Assignment:
     """Return what a colocated drafter gets: no device of its own."""
     return Assignment(
         name=demand.name,
@@ -344,21 +230,13 @@ def _shorten_drafter(demand: Demand, models: Mapping[str, Assignment]) -> Assign
     return replace(own, max_length=target.max_length if longest is None else min(longest, target.max_length))
 
 
-def _notes(machine: Machine, own: Sequence[Demand], devices: Mapping[str, _Device]) -> list[str]:
+def _notes(machine: Machine, own: Sequence[Demand], devices: Mapping[str, DeviceShare]) -> list[str]:
     used = {gpu for device in devices.values() for gpu in device.gpus}
     idle = [gpu.index for gpu in machine.gpus if gpu.index not in used]
     notes = []
     if idle:
         notes.append(f"idle: GPU {', '.join(map(str, idle))}; more `replicas` would use them")
-    forgotten = [demand.name for demand in own if demand.num_gpus is None and devices[demand.name] == _CPU]
+    forgotten = [demand.name for demand in own if demand.num_gpus is None and devices[demand.name] == CPU]
     if machine.gpus and forgotten:
         notes.append(f"on the CPU, since no GPU is left: {', '.join(forgotten)}")
     return notes
-
-
-def _indices(gpus: Iterable[Gpu]) -> tuple[int, ...]:
-    return tuple(gpu.index for gpu in gpus)
-
-
-def _least(gpus: Iterable[Gpu]) -> int:
-    return min(gpu.free_bytes for gpu in gpus)

@@ -9,10 +9,11 @@ from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.model import ModelConfig, locate
 from deployments.configuration.roles import REPLICA_KEYS
+from deployments.planning.demand import Demand, ModelSize
 from deployments.planning.hub import Snapshot
 from deployments.planning.machine import Machine
 from deployments.planning.model_size import size_of
-from deployments.planning.plan import GIB, Assignment, Demand, ModelSize, Plan, make_plan
+from deployments.planning.plan import GIB, Assignment, Plan, make_plan
 
 
 def plan_server(

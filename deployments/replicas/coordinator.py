@@ -50,10 +50,10 @@ class CoordinatorIngress:
             from actors.coordinator.loop import Coordinator
             from actors.loops.thread import LoopThread
             from actors.wire.zmq_link import ConnectingZmqLink
-            from deployments.admission.admission import limits_of
+            from deployments.admission.limits import limits_of
             from deployments.admission.shared_limits import SharedLimits
             from deployments.discovery import Discovery
-            from deployments.endpoints.endpoint import load_endpoints
+            from deployments.endpoints.loading import load_endpoints
             from deployments.endpoints.service import Service
             from deployments.http.drain import Drain
             from deployments.monitoring.metrics import Metrics

@@ -18,27 +18,35 @@ class SamplingFields(StrictModel):
     top_k: Annotated[Limit, AfterValidator(lambda value: max(value, 0) if value == -1 else value)] | None = Field(
         None, description="Sample from the k most likely tokens; 0, the default, or -1 turns it off."
     )
-    min_p: float | None = Field(None, description="Only tokens at least so likely, relative to the likeliest; 0: off.")
+    min_p: float | None = Field(
+        None, description="Only tokens at least this likely, relative to the likeliest; 0: off."
+    )
     typical_p: float | None = Field(None, description="Locally typical sampling (arXiv 2202.00666); 1: off.")
-    epsilon_cutoff: float | None = Field(None, description="Only tokens at least so likely (arXiv 2210.15191); 0: off.")
-    eta_cutoff: float | None = Field(None, description="The same, lower where many are likely; 0: off.")
+    epsilon_cutoff: float | None = Field(
+        None, description="Only tokens at least this likely (arXiv 2210.15191); 0: off."
+    )
+    eta_cutoff: float | None = Field(
+        None, description="The same, with a lower threshold where many are likely; 0: off."
+    )
     repetition_penalty: float | None = Field(
         None, description="Above 1: tokens of prompt and answer get less likely (arXiv 1909.05858); 1: off."
     )
     presence_penalty: float | None = Field(
         None, description="Taken off the logits of all tokens of the answer; 0: off."
     )
-    frequency_penalty: float | None = Field(None, description="The same, for each time the token came; 0: off.")
-    no_repeat_ngram_size: Limit | None = Field(None, description="No n tokens in a row come twice; 0: off.")
+    frequency_penalty: float | None = Field(None, description="The same, for each time the token appeared; 0: off.")
+    no_repeat_ngram_size: Limit | None = Field(None, description="No n-gram of this size appears twice; 0: off.")
     logit_bias: LogitBias | None = Field(None, description="By token id, −100 to 100, what is added to its logit.")
-    bad_words: BadWords | None = Field(None, description="Texts that must not come.")
+    bad_words: BadWords | None = Field(None, description="Texts that must not appear.")
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = Field(
         None, description="All other tokens are forbidden."
     )
     suppress_tokens: TokenIds | None = Field(None, description="Forbidden token ids.")
     begin_suppress_tokens: TokenIds | None = Field(None, description="Forbidden as the answer's first token.")
     forced_bos_token_id: TokenId | None = Field(None, description="The answer's first token.")
-    forced_eos_token_id: TokenId | None = Field(None, description="The token at `max_tokens`, if it comes to that.")
+    forced_eos_token_id: TokenId | None = Field(
+        None, description="The last token of an answer that reaches `max_tokens`."
+    )
     min_tokens: Limit | None = Field(None, description="Least tokens of an answer.")
     stop: StopStrings | None = Field(None, description="The answer ends right before any of these.")
     stop_token_ids: TokenIds | None = Field(None, description="The answer ends at any of these tokens too.")

@@ -12,7 +12,7 @@ import uvicorn
 
 from actors.coordinator.request import Delta, Request, Statistics
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator

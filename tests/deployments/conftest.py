@@ -8,10 +8,11 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.configuration.config import TINY_CONFIG, load_config
 from deployments.configuration.model import ROOT
-from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
@@ -44,8 +45,8 @@ def tiny_runner(seed: int) -> "Runner":
 
 @pytest.fixture(scope="session")
 def engine() -> "Iterator[Engine]":
-    from actors.loading.checkpoint import load_tokenizer
     from actors.loading.grammar_tokenizer import structure_tokenizer
+    from actors.loading.settings import load_tokenizer
     from actors.loops.options import LoopOptions
     from actors.replica.in_process import Engine
 

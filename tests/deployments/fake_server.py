@@ -9,10 +9,10 @@ from typing import Any
 
 import uvicorn
 
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.middleware.outcomes import log_requests
 from deployments.http.routes import make_api

@@ -57,6 +57,11 @@ def test_serves_own_limits_never_come_first(deployments: dict[str, Any]) -> None
     assert all(deployment.max_ongoing_requests >= 10_000 for deployment in deployments.values())
 
 
+def test_a_withdrawn_coordinator_has_time_for_its_requests() -> None:
+    args = BuildArgs(config=CONFIG | {"http": {"drain_s": 77}}, require_api_key=False)
+    assert deployments_of(args)["Coordinator"]._deployment_config.graceful_shutdown_timeout_s > 77
+
+
 def test_a_path_is_read_and_content_is_parsed(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("models: {m: {path: org/m}}\nendpoints: {e: {target: m}}\n", encoding="utf-8")

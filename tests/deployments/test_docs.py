@@ -16,8 +16,9 @@ from deployments.configuration.http import HttpConfig
 from deployments.configuration.model import ROOT, ModelConfig
 from deployments.configuration.tracing import TracingConfig
 from deployments.requests.anthropic.messages_request import CountTokensRequest, MessagesRequest
+from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.responses.responses_request import ResponsesRequest
-from deployments.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.requests.schema import ChatRequest, CompletionRequest
 from deployments.requests.token_requests import TokenizeRequest
 from deployments.ui import cli
 

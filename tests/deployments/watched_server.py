@@ -17,10 +17,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from actors.coordinator.request import Delta, Request
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from deployments.replicas.environment import share_interpreter

@@ -7,14 +7,15 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.loading.checkpoint import ModelSpec, load_model
+from actors.loading.settings import load_tokenizer
 from actors.loops.options import LoopOptions
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.drafts.ngram import NgramOptions
 from decoding.sampling.params import SamplingParams
 from deployments.configuration.config import load_config
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import ChatRequest
 from tests.support import reference
 

@@ -1,4 +1,7 @@
-"""When a loop of the engine ends, callers that wait for an answer get an error."""
+"""Callers that wait for an answer get an error when a loop of the engine has ended, and only then."""
+
+import time
+from typing import Any
 
 import pytest
 
@@ -21,3 +24,20 @@ def test_callers_hear_of_a_loop_that_ended(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(runner, "logits", broken)
         with pytest.raises(UnavailableError, match="out of memory"):
             engine.generate([Request(endpoint, [1, 2], SamplingParams(max_tokens=4))])
+
+
+def test_slow_steps_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.loops.thread._MOST_PATIENCE_S", 0.0)
+    monkeypatch.setattr("actors.coordinator.blocking._CHECK_PERIOD_S", 0.01, raising=True)
+    endpoint = Endpoint("e", "target", None, 0, lambda tokens: "")
+    runner = Runner(tiny_model("llama-gqa"), slots=1, max_length=64, max_query=64)
+    logits = runner.logits
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        time.sleep(0.1)
+        return logits(*arguments, **options)
+
+    with Engine({"target": ("target", runner)}) as engine:
+        monkeypatch.setattr(runner, "logits", slow)
+        [answer] = engine.generate([Request(endpoint, [1, 2], SamplingParams(max_tokens=4))])
+    assert sum(len(delta.tokens) for delta in answer) == 4

@@ -9,9 +9,10 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
-from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.memory_budget import weights_on_devices
 from actors.loading.quantization import Quantization, weight_bytes
+from actors.loading.settings import load_tokenizer
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner

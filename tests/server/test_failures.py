@@ -94,6 +94,7 @@ def test_killing_the_drafter_in_mid_stream_changes_nothing(
     wait_until(drafts, "the new drafter drafts", timeout_s=200)  # plain decoding may be faster for a while
 
 
+@pytest.mark.slow
 def test_killing_the_target_in_mid_stream_only_delays(
     server: Server, client: Any, long_request: tuple[dict[str, Any], str]
 ) -> None:
@@ -113,6 +114,7 @@ def coordinator_pid() -> int:
     pytest.fail("there is no coordinator")
 
 
+@pytest.mark.slow
 def test_killing_the_coordinator_in_mid_stream_only_delays(
     server: Server, client: Any, long_request: tuple[dict[str, Any], str]
 ) -> None:
@@ -127,6 +129,7 @@ def test_killing_the_coordinator_in_mid_stream_only_delays(
     assert client.completions.create(**request).choices[0].text == undisturbed
 
 
+@pytest.mark.slow
 def test_many_at_once_get_what_they_get_alone(client: Any) -> None:
     """More than the queue takes: refused requests come again when `Retry-After` says, as OpenAI's clients do."""
     client = client.with_options(max_retries=20)

@@ -12,9 +12,14 @@ import pytest
 from tests.server.conftest import Server
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-HEADERS = {"Content-Type": "application/json", "Authorization": "Bearer anything"}
+HEADERS = {
+    "Content-Type": "application/json",
+    "Authorization": "Bearer anything",
+    "X-OpenWebUI-User-Name": "Ada%20Lovelace",
+    "X-OpenWebUI-Chat-Id": "5b4ff0a2-6c5c-4f0e-8f43-3a51cf0e9d5a",
+}
 CHAT = {
     "stream": True,
     "model": "consort",
@@ -24,10 +29,25 @@ CHAT = {
     ],
     "stream_options": {"include_usage": True},
 }
+# A model's advanced parameters are passed on; those of Ollama's, which have no meaning here, among them.
+PARAMETERS: dict[str, Any] = {
+    "max_tokens": 16,
+    "temperature": 0.0,
+    "top_k": 40,
+    "min_p": 0.05,
+    "seed": 0,
+    "stop": ["<end>"],
+    "logit_bias": {"5": -100},
+    "reasoning_effort": "medium",
+    "repeat_penalty": 1.1,
+    "num_ctx": 4096,
+    "keep_alive": "5m",
+}
 TASK = "Write a JSON object with a title for this chat."
 TASKS: dict[str, dict[str, Any]] = {
     "title": {"max_completion_tokens": 1000},
     "title, in JSON mode": {"max_completion_tokens": 200, "response_format": {"type": "json_object"}},
+    "title, of an older version": {"max_tokens": 50},
     "tags": {},
     "autocompletion": {"temperature": 0.3, "frequency_penalty": 0.2, "stop": ["\n"]},
 }
@@ -67,6 +87,16 @@ def test_a_chat_streams_with_its_usage_at_the_end(server: Server) -> None:
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in parsed[:-1])
     assert parsed[-1]["choices"] == []
     assert parsed[-1]["usage"]["completion_tokens"] > 0
+
+
+def test_its_parameters_are_taken_and_those_without_effect_are_named(server: Server) -> None:
+    connection, response = post(server, {**CHAT, **PARAMETERS, "chat_id": "5b4ff0a2"})
+    with closing(connection):
+        assert response.status == 200, response.read()
+        *_, last, _ = events(response)
+    ignored = response.headers["X-Consort-Ignored-Fields"].split(", ")
+    assert set(ignored) == {"reasoning_effort", "repeat_penalty", "num_ctx", "keep_alive", "chat_id"}
+    assert 0 < json.loads(last)["usage"]["completion_tokens"] <= PARAMETERS["max_tokens"]
 
 
 @pytest.mark.parametrize("task", TASKS)

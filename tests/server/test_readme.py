@@ -55,6 +55,7 @@ def test_make_knows_every_target() -> None:
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_curl_streams_english(port: int) -> None:
     script = next(block for block in blocks("bash") if block.startswith("curl "))
     command = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
@@ -81,6 +82,7 @@ def console_commands() -> list[str]:
     return [line.removeprefix("consort ") for line in lines if re.match("consort (?!serve)", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", console_commands())
 def test_commands_on_the_terminal(port: int, command: str) -> None:
     """Run with the checkout's modules and without a terminal."""

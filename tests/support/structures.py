@@ -8,7 +8,7 @@ import torch
 from llguidance import LLTokenizer
 from torch import Tensor
 
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.drafts.verify import accepted_path
 from decoding.grammars.grammar import Grammar
 from decoding.grammars.structure import StructureState

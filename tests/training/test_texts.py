@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
+from actors.loading.settings import load_tokenizer
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError

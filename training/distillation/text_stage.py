@@ -12,8 +12,9 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from actors.loading.checkpoint import ModelSpec, load_tokenizer
+from actors.loading.checkpoint import ModelSpec
 from actors.loading.gguf import settings_folder
+from actors.loading.settings import load_tokenizer
 from actors.replica.in_process import Engine
 from actors.replica.replica import load_runner
 from decoding.errors import ConfigError

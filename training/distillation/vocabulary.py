@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.loading.draft_vocabulary import DraftVocabulary, is_trimmed, load_draft_vocabulary, vocabulary_size
+from actors.loading.draft_vocabulary import DraftVocabulary, load_draft_vocabulary
+from actors.loading.settings import is_trimmed, vocabulary_size
 from training.texts import Chat
 
 

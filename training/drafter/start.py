@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
-from actors.loading.draft_vocabulary import FILE, is_trimmed, save_draft_vocabulary, vocabulary_size
+from actors.loading.checkpoint import ModelSpec, load_model
+from actors.loading.draft_vocabulary import FILE, save_draft_vocabulary
 from actors.loading.gguf import settings_folder
+from actors.loading.settings import is_trimmed, load_tokenizer, vocabulary_size
 from decoding.errors import ConfigError
 from training.distillation.vocabulary import StudentVocabulary, most_used
 from training.files import whole_folder

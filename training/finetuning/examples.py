@@ -57,8 +57,8 @@ def read_examples(file: Path) -> list[Example]:
 def encode(example: Example, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> list[Row]:
     """Return rows of at most `max_length` tokens. Of chats, only what the assistant says is learned.
 
-    A chat is one row if its template writes earlier turns as it wrote them when they were the last; else each turn of
-    the assistant is a row of its own, with all before it. What is too long is cut at the end.
+    A chat is one row if its template writes a turn in the same way when others follow. If not, each turn of the
+    assistant is a row of its own, with all before it. What is too long is cut at the end.
 
     Raises:
         ConfigError: the tokenizer has no chat template, or it refuses the chat.

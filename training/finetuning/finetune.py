@@ -26,9 +26,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
-from actors.loading.draft_vocabulary import is_trimmed
+from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.gguf import settings_folder
+from actors.loading.settings import is_trimmed, load_tokenizer
 from decoding.errors import ConfigError
 from training.files import whole_folder
 from training.finetuning.examples import IGNORED, Example, Row, encode

@@ -13,6 +13,7 @@ from training.tiny.stream import Stream
 TOKENS_PER_STEP = 4096
 LENGTHS = ((0.55, 256), (0.9, 512), (1.0, 1024))
 SAVE_EVERY_STEPS = 250
+_HELD_OUT_LENGTH = 512  # tokens of a row
 
 
 def pretrain(
@@ -52,9 +53,9 @@ def cross_entropy(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: LlamaForCausalLM, pieces: Sequence[Sequence[int]], *, length: int = 512) -> float:
-    """Return the mean next-token loss in nats over held-out pieces, packed in rows of `length` tokens."""
+def held_out_loss(model: LlamaForCausalLM, pieces: Sequence[Sequence[int]]) -> float:
+    """Return the mean next-token loss in nats over held-out pieces, packed in rows."""
     flat = torch.tensor([token for piece in pieces for token in piece])
-    rows = flat[: len(flat) // length * length].view(-1, length)
+    rows = flat[: len(flat) // _HELD_OUT_LENGTH * _HELD_OUT_LENGTH].view(-1, _HELD_OUT_LENGTH)
     losses = [cross_entropy(model, batch).item() * len(batch) for batch in rows.split(16)]
     return sum(losses) / len(rows)

@@ -7,25 +7,19 @@ the token. Shapes and addresses are fixed, as CUDA graphs and traces need. Knows
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from actors.model.lora.pair import LoraPair
 from actors.model.packed_linear import make_linear
 from decoding.errors import ConfigError
 
 _ALIGNMENT = 16  # rows of a slot: sums over them then have one order in every slot, also in a GPU's 16 × 16 products
 _EXPERTS = "experts"  # layers below see some tokens only
-
-
-class LoraPair(NamedTuple):
-    """The adapter of one linear layer: W + up · down."""
-
-    down: Tensor  # [r, in]
-    up: Tensor  # [out, r], scaled
 
 
 class LoraLinear(nn.Module):

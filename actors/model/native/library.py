@@ -8,10 +8,12 @@ from typing import Any
 
 from decoding.kernels import compiler
 
-# Flags that let loops over floats be vectorised; -ffast-math would also change rounding in the whole process.
+# Flags that let loops over floats be vectorised; -ffast-math would also change rounding in the whole process. On some
+# processors gcc splits a multiplication and addition in some loops only, so the same sum would have different bits.
 _MATHS = (
     *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"),
     *("-fno-math-errno", "-ffinite-math-only", "-freciprocal-math"),
+    *("--param", "avoid-fma-max-bits=0"),
 )
 _pointer, _size, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: dict[str, Sequence[Any]] = {  # each function exists for both types of numbers

@@ -1,7 +1,7 @@
 """Answers only requests for this server's own names, against DNS rebinding. Knows no keys and no fields.
 
-A page whose name suddenly resolves to 127.0.0.1 is of the same origin as what listens there, so that CORS does not keep
-it out; but its requests name its own host.
+A web page can let its own name resolve to 127.0.0.1. Then it has the same origin as what listens there, and CORS does
+not keep it out. But its requests still name its own host.
 """
 
 from collections.abc import Collection

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 from decoding.sampling.params import Structure
 from deployments.requests.anthropic.blocks import AnthropicMessage, Texts, chat_messages
 from deployments.requests.fields import Items, StopStrings, without_effect
+from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.message import Message
-from deployments.requests.schema import GenerationRequest
 from deployments.requests.structure_fields import structure_of
 from deployments.requests.thinking import thinking_variables
 from deployments.requests.tool_fields import MOST_TOOLS, FunctionDefinition, ToolChoice, ToolUse

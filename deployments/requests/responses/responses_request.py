@@ -7,9 +7,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from decoding.sampling.params import Structure
 from deployments.requests.fields import Items, Limit, only, without_effect
+from deployments.requests.generation_request import GenerationRequest
 from deployments.requests.message import Message
 from deployments.requests.responses.input_items import InputItem, conversation
-from deployments.requests.schema import GenerationRequest
 from deployments.requests.structure_fields import ResponseFormat
 from deployments.requests.thinking import thinking_variables
 from deployments.requests.tool_fields import FlatToolFields

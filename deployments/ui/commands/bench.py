@@ -1,18 +1,22 @@
 """`consort bench`: the worth of speculation for a target and its drafter or heads here, as a table and in words."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+from click.core import ParameterSource
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from actors.model.thread_environment import compute_environment
 from decoding.errors import ConfigError
 from deployments.cluster import StartProgress
-from deployments.configuration.config import ServerConfig, load_config, parse_config
+from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config, parse_config
 from deployments.configuration.model import ROOT
 from deployments.ui.commands.progress import ProgressDisplay
 
@@ -23,6 +27,79 @@ DEFAULT_PROMPTS = ROOT / "models" / "heldout.jsonl"
 _ENDPOINT = "bench"
 _SLOTS = 16  # the most streams that are measured
 _MAX_LENGTH = 512
+
+
+@click.command(short_help="Will speculation pay for two models here?")
+@click.option("--target", metavar="MODEL", help="A folder, or an id on the Hugging Face Hub.")
+@click.option("--drafter", metavar="MODEL", help="The same, for the model that drafts.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    default=TINY_CONFIG,
+    help="Take the pair from a server's configuration; by default the bundled pair.",
+)
+@click.option(
+    "--endpoint", help="Which of the configuration's endpoints; by default the first with a drafter or heads."
+)
+@click.option("--dtype", help="Of both models: auto (as stored), float32, bfloat16 or float16.")
+@click.option("--target-device", metavar="DEVICE", help="auto, cpu or cuda.")
+@click.option("--drafter-device", metavar="DEVICE", help="The same, for the drafter.")
+@click.option("--target-threads", type=click.IntRange(1), help="CPU threads; by default torch's choice.")
+@click.option("--drafter-threads", type=click.IntRange(1), help="The same, for the drafter.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_PROMPTS,
+    help='Lines of text, or of {"prompt": …} in a .jsonl file; by default Python code.',
+)
+@click.option("--count", type=click.IntRange(1), default=16, show_default=True, help="Prompts to answer.")
+@click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens of each answer.")
+@click.option("--temperature", default=0.0, show_default=True, help="Of the answers, and of the drafts.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.pass_context
+def bench(
+    context: click.Context,
+    /,
+    target: str | None,
+    drafter: str | None,
+    config_path: Path,
+    endpoint: str | None,
+    dtype: str | None,
+    prompts: Path,
+    count: int,
+    new_tokens: int,
+    temperature: float,
+    as_json: bool,
+    **model_options: str | int | None,
+) -> None:
+    """Measure a target and its drafter or heads here: will speculation pay, with which draft length, what limits it?"""
+    if (target is None) != (drafter is None):
+        raise click.UsageError("--target and --drafter go together")
+    if target is not None and drafter is not None:
+        if context.get_parameter_source("config_path") is not ParameterSource.DEFAULT or endpoint is not None:
+            raise click.UsageError("give either --target and --drafter, or --config")
+        config, name = pair_config(
+            target,
+            drafter,
+            target_options=_options_of("target", model_options) | {"dtype": dtype},
+            drafter_options=_options_of("drafter", model_options) | {"dtype": dtype},
+        )
+    elif dtype is not None or any(model_options.values()):
+        raise click.UsageError("dtype, devices and threads are in the configuration; or give --target and --drafter")
+    else:
+        config, name = configured_pair(config_path, endpoint)
+    texts = read_prompts(prompts, count)
+    os.environ |= compute_environment(None)  # before torch is imported
+    run_bench(
+        Console(highlight=False), config, name, texts, new_tokens=new_tokens, temperature=temperature, as_json=as_json
+    )
+
+
+def _options_of(role: str, model_options: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
+    """The options that begin with a role's name, without it."""
+    prefix = f"{role}_"
+    return {name.removeprefix(prefix): value for name, value in model_options.items() if name.startswith(prefix)}
 
 
 def run_bench(

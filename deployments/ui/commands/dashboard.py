@@ -13,6 +13,7 @@ from rich.text import Text
 from decoding.errors import UnavailableError
 from deployments.ui.commands.status import EndpointStatus, ReplicaStatus, Status, StatusReader
 
+_BAR_WIDTH = 10  # characters
 _RATE_HEADINGS = ("requests", "tokens/s", "accepted", "per step", "hits")
 
 
@@ -117,7 +118,7 @@ def _mark(ready: bool) -> Text:
     return Text("●", style="green") if ready else Text("○", style="yellow")
 
 
-def _bar(replica: ReplicaStatus, width: int = 10) -> Text:
+def _bar(replica: ReplicaStatus) -> Text:
     """Return a bar for the share of slots in use."""
-    filled = min(width, -(-replica.running * width // replica.slots)) if replica.slots else 0
-    return Text.assemble(("█" * filled, "green"), ("░" * (width - filled), "dim"))
+    filled = min(_BAR_WIDTH, -(-replica.running * _BAR_WIDTH // replica.slots)) if replica.slots else 0
+    return Text.assemble(("█" * filled, "green"), ("░" * (_BAR_WIDTH - filled), "dim"))

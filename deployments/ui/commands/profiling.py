@@ -18,13 +18,13 @@ from actors.loading.checkpoint import ModelSpec
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.replica import load_runner, load_with_heads
-from decoding.drafts.trie import ProposerName
+from decoding.drafts.draft import ProposerName
 from decoding.errors import ConfigError
 from decoding.sampling.batch import SamplingBatch
 from decoding.sampling.history import History, Position
 from decoding.sampling.sampler import sample
 from deployments.configuration.config import ServerConfig
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import CompletionRequest
 from evaluation import limits
 from evaluation.limits import SpeculationLimits, accepted_lengths, tokens_per_step

@@ -80,8 +80,9 @@ def _prune(
     data: Path | None,
     threads: int | None,
 ) -> None:
-    from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
-    from actors.loading.draft_vocabulary import is_trimmed, save_draft_vocabulary
+    from actors.loading.checkpoint import ModelSpec, load_model
+    from actors.loading.draft_vocabulary import save_draft_vocabulary
+    from actors.loading.settings import is_trimmed, load_tokenizer
     from training.files import whole_folder
     from training.pruning import keep_layers, most_frequent, trim_vocabulary
 

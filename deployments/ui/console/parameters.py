@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
-from deployments.requests.schema import GenerationRequest
+from deployments.requests.generation_request import GenerationRequest
 from deployments.validation.strict import nearest, problem_of
 
 _SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}

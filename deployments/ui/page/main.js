@@ -83,6 +83,7 @@ class Playground {
     });
     for (const radio of document.querySelectorAll("[name=kind]")) radio.addEventListener("change", () => this._showKind());
     document.addEventListener("keydown", (event) => this._onKey(event));
+    this._text.addEventListener("input", () => this._text.value || this._complain(""));
     byId("stop").addEventListener("click", () => this._running?.abort());
     byId("clear").addEventListener("click", () => this._clear());
     byId("reset").addEventListener("click", () => this._form.reset());

@@ -2,7 +2,8 @@
 
 import pytest
 
-from actors.coordinator.request import ActiveRequest, Delta, Endpoint, Request, Statistics
+from actors.coordinator.active_request import ActiveRequest
+from actors.coordinator.request import Delta, Endpoint, Request, Statistics
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Adapter, Commit
 from decoding.errors import InvalidRequestError

@@ -11,8 +11,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig, MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from actors.loading.checkpoint import ModelSpec, SamplingDefaults, load_model, load_sampling_defaults, load_tokenizer
+from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.quantization import Quantization
+from actors.loading.settings import SamplingDefaults, load_sampling_defaults, load_tokenizer
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from decoding.errors import ConfigError

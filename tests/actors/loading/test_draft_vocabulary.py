@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from actors.loading.checkpoint import ModelSpec, load_model
-from actors.loading.draft_vocabulary import FILE, save_draft_vocabulary, vocabulary_size
+from actors.loading.draft_vocabulary import FILE, save_draft_vocabulary
 from actors.loading.memory_budget import weights_on_devices
+from actors.loading.settings import vocabulary_size
 from actors.loading.supported import try_out
 from actors.loading.tensor_parallel import load_sharded_runner
 from actors.loading.tokenizer_pairs import load_draft_mappings

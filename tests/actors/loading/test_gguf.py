@@ -2,16 +2,26 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from actors.loading.checkpoint import ModelSpec, load_model, load_sampling_defaults, load_tokenizer
+from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.gguf import is_converted, settings_folder, weights_folder
+from actors.loading.settings import (
+    context_length,
+    is_trimmed,
+    load_sampling_defaults,
+    load_tokenizer,
+    read_header,
+    vocabulary_size,
+)
 from decoding.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[3] / "models" / "drafter"
@@ -91,7 +101,15 @@ def test_the_weights_are_those_of_the_file(tmp_path: Path, model: LlamaForCausal
     loaded = load_model(spec(write_gguf(tmp_path / "m.gguf", model)))
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
     assert torch.allclose(loaded(tokens).logits, model(tokens).logits, atol=1e-6)
-    assert load_model(spec(tmp_path / "m.gguf", "auto")).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_the_type_is_one_that_the_processor_computes_fast(
+    tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, fast: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
+    assert load_model(spec(write_gguf(tmp_path / "m.gguf", model), "auto")).dtype == dtype
 
 
 def test_a_file_is_converted_once_and_again_when_it_changes(
@@ -233,3 +251,28 @@ def test_what_a_killed_process_left_is_not_taken_for_a_model(
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         settings_folder(str(tmp_path / "none.gguf"))
+
+
+def test_settings_are_those_that_the_models_own_code_reads(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    path = str(write_gguf(tmp_path / "plain.gguf", model))
+    header, own = read_header(path), AutoConfig.from_pretrained(settings_folder(path))
+    assert vocabulary_size(header) == vocabulary_size(own) == VOCABULARY
+    assert context_length(header, None) == context_length(own, None) == 64
+    assert not is_trimmed(header)
+    tokenizer, expected = load_tokenizer(path), AutoTokenizer.from_pretrained(settings_folder(path))
+    assert type(tokenizer) is type(expected)
+    assert tokenizer.get_vocab() == expected.get_vocab()
+    assert tokenizer.special_tokens_map == expected.special_tokens_map
+    assert tokenizer.chat_template == expected.chat_template
+
+
+def test_settings_are_read_without_the_models_code(tmp_path: Path, model: LlamaForCausalLM) -> None:
+    path = str(write_gguf(tmp_path / "plain.gguf", model))
+    settings_folder(path)  # converting needs the code
+    program = (
+        "import sys; from actors.loading.settings import load_tokenizer, read_header; "
+        f"load_tokenizer({path!r}), read_header({path!r}); "
+        "print(*sorted({'transformers.activations', 'transformers.modeling_utils'} & set(sys.modules)))"
+    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == []

@@ -15,7 +15,8 @@ from actors.model.fixed_order import layers  # isort: skip
 from actors.model.fixed_order.linear import fixed_order_linear  # isort: skip
 from actors.model.fixed_order.norm import fixed_order_rms_norm  # isort: skip
 from actors.model.forward_input import RowInput  # isort: skip
-from actors.model.lora.layers import LoraLayers, LoraPair  # isort: skip
+from actors.model.lora.layers import LoraLayers  # isort: skip
+from actors.model.lora.pair import LoraPair  # isort: skip
 from actors.model.native.output_layer import NativeOutputLayer  # isort: skip
 from actors.model.packed_linear import PackedLinear  # isort: skip
 from actors.model.runner import Runner  # isort: skip

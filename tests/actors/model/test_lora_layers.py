@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from actors.loading.lora import read_lora
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
-from actors.model.lora.layers import LoraLayers, LoraPair
+from actors.model.lora.layers import LoraLayers
+from actors.model.lora.pair import LoraPair
 from actors.model.runner import Runner
 from decoding.errors import ConfigError
 from tests.support.adapters import save_adapter

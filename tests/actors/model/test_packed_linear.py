@@ -14,11 +14,14 @@ from actors.model.packed_linear import JoinedLinear, PackedLinear, _largest_grou
 from actors.model.runner import Runner
 from benchmarks.micro.process_memory import native_bytes
 from tests.support.models import CONFIGS, tiny_model
+from tests.support.processors import FAST_DTYPES, needs_bfloat16
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 40])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), pytest.param(torch.bfloat16, 2e-2, marks=needs_bfloat16)]
+)
 def test_a_packed_layer_equals_the_layer(dtype: torch.dtype, tolerance: float, bias: bool, tokens: int) -> None:
     generator = torch.Generator().manual_seed(tokens)
     linear = nn.Linear(48, 96, bias=bias, dtype=dtype).requires_grad_(False)
@@ -61,7 +64,7 @@ def test_packed_layers_compute_few_numbers_of_tokens() -> None:
     assert len(set(sizes)) == 15 + 6 * 8
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", FAST_DTYPES)
 def test_padding_changes_no_bit(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
     packed = PackedLinear(torch.randn(96, 176, generator=generator).to(dtype), None)

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from actors.model.forward_input import RowInput, draft_input
 from actors.model.runner import Runner
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.errors import InvalidRequestError
 from decoding.prompt_positions import PromptPositions
 from tests.support.models import CONFIGS, VOCAB, tiny_model

@@ -11,7 +11,7 @@ from actors.loops.row import RowKey
 from actors.target import step_proposers
 from actors.target.row import Verification
 from actors.target.step_proposers import StepProposers
-from decoding.drafts.trie import ProposerName
+from decoding.drafts.draft import ProposerName
 
 STEP_S = 0.04
 CLOCK = [0.0]  # seconds

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.loading.checkpoint import load_tokenizer
+from actors.loading.settings import load_tokenizer
 from benchmarks.compression.__main__ import main
 from benchmarks.compression.task import make_task
 

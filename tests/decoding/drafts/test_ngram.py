@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decoding.drafts.draft import Draft
 from decoding.drafts.ngram import MatchCalibration, NgramOptions, NgramProposer, NgramProposers, NgramStore, TextIndex
 from decoding.drafts.proposer import Proposer
-from decoding.drafts.trie import Draft, DraftTrie
+from decoding.drafts.trie import DraftTrie
 from tests.support.properties import repeatable
 
 TOKENS = st.integers(0, 3)

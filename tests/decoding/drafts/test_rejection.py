@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from decoding.drafts.draft import Distribution, Draft
 from decoding.drafts.rejection import RejectionRow, distributions, draft_key, draw, verify_by_rejection
-from decoding.drafts.trie import Distribution, Draft
 from decoding.sampling.noise import ACCEPTANCE, gumbel, noise_key, uniform
 from tests.support.properties import repeatable
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoding.drafts.draft import Distribution
 from decoding.drafts.rejection import RejectionRow, Verdict, distributions, draft_key, draw, verify_by_rejection
-from decoding.drafts.trie import Distribution, DraftTrie
+from decoding.drafts.trie import DraftTrie
 from tests.support.chi_square import count, p_value
 
 VOCAB = 3

@@ -1,7 +1,7 @@
 """Continuations of one text as a tree."""
 
+from decoding.drafts.draft import Draft
 from decoding.drafts.token_tree import TokenTree
-from decoding.drafts.trie import Draft
 
 
 def test_common_prefixes_are_stored_once() -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.drafts.trie import MAX_DRAFT_LENGTH, Draft, DraftTrie
+from decoding.drafts.draft import MAX_DRAFT_LENGTH, Draft
+from decoding.drafts.trie import DraftTrie
 from tests.support.properties import repeatable
 
 TOKENS = st.integers(0, 2)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.drafts.verify import accepted_path
 from tests.support.properties import repeatable
 

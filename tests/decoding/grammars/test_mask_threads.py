@@ -2,7 +2,7 @@
 
 import torch
 
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.grammars.mask_threads import MaskThreads
 from tests.support.structures import NO_DRAFT, VOCAB_SIZE, Drafts, Writer, compiled, follow
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from decoding.drafts.trie import Draft
+from decoding.drafts.draft import Draft
 from decoding.errors import InvalidRequestError
 from decoding.grammars.grammar import Grammar, GrammarCompiler
 from decoding.grammars.structure import StructureState

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoding.drafts.draft import Distribution, Draft
 from decoding.drafts.rejection import RejectionRow, Verdict, distributions, draft_key, draw, verify_by_rejection
-from decoding.drafts.trie import Distribution, Draft
 from decoding.drafts.verify import accepted_path
 from decoding.sampling.noise import gumbel, noise_key
 from tests.support.chi_square import count, p_value

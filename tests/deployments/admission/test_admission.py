@@ -9,7 +9,8 @@ import pytest
 from actors.coordinator.request import Delta, Endpoint, Request, Statistics
 from decoding.errors import DeadlineError, OverloadedError
 from decoding.sampling.params import SamplingParams
-from deployments.admission.admission import Admission, Limits, limits_of
+from deployments.admission.admission import Admission
+from deployments.admission.limits import Limits, limits_of
 from deployments.admission.ticket import Sink
 from deployments.configuration.access.key_ring import ApiKey
 from deployments.configuration.config import TINY_CONFIG, load_config
@@ -107,7 +108,7 @@ def test_a_key_has_bounds_of_its_own() -> None:
         admission, _ = make()
         small = ApiKey("small", max_requests=1)
         admission.submit(request(0), nothing, key=small)
-        with pytest.raises(OverloadedError, match="1 requests are of this API key"):
+        with pytest.raises(OverloadedError, match="this API key has 1 requests in progress"):
             admission.submit(request(1), nothing, key=small)
         admission.submit(request(2), nothing, key=BOB)
 

@@ -13,7 +13,8 @@ import pytest
 from actors.coordinator.request import Request
 from decoding.errors import OverloadedError
 from decoding.sampling.params import SamplingParams
-from deployments.admission.admission import Admission, Limits
+from deployments.admission.admission import Admission
+from deployments.admission.limits import Limits
 from deployments.admission.ticket import Sink
 from deployments.configuration.access.key_ring import ApiKey
 from tests.deployments.admission.test_admission import ENDPOINT, nothing

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from decoding.errors import OverloadedError
-from deployments.admission.admission import Admission, Limits
+from deployments.admission.admission import Admission
+from deployments.admission.limits import Limits
 from deployments.admission.rate_limit import RateLimit
 from deployments.configuration.access.key_ring import ApiKey
 from tests.deployments.admission.test_admission import Backend, nothing, request

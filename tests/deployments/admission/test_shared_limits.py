@@ -8,9 +8,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from decoding.errors import OverloadedError
-from deployments.admission.admission import Admission, Limits
+from deployments.admission.admission import Admission
 from deployments.admission.key_bounds import Use
 from deployments.admission.key_ledger import Account, Ask, KeyLedger, Settlement
+from deployments.admission.limits import Limits
 from deployments.admission.shared_limits import SharedLimits
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from tests.deployments.admission.test_admission import Backend, nothing, request

@@ -82,14 +82,22 @@ def test_without_tools_or_with_none_the_text_stays_as_it_is(scripted: tuple[Test
         assert choice["message"] == {"role": "assistant", "content": Scripted.text}
 
 
+@pytest.mark.parametrize(
+    ("content", "streamed"),
+    [(None, {}), ("", {"index": 0})],  # as OpenAI's client sends a call back, and as Open WebUI does
+)
 def test_the_template_gets_tools_calls_and_results(
-    scripted: tuple[TestClient, Scripted], with_tools: dict[str, ServedEndpoint]
+    scripted: tuple[TestClient, Scripted],
+    with_tools: dict[str, ServedEndpoint],
+    content: str | None,
+    streamed: dict[str, int],
 ) -> None:
     client, coordinator = scripted
-    called = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+    function = {"name": "weather", "arguments": '{"city": "Bern"}'}
+    called = {**streamed, "id": "a", "type": "function", "function": function}
     turns = [
         QUESTION,
-        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "assistant", "content": content, "tool_calls": [called]},
         {"role": "tool", "tool_call_id": "a", "content": "sunny"},
     ]
     ask(client, messages=turns)

@@ -14,7 +14,7 @@ from actors.coordinator.text_stream import TextStream
 from decoding.errors import ConfigError
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.configuration.model import ROOT
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator

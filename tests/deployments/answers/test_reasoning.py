@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.deployments.scripted import CALL, TEMPLATE, TOOLS, Scripted

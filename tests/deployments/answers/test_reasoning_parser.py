@@ -13,7 +13,7 @@ from deployments.answers.parsing.reasoning_parser import ReasoningParser
 from deployments.answers.parsing.template_parser import TemplateParser
 from deployments.answers.parsing.tool_call_parser import ToolCallParser
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.tokenizers.response_templates import kept_tokens, response_template
 from deployments.tokenizers.tool_format import Arguments, CallStart, Reasoning
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from actors.loading.checkpoint import load_tokenizer
+from actors.loading.settings import load_tokenizer
 from decoding.errors import InvalidRequestError
 from deployments.compression.compressor import CompressionOptions, Compressor
 from deployments.compression.pieces import last_paragraph, split, stretches

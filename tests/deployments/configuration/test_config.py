@@ -9,7 +9,7 @@ import yaml
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from actors.loading import supported
+from actors.loading import settings
 from decoding.errors import ConfigError
 from deployments.app import BuildArgs
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config, parse_config
@@ -269,4 +269,4 @@ def test_the_names_of_all_routes_are_reserved(fake: TestClient) -> None:
 
 
 def test_the_longest_default_request_is_that_of_replicas() -> None:
-    assert MAX_LENGTH == supported.MAX_LENGTH
+    assert MAX_LENGTH == settings.MAX_LENGTH

@@ -15,7 +15,8 @@ from decoding.errors import ConfigError, InvalidRequestError
 from deployments.configuration.config import TINY_CONFIG, ServerConfig, load_config
 from deployments.configuration.endpoint import EndpointConfig
 from deployments.configuration.model import ROOT
-from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.loading import load_endpoints
 from deployments.requests.schema import ChatRequest, CompletionRequest
 
 BUNDLED = ROOT / "models" / "drafter"

@@ -15,7 +15,7 @@ from actors.replica.replica import load_runner
 from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.configuration.config import ServerConfig, parse_config
 from deployments.configuration.model import ROOT
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.support.adapters import save_adapter

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.configuration.config import parse_config
 from deployments.configuration.model import ROOT
-from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator

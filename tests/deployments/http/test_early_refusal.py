@@ -5,7 +5,7 @@ import asyncio
 from fastapi.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service

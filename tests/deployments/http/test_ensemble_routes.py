@@ -11,14 +11,15 @@ from unittest import mock
 import pytest
 from fastapi.testclient import TestClient
 
-from actors.loading.checkpoint import load_tokenizer
+from actors.loading.settings import load_tokenizer
 from actors.loading.tokenizer_pairs import load_logits_mappings
 from actors.loops.options import LoopOptions
 from decoding.errors import ConfigError
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.configuration.config import ServerConfig, load_config, parse_config
 from deployments.configuration.model import ROOT
-from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from tests.deployments.conftest import tiny_runner

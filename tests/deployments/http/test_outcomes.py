@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import DeadlineError, UnavailableError
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.configuration.access.key_ring import ApiKey, KeyRing, digest_of
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service

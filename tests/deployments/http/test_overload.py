@@ -15,7 +15,7 @@ from starlette.types import Message
 from actors.coordinator.request import Delta, Request
 from benchmarks.serving.agreement import Agreement, MetricsMeter, Pair
 from benchmarks.serving.http_exchange import Exchange
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.arrival import REQUEST_START, arrival_header

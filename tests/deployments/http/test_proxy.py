@@ -1,20 +1,30 @@
 """What clients get from Serve's proxy when a coordinator dies."""
 
 import json
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 from ray.serve._private.utils import call_function_from_import_path
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http import proxy
+from deployments.http.arrival import REQUEST_START, seconds_since_arrival
 from deployments.http.proxy import CoordinatorLossMiddleware
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
+from tests.support.waiting import wait_until
 
 
 def answer(*messages: Message, path: str = "/v1/completions") -> tuple[int, dict[str, str], str]:
@@ -69,6 +79,57 @@ def test_whole_answers_pass(messages: list[Message]) -> None:
 def test_serve_finds_it() -> None:
     (middleware,) = call_function_from_import_path(proxy.CALLBACK)
     assert middleware.cls is CoordinatorLossMiddleware
+
+
+@contextmanager
+def serving(application: ASGIApp) -> Iterator[str]:
+    """Serve behind the middleware, by uvicorn in a thread; give the URL."""
+    server = uvicorn.Server(uvicorn.Config(CoordinatorLossMiddleware(application), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started, "the server listens")
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def test_a_connections_idle_time_is_no_wait() -> None:
+    waited: list[float] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        waited.append(seconds_since_arrival(Headers(scope=scope), time.time()))
+        await send(start("text/plain"))
+        await send(body(b"", more=False))
+
+    with serving(application) as url, httpx.Client() as client:
+        assert client.get(url).status_code == 200
+        time.sleep(0.7)
+        assert client.get(url).status_code == 200
+    assert max(waited) < 0.5
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other kernels don't say it")
+def test_a_client_waits_since_its_request_reached_the_socket() -> None:
+    """While the event loop is blocked, a second client's request lies unread."""
+    blocking, waited = threading.Event(), list[float]()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        waited.append(seconds_since_arrival(Headers(scope=scope), time.time()))
+        if scope["path"] == "/block":
+            blocking.set()
+            time.sleep(1.0)  # noqa: ASYNC251 - a busy event loop
+        await send(start("text/plain"))
+        await send(body(b"", more=False))
+
+    with serving(application) as url, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(httpx.get, f"{url}/block")
+        assert blocking.wait(10)
+        began_s = time.monotonic()
+        assert httpx.get(url, headers={REQUEST_START: "t=1"}).status_code == 200
+        took_s = time.monotonic() - began_s
+        assert first.result(10).status_code == 200
+    assert waited[0] < 0.5
+    assert 0.3 < waited[1] < took_s + 0.05
 
 
 class Died(Exception):

@@ -9,9 +9,10 @@ from fastapi.testclient import TestClient
 from actors.coordinator.loop import Coordinator
 from actors.wire.link import LocalExchange
 from decoding.errors import UnavailableError
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.configuration.config import TINY_CONFIG, load_config
-from deployments.endpoints.endpoint import ServedEndpoint, load_endpoints
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.loading import load_endpoints
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api
 from deployments.requests.schema import CompletionRequest

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.coordinator.request import Delta, Request, Statistics
 from decoding.errors import UnavailableError
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.routes import make_api

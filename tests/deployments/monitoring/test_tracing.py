@@ -16,7 +16,7 @@ from actors.coordinator.request import Delta, Request, Statistics
 from actors.coordinator.timeline import Timeline
 from actors.replica.in_process import Engine
 from decoding.errors import ConfigError, UnavailableError
-from deployments.admission.admission import Limits
+from deployments.admission.limits import Limits
 from deployments.configuration.access.key_ring import KeyRing
 from deployments.configuration.access.keys import key_of
 from deployments.configuration.tracing import TracingConfig

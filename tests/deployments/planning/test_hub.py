@@ -1,16 +1,20 @@
 """Models of the Hub, with a Hub that answers, refuses or is out of reach."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
+from click.testing import CliRunner
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.configuration.config import parse_config
-from deployments.planning.hub import Snapshot, fetch, fetch_all, is_hub_id, on_disk
+from deployments.configuration.model import ROOT
+from deployments.planning.hub import Snapshot, fetch, fetch_all, is_hub_id, on_disk, stay_offline
+from deployments.ui.serving.pull import pull
 
 
 class Hub:
@@ -89,12 +93,42 @@ def test_a_name_that_is_no_id_of_the_hub() -> None:
 
 def test_all_that_a_configuration_names_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(tmp_path).install(monkeypatch)
-    models = {"m": {"path": "org/m", "adapter": "org/adapter"}, "local": {"path": str(tmp_path)}}
+    adapters = {"sql": "org/sql", "poet": "org/poet", "local": str(tmp_path)}
+    models = {
+        "m": {"path": "org/m", "adapter": "org/adapter"},
+        "local": {"path": str(tmp_path)},
+        "base": {"path": str(tmp_path), "adapters": adapters},
+    }
     heads = {"path": "org/heads", "kind": "medusa"}
-    endpoints = {"e": {"target": "m", "drafter": "local", "heads": heads}}
+    endpoints = {"e": {"target": "m", "drafter": "local", "heads": heads}, "f": {"target": "base"}}
     config = parse_config({"models": models, "endpoints": endpoints}, folder=tmp_path)
     assert set(fetch_all(config)) == {"m"}
-    assert [model for model, _ in hub.downloads] == ["org/m", "org/adapter", "org/heads"]
+    assert [model for model, _ in hub.downloads] == ["org/m", "org/adapter", "org/sql", "org/poet", "org/heads"]
+    assert all("*.safetensors" in (options["allow_patterns"] or ["*.safetensors"]) for _, options in hub.downloads)
     local = on_disk(config, {"m": Snapshot(tmp_path, None)})
     assert (local.models["m"].path, config.models["m"].path) == (str(tmp_path), "org/m")
     assert [is_hub_id(path) for path in ("org/m", "models/target", "./x", "package:a/b")] == [True, False, False, False]
+
+
+def test_pull_fetches_what_a_configuration_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(tmp_path).install(monkeypatch)
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        f"models: {{m: {{path: {ROOT}/models/target, adapters: {{sql: org/sql}}}}}}\nendpoints: {{e: {{target: m}}}}\n",
+        encoding="utf-8",
+    )
+    result = CliRunner().invoke(pull, [str(file)])
+    assert result.exit_code == 0, result.output
+    assert [model for model, _ in hub.downloads] == ["org/sql"]
+    assert CliRunner().invoke(pull, [str(file), "--revision", "main"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("at_run_time", "offline"), [(0, "1"), (2, None)])
+def test_adapters_can_be_had_from_the_hub_at_run_time(
+    at_run_time: int, offline: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    models = {"m": {"path": str(tmp_path), "adapters_at_run_time": at_run_time}}
+    stay_offline(parse_config({"models": models, "endpoints": {"e": {"target": "m"}}}, folder=tmp_path))
+    assert os.environ.get("HF_HUB_OFFLINE") == offline

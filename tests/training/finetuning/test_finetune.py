@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from actors.loading.checkpoint import ModelSpec, load_model, load_tokenizer
+from actors.loading.checkpoint import ModelSpec, load_model
+from actors.loading.settings import load_tokenizer
 from decoding.errors import ConfigError
 from tests.support.models import tiny_model
 from tests.support.trimmed import save_trimmed

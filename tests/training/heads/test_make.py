@@ -61,6 +61,7 @@ def test_only_a_head_can_be_trained_further(tmp_path: Path) -> None:
     assert "can't load '/nowhere'" in failure(TARGET, "--kind", "eagle3", *options[:3], "/nowhere")
     assert "only EAGLE-3 heads" in failure(TARGET, "--kind", "medusa", *options)
     assert "--layers" in failure(TARGET, "--kind", "eagle3", "--layers", "1,2,4", *options)
+    assert "--vocabulary" in failure(TARGET, "--kind", "eagle3", "--vocabulary", "64", *options)
 
 
 @pytest.mark.slow
@@ -81,7 +82,9 @@ def test_both_kinds_are_made_from_the_same_texts_and_can_be_served(tmp_path: Pat
         assert (heads.kind, heads.length) == (kind, 8 if kind == "eagle3" else 3)
     assert len(list((work / "features").iterdir())) == 1
     again = tmp_path / "again"
-    run([*command(target, "eagle3", again, work=work), "--from", str(tmp_path / "eagle3")])
+    arguments = command(target, "eagle3", again, work=work)
+    vocabulary = arguments.index("--vocabulary")
+    run([*arguments[:vocabulary], *arguments[vocabulary + 2 :], "--from", str(tmp_path / "eagle3")])
     before, after = (json.loads((folder / "report.json").read_text()) for folder in (tmp_path / "eagle3", again))
     assert before["after"][0]["agreement"] == pytest.approx(after["before"][0]["agreement"], abs=0.02)
 

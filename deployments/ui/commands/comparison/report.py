@@ -63,7 +63,7 @@ def run_compare(
     """
     from transformers.utils.logging import disable_progress_bar  # this and the next import torch, which takes seconds
 
-    from deployments.endpoints.endpoint import load_endpoints
+    from deployments.endpoints.loading import load_endpoints
 
     disable_progress_bar()
     served = load_endpoints(config)[endpoint]

@@ -29,14 +29,15 @@ export class ExchangeView {
   /** Keeps the answers, and offers what can be done with them. */
   end() {
     this.exchange.answers = this.shown.cards.map(({ answer }) => answer);
-    const card = this.shown.cards.findLast(({ element }) => this.element.contains(element));
+    const cards = this.shown.cards.filter(({ element }) => this.element.contains(element));
+    const card = cards.at(-1);
     card.offer("Regenerate", () => this._acts.ask(this.exchange.text));
     const { chosen } = this.shown;
     if (!this.exchange.way && this.shown.cards.length === 1)
       card.offer("Edit", () =>
         edit(card.element, { text: chosen.answer.text, label: "The answer", save: "Keep", done: this._acts.rewrite }),
       );
-    copies(card.offer("Copy", () => {}), () => this.shown.chosen.answer.text);
+    for (const each of cards) copies(each.offer("Copy", () => {}), () => each.answer.text);
     card.element.querySelector(".card-actions").append(this._versions);
   }
 

@@ -59,7 +59,7 @@ export const GROUPS = [
       { name: "repetition_penalty", label: "Repetition penalty", kind: "number", blank: "1", min: 0, step: 0.05, help: "Above 1, tokens that the prompt or the answer has already get less probable." },
       { name: "presence_penalty", label: "Presence penalty", kind: "number", blank: "0", min: -2, max: 2, step: 0.1, help: "Taken off the logits of tokens that the answer has already." },
       { name: "frequency_penalty", label: "Frequency penalty", kind: "number", blank: "0", min: -2, max: 2, step: 0.1, help: "The same, once for every time that the token came." },
-      { name: "no_repeat_ngram_size", label: "No repeated n-grams", kind: "integer", blank: "off", min: 0, help: "No so many tokens in a row come twice." },
+      { name: "no_repeat_ngram_size", label: "No repeated n-grams", kind: "integer", blank: "off", min: 0, help: "No n-gram of this size appears twice." },
     ],
   },
   {

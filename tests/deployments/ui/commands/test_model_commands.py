@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from actors.loading.checkpoint import ModelSpec, load_model
 from deployments.configuration.config import parse_config
-from deployments.endpoints.endpoint import load_endpoints
+from deployments.endpoints.loading import load_endpoints
 from deployments.ui import cli
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -117,6 +117,16 @@ def test_comparing_shows_both_answers_and_whether_they_are_the_same(page: "Page"
     assert drafted["seed"] == plain["seed"]
 
 
+def test_each_of_two_compared_answers_can_be_copied(page: "Page") -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("switch", name="Compare").click()
+    send(page, "differ")
+    wait_until_done(page, 2)
+    for card, text in enumerate([TEXT, f"{TEXT}!"]):
+        page.locator(".card").nth(card).get_by_role("button", name="Copy", exact=True).click()
+        page.wait_for_function("async (text) => (await navigator.clipboard.readText()) === text", arg=text)
+
+
 def test_speeds_are_not_compared_where_an_answer_was_cached(page: "Page") -> None:
     page.get_by_role("switch", name="Compare").click()
     page.get_by_label("Seed", exact=True).fill(str(CACHED_SEED))
@@ -286,6 +296,13 @@ def test_a_text_that_is_too_long_is_told_where_it_is_written(page: "Page", kind:
     page.locator("#send").click()
     wait_until_done(page)
     assert problem.is_hidden()
+
+
+def test_a_problem_goes_when_the_text_is_emptied(page: "Page") -> None:
+    send(page, "too long")
+    page.get_by_role("alert").wait_for()
+    page.locator("#text").fill("")
+    assert page.get_by_role("alert").is_hidden()
 
 
 def test_a_field_that_makes_no_sense_is_not_sent(page: "Page", fake: Fake) -> None:

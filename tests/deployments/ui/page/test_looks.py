@@ -56,6 +56,10 @@ def test_a_phone_has_most_of_its_height_for_answers_and_shows_the_verdict(page: 
     assert composer
     assert box["y"] > 0
     assert box["y"] + box["height"] <= composer["y"]
+    last, switch = page.locator("#clear").bounding_box(), page.locator("#alternatives").bounding_box()
+    assert last
+    assert switch
+    assert last["y"] < switch["y"] + switch["height"]  # on the line of the switches
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,0 +1,198 @@
+"""Loads the endpoints of a configuration: their tokenizers, limits and defaults, but no weights."""
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from actors.coordinator.request import Endpoint
+from actors.loading.gguf import settings_folder
+from actors.loading.lora import read_lora
+from actors.loading.settings import (
+    context_length,
+    is_trimmed,
+    load_sampling_defaults,
+    load_tokenizer,
+    read_header,
+    vocabulary_size,
+)
+from actors.loading.tokenizer_pairs import vocabulary_of
+from actors.wire.messages import Adapter
+from decoding.drafts.ngram import NgramOptions
+from decoding.errors import ConfigError
+from decoding.tokenizers.alignment import Compatibility
+from decoding.tokenizers.vocabulary import Vocabulary
+from deployments.compression.compressor import Compressor
+from deployments.configuration.config import ServerConfig
+from deployments.configuration.endpoint import EndpointConfig
+from deployments.configuration.entry_point import load_callable
+from deployments.configuration.model import ModelConfig, locate
+from deployments.endpoints.encoder import Encoder
+from deployments.endpoints.endpoint import ServedEndpoint
+from deployments.endpoints.logprob_budget import LogprobBudget
+from deployments.endpoints.structure_checker import StructureChecker
+from deployments.endpoints.tokenizer_compatibility import check_drafter, check_members
+from deployments.requests.sampling_fields import SamplingFields
+from deployments.strategies.loading import load_strategy
+from deployments.tokenizers.response_templates import kept_tokens, response_template
+from deployments.tokenizers.token_decoder import TokenDecoder, uses_backend
+
+
+def load_endpoints(config: ServerConfig) -> dict[str, ServedEndpoint]:
+    """Load the tokenizers and defaults of every endpoint, by name, the adapters of their targets among them.
+
+    Raises:
+        ConfigError: a tokenizer, a stopping criterion or an adapter can't be loaded, a drafter can't draft for its
+            target, or a member can't join its leader.
+    """
+    served = {name: _load_endpoint(name, endpoint, config) for name, endpoint in config.endpoints.items()}
+    adapters = [served[name].with_adapter(adapter) for name in config.endpoints for adapter in _adapters(name, config)]
+    return served | {adapted.name: adapted for adapted in adapters}
+
+
+def _adapters(endpoint: str, config: ServerConfig) -> Iterator[Adapter]:
+    """Yield the adapters that belong to an endpoint."""
+    for name, path in config.adapters_of(endpoint).items():
+        located = locate(path)
+        try:
+            yield Adapter(name, located, read_lora(located).version)
+        except ConfigError as error:
+            raise ConfigError(f"models.{config.endpoints[endpoint].target}.adapters.{name}: {error}") from error
+
+
+def _load_endpoint(name: str, endpoint: EndpointConfig, config: ServerConfig) -> ServedEndpoint:
+    target = config.models[endpoint.target]
+    for model in (endpoint.target, *endpoint.others):
+        if is_trimmed(_header(config.models[model])):
+            raise ConfigError(
+                f"endpoints.{name}: {model!r} has a trimmed vocabulary, so it can only draft; give it as the drafter"
+            )
+    tokenizer = _tokenizer(endpoint.target, target)
+    vocab_size, eos_token_ids = _vocab_size(target), _eos_token_ids(target, tokenizer)
+    through_text = _compare_members(name, endpoint, config) if endpoint.others else {}
+    same_tokens = [model for model in endpoint.others if model not in through_text]
+    if endpoint.drafter is not None:
+        drafter = config.models[endpoint.drafter]
+        other = _tokenizer(endpoint.drafter, drafter), _vocab_size(drafter)
+        compatibility = check_drafter(name, endpoint, (tokenizer, vocab_size), other)
+        if compatibility is None:
+            same_tokens.append(endpoint.drafter)
+        else:
+            through_text[endpoint.drafter] = compatibility
+    vocab_size = min([vocab_size, *(_vocab_size(config.models[model]) for model in same_tokens)])
+    length = min(_context_length(config.models[model]) for model in (endpoint.target, *endpoint.others))
+    colocated = endpoint.drafter in config.colocated_drafter_of(endpoint.target)
+    defaults = (
+        endpoint.defaults.with_defaults(_recommended(target)) if endpoint.generation_config else endpoint.defaults
+    )
+    strategy_key = f"endpoints.{name}.strategy"
+    return ServedEndpoint(
+        endpoint=_endpoint(name, endpoint, _text_decoder(tokenizer), colocated=colocated),
+        config=endpoint,
+        encoder=Encoder(tokenizer, model=name, vocab_size=vocab_size, context_length=length),
+        token_decoder=TokenDecoder(tokenizer, vocab_size),
+        context_length=length,
+        eos_token_ids=eos_token_ids,
+        defaults=defaults,
+        structures=StructureChecker(copy.deepcopy(tokenizer), eos_token_ids),
+        strategy=None if endpoint.strategy is None else load_strategy(endpoint.strategy, key=strategy_key),
+        through_text=through_text,
+        budget=LogprobBudget(config.http.max_logprobs, config.http.max_logprobs_per_request),
+        decode_turn=_turn_decoder(tokenizer),
+        compressor=None if endpoint.compressor is None else _load_compressor(endpoint.compressor, config, tokenizer),
+        max_adapters=config.max_adapters_of(name),
+    )
+
+
+def _compare_members(name: str, endpoint: EndpointConfig, config: ServerConfig) -> dict[str, Compatibility]:
+    """Return how the tokens of an endpoint's other members fit the target's, by member with other tokens."""
+    others = {model: _vocabulary(model, config) for model in endpoint.others}
+    return check_members(name, endpoint, _vocabulary(endpoint.target, config), others)
+
+
+def _load_compressor(name: str, config: ServerConfig, target: PreTrainedTokenizerBase) -> Compressor:
+    model = config.models[name]
+    tokenizer = _tokenizer(name, model)
+    same = tokenizer.get_vocab() == target.get_vocab()
+    return Compressor(name, tokenizer, _context_length(model), has_target_tokens=same)
+
+
+def _recommended(model: ModelConfig) -> SamplingFields:
+    """Sampling defaults of the checkpoint's generation configuration."""
+    given = load_sampling_defaults(locate(model.path), model.revision).given()
+    fields: dict[str, Any] = {name: value for name, value in given.items() if name in SamplingFields.model_fields}
+    return SamplingFields.model_construct(**fields)
+
+
+def _endpoint(name: str, endpoint: EndpointConfig, decode: Callable[[list[int]], str], *, colocated: bool) -> Endpoint:
+    key, ngram = f"endpoints.{name}.stopping", endpoint.ngram
+    return Endpoint(
+        name,
+        endpoint.target,
+        endpoint.drafter,
+        endpoint.draft_length,
+        decode,
+        ngram=None if ngram is None else NgramOptions(longest=ngram.max_tokens, shared=ngram.shared),
+        heads=None if endpoint.heads is None else endpoint.heads.kind,
+        members=endpoint.others if endpoint.strategy is None else (),
+        ensemble=endpoint.ensemble_options(),
+        colocated=colocated,
+        criteria=tuple(load_callable(path, key=key) for path in endpoint.stopping),
+    )
+
+
+def _tokenizer(name: str, model: ModelConfig) -> PreTrainedTokenizerBase:
+    try:
+        return load_tokenizer(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
+    except ConfigError as error:
+        raise ConfigError(f"models.{name}.path: {error}") from error
+
+
+def _text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
+    """Function from ids to text, with a copy of the tokenizer: encoding runs in another thread."""
+    copied = copy.deepcopy(tokenizer)
+    if uses_backend(copied):  # half the time for the same text
+        return partial(copied.backend_tokenizer.decode, skip_special_tokens=True)
+    return lambda ids: str(copied.decode(ids, skip_special_tokens=True))
+
+
+def _turn_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str] | None:
+    """Function from ids to text with the special tokens that the response template looks for; None: there are none."""
+    template = response_template(tokenizer)
+    kept = frozenset() if template is None else kept_tokens(template, tokenizer)
+    if not kept:
+        return None
+    copied, hidden = copy.deepcopy(tokenizer), set(tokenizer.all_special_ids) - kept
+    return lambda ids: str(copied.decode([token for token in ids if token not in hidden], skip_special_tokens=False))
+
+
+def _vocab_size(model: ModelConfig) -> int:
+    return vocabulary_size(_header(model))
+
+
+def _context_length(model: ModelConfig) -> int:
+    return model.max_length or context_length(_header(model), None)
+
+
+def _header(model: ModelConfig) -> PretrainedConfig:
+    return read_header(locate(model.path), model.revision, trust_remote_code=model.trust_remote_code)
+
+
+def _eos_token_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """EOS ids of the generation configuration and of the tokenizer."""
+    try:
+        revision = model.revision or "main"
+        configured = GenerationConfig.from_pretrained(
+            settings_folder(locate(model.path)), revision=revision
+        ).eos_token_id
+    except OSError:  # many checkpoints have none
+        configured = None
+    ids = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({int(eos) for eos in (*ids, tokenizer.eos_token_id) if eos is not None}))
+
+
+def _vocabulary(name: str, config: ServerConfig) -> Vocabulary:
+    tokenizer = _tokenizer(name, config.models[name])
+    return vocabulary_of(tokenizer, len(tokenizer))

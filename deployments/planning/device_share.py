@@ -1,0 +1,77 @@
+"""Which model gets which GPUs, or which share of one. Knows nothing of weights, threads and lengths."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from decoding.errors import ConfigError
+from deployments.planning.demand import Demand
+from deployments.planning.machine import Gpu, Machine
+
+_GPU_STEPS = 10_000  # Ray counts fractions of a GPU in these
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """A process's share of a device."""
+
+    gpus: tuple[int, ...]  # of all processes of the model
+    num_gpus: float
+    free_bytes: int | None  # of the smallest of its GPUs, or its share of one; None: on the CPU
+    shared: bool = False
+
+
+CPU = DeviceShare((), 0, None)
+
+
+def share_gpus(machine: Machine, own: Sequence[Demand]) -> dict[str, DeviceShare]:
+    """Give GPUs to the models that were told how many, to those that answer, and then to those that draft."""
+    left = sorted(machine.gpus, key=lambda gpu: -gpu.free_bytes)
+    devices = dict.fromkeys((demand.name for demand in own), CPU)
+    for demand in own:
+        if demand.num_gpus:
+            devices[demand.name] = _requested(demand, demand.num_gpus, left)
+    unset = [demand for demand in own if demand.num_gpus is None]
+    answering = [demand for demand in unset if demand.drafts_for is None]
+    wanted = sum(demand.processes for demand in answering)
+    if left and wanted > len(left):
+        devices |= _share_each(answering, left)
+        left.clear()
+        answering = []
+    for demand in [*answering, *(demand for demand in unset if demand.drafts_for is not None)]:
+        if demand.processes <= len(left):
+            taken, left[:] = left[: demand.processes], left[demand.processes :]
+            devices[demand.name] = DeviceShare(_indices(taken), 1, _least(taken))
+    return devices
+
+
+def _requested(demand: Demand, amount: float, left: list[Gpu]) -> DeviceShare:
+    """Take what a configuration asks for from the GPUs that are left. Ray refuses what the machine does not have."""
+    count = min(max(int(amount * demand.processes), 1), len(left))
+    taken = left[:count]
+    if amount >= 1:
+        del left[:count]
+    free = _least(taken) if taken else None
+    return DeviceShare(_indices(taken), amount, None if free is None else int(free * min(amount, 1)))
+
+
+def _share_each(answering: Sequence[Demand], left: Sequence[Gpu]) -> dict[str, DeviceShare]:
+    """Let several models share each GPU, in equal parts."""
+    groups = [demand for demand in answering if demand.tensor_parallel > 1]
+    if groups:
+        wanted = sum(demand.processes for demand in answering)
+        raise ConfigError(
+            f"models.{groups[0].name}.tensor_parallel: all replicas need {wanted} GPUs together, and {len(left)} are "
+            "free; lower it, or the number of replicas"
+        )
+    sharers = -(-sum(demand.processes for demand in answering) // len(left))
+    fraction = _GPU_STEPS // sharers / _GPU_STEPS
+    free = int(_least(left) / sharers)
+    return {demand.name: DeviceShare(_indices(left), fraction, free, shared=True) for demand in answering}
+
+
+def _indices(gpus: Iterable[Gpu]) -> tuple[int, ...]:
+    return tuple(gpu.index for gpu in gpus)
+
+
+def _least(gpus: Iterable[Gpu]) -> int:
+    return min(gpu.free_bytes for gpu in gpus)
