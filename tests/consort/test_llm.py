@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from actors.target import planner
 from consort import LLM, ConfigError, ContextLengthError, InvalidRequestError, SamplingParams, UnavailableError
 from deployments.configuration.model import ROOT
 
@@ -35,8 +36,9 @@ def test_greedy_texts_are_those_of_transformers(llm: LLM) -> None:
         assert answer.prompt_tokens == ids.shape[1]
 
 
-def test_a_seed_names_a_text(llm: LLM) -> None:
+def test_a_seed_names_a_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in the batch, with drafts or without, whole or in pieces."""
+    _draft_always(monkeypatch)
     together = llm.generate(PROMPTS, SAMPLED)
     plain = llm.generate(PROMPTS, replace(SAMPLED, speculate=False))
     assert sum(answer.drafted for answer in together) > 0 == sum(answer.drafted for answer in plain)
@@ -46,6 +48,14 @@ def test_a_seed_names_a_text(llm: LLM) -> None:
         assert answer.text == other.text == alone.text == "".join(piece.text for piece in pieces)
         assert answer.seed == SAMPLED.seed
         assert pieces[-1].finish_reason == answer.choices[0].finish_reason
+
+
+def _draft_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft whether it pays on this machine or not."""
+    monkeypatch.setattr(planner, "choose_draft_lengths", lambda rates, limits, *_, **__: list(limits))
+    monkeypatch.setattr(
+        planner, "choose_draft_tokens", lambda probabilities, _: [len(draft) for draft in probabilities]
+    )
 
 
 def test_token_ids_are_prompts_too(llm: LLM) -> None:
