@@ -8,6 +8,7 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from filelock import FileLock
 from decoding.errors import ConfigError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/([^/]+\.gguf)", re.IGNORECASE)
 _DIGITS = 16  # of a digest, in names of folders
 _FULL_BYTES = 32 * 2**20  # with less room left, the disk is the reason for a failure
 _log = logging.getLogger(__name__)
@@ -31,15 +33,34 @@ def is_gguf(path: str) -> bool:
     return path.lower().endswith(".gguf")
 
 
+def hub_file(path: str) -> tuple[str, str] | None:
+    """Return the repository and the name of a GGUF file on the Hub, `org/name/file.gguf`; None: the path is local."""
+    match = _ON_HUB.fullmatch(path)
+    return None if match is None or Path(path).is_file() else (match[1], match[2])
+
+
+def local_file(path: str) -> Path | None:
+    """Return a GGUF file on this machine, which may be in the Hub's cache; None if it is not here."""
+    if (on_hub := hub_file(path)) is None:
+        return Path(path) if Path(path).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(*on_hub)
+    return Path(cached) if isinstance(cached, str) else None
+
+
 def settings_folder(path: str) -> str:
     """Return a folder with the model's configuration and tokenizer: `path` itself, unless that is a GGUF file.
 
-    A tokenizer beside the file comes before the one in it.
+    A tokenizer beside the file comes before the one in it. A file on the Hub is downloaded.
 
     Raises:
         ConfigError: the file is missing or broken, has no tokenizer, or is of an architecture that can't be read.
     """
-    return _converted(Path(path), _settings_of(Path(path)), _save_settings) if is_gguf(path) else path
+    if not is_gguf(path):
+        return path
+    file = _downloaded(path)
+    return _converted(file, _settings_of(file), _save_settings)
 
 
 def weights_folder(path: str, dtype: str) -> str:
@@ -51,21 +72,34 @@ def weights_folder(path: str, dtype: str) -> str:
     Raises:
         ConfigError: as in `settings_folder`, or the disk is full.
     """
-    return _converted(Path(path), dtype, partial(_save_weights, dtype=dtype)) if is_gguf(path) else path
+    return _converted(_downloaded(path), dtype, partial(_save_weights, dtype=dtype)) if is_gguf(path) else path
 
 
 def is_converted(path: str, dtype: str) -> bool:
     """Whether a model needs no conversion, because its path is no GGUF file or that was done before."""
-    if not is_gguf(path) or not Path(path).is_file():
-        return True
-    cache = _cache_of(Path(path))
-    return all((cache / kind).is_dir() for kind in (_settings_of(Path(path)), dtype))
+    file = local_file(path) if is_gguf(path) else None
+    if file is None:
+        return hub_file(path) is None
+    cache = _cache_of(file)
+    return all((cache / kind).is_dir() for kind in (_settings_of(file), dtype))
 
 
 def converted_folder(path: str, dtype: str) -> Path | None:
     """Return the folder of a GGUF file's weights if it was converted before; None if not, or if there is no file."""
-    folder = _cache_of(Path(path)) / dtype if is_gguf(path) and Path(path).is_file() else None
+    file = local_file(path) if is_gguf(path) else None
+    folder = None if file is None else _cache_of(file) / dtype
     return folder if folder is not None and folder.is_dir() else None
+
+
+def _downloaded(path: str) -> Path:
+    if (on_hub := hub_file(path)) is None:
+        return Path(path)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(*on_hub))
+    except Exception as error:  # also those of the HTTP library
+        raise ConfigError(f"there is no file {path!r} here, and it can't be had from the Hub: {error}") from error
 
 
 def _converted(file: Path, kind: str, convert: Callable[[Path, Path], None]) -> str:

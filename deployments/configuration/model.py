@@ -35,7 +35,7 @@ class ModelConfig(StrictModel):
 
     path: Annotated[str, Field(min_length=1)] = Field(
         description="A folder or a .gguf file, relative to the configuration's own folder; package:NAME/FILE, one in "
-        "an installed Python package; or an id on the Hugging Face Hub."
+        "an installed Python package; or an id on the Hugging Face Hub, or org/name/file.gguf there."
     )
     revision: str | None = Field(None, description="Branch, tag or commit on the Hub.")
     trust_remote_code: bool = Field(False, description="Run the Python code that comes with the checkpoint.")

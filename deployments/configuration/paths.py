@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from actors.loading.gguf import hub_file, is_gguf
 from decoding.errors import ConfigError
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -30,8 +31,8 @@ def expanded(path: str) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Whether a path can only mean a folder or a file here, not an id on the Hugging Face Hub."""
-    return not _HUB_ID.match(path) or path.lower().endswith(".gguf")
+    """Whether a path can only mean a folder or a file here, not a model or a .gguf file on the Hugging Face Hub."""
+    return hub_file(path) is None and (not _HUB_ID.match(path) or is_gguf(path))
 
 
 def check_local(path: str) -> None:

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from decoding.errors import ConfigError, UnavailableError
+from actors.loading.gguf import hub_file
+from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.configuration.config import ServerConfig
 from deployments.configuration.model import PACKAGE, locate
 
@@ -24,8 +25,8 @@ _TWICE = ["*/*", "consolidated*"]  # the same weights in the formats of other pr
 class Snapshot:
     """A model of the Hub on this machine."""
 
-    folder: Path
-    weights_bytes: int | None  # of its safetensors files, here or not; None: the Hub could not be asked
+    folder: Path  # or its .gguf file
+    weights_bytes: int | None  # of its safetensors files, here or not; None: it has none, or the Hub could not be asked
 
 
 def is_hub_id(path: str) -> bool:
@@ -39,6 +40,7 @@ def fetch(
     """Download what is not in the cache yet, with progress bars on standard error. The cache will do without network.
 
     Args:
+        model: its id, or `org/name/file.gguf`, which is downloaded whole.
         key: of the configuration, for errors.
         files: "settings": all but the weights; "all": other formats of the weights, too.
 
@@ -46,8 +48,10 @@ def fetch(
         ConfigError: there is no such model, or it may not be read.
         UnavailableError: the Hub does not answer, and the model is not in the cache.
     """
+    if (gguf := hub_file(model)) is not None:
+        return _fetch_gguf(*gguf, key=key, revision=revision)
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     weights = [] if files == "settings" else _WEIGHTS + ([] if safetensors_only else _PICKLED)
     download = partial(
@@ -68,26 +72,49 @@ def fetch(
             return Snapshot(Path(str(download(local_files_only=True))), None)
         except OSError:
             pass
-        if isinstance(error, GatedRepoError):
-            advice = f"accept its conditions at https://huggingface.co/{model}, and set HF_TOKEN"
-            raise ConfigError(f"{key}: {model!r} is gated: {advice}") from error
-        if isinstance(error, RevisionNotFoundError):
-            raise ConfigError(f"{key}: the model {model!r} has no revision {revision!r}") from error
-        if isinstance(error, RepositoryNotFoundError):
-            raise ConfigError(
-                f"{key}: there is no folder {model!r} here, and no such model on the Hugging Face Hub; for a private "
-                "model set HF_TOKEN"
-            ) from error
-        raise UnavailableError(
-            f"{key}: there is no folder {model!r} here, it is not in the cache, and the Hugging Face Hub can't be "
-            f"reached: {_brief(error)}"
-        ) from error
+        raise _refusal(error, model, key=key, revision=revision) from error
     sizes = [file.size or 0 for file in info.siblings or () if _is_weights(file.rfilename)]
     try:
         folder = str(download())
     except Exception as error:
         raise UnavailableError(f"{key}: the download of {model!r} broke off, run it again: {_brief(error)}") from error
     return Snapshot(Path(folder), sum(sizes) or None)
+
+
+def _fetch_gguf(repository: str, name: str, *, key: str, revision: str | None) -> Snapshot:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    if revision is not None:
+        raise ConfigError(f"{key}: a .gguf file of the Hub is that of the main branch; remove the revision")
+    try:
+        return Snapshot(Path(hf_hub_download(repository, name, etag_timeout=_TIMEOUT_S)), None)
+    except Exception as error:
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            raise ConfigError(
+                f"{key}: the model {repository!r} of the Hugging Face Hub has no file {name!r}"
+            ) from error
+        raise _refusal(error, repository, key=key, revision=None) from error
+
+
+def _refusal(error: Exception, model: str, *, key: str, revision: str | None) -> ConsortError:
+    """Return what to tell of a model that is neither here nor to be had."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        advice = f"accept its conditions at https://huggingface.co/{model}, and set HF_TOKEN"
+        return ConfigError(f"{key}: {model!r} is gated: {advice}")
+    if isinstance(error, RevisionNotFoundError):
+        return ConfigError(f"{key}: the model {model!r} has no revision {revision!r}")
+    if isinstance(error, RepositoryNotFoundError):
+        return ConfigError(
+            f"{key}: there is no folder {model!r} here, and no such model on the Hugging Face Hub; for a private model "
+            "set HF_TOKEN"
+        )
+    return UnavailableError(
+        f"{key}: there is no folder {model!r} here, it is not in the cache, and the Hugging Face Hub can't be reached: "
+        f"{_brief(error)}"
+    )
 
 
 def fetch_all(config: ServerConfig, *, files: Files = "weights") -> Mapping[str, Snapshot]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.loading.gguf import is_gguf
+from actors.loading.gguf import hub_file, is_gguf
 from decoding.errors import ConfigError
 from deployments.configuration.config import DEFAULT_CONFIG, ServerConfig, load_config, parse_config
 from deployments.configuration.model import PACKAGE, locate
@@ -24,7 +24,7 @@ _BUNDLED_SHAPE = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers"
 class ModelServer:
     """How to serve a model.
 
-    model: a folder, a .gguf file, package:NAME/FILE, or an id on the Hub.
+    model: a folder, a .gguf file, package:NAME/FILE, an id on the Hub, or a file there, org/name/file.gguf.
     drafter: another, "none", or "auto": the bundled heads for the bundled model, otherwise n-grams alone.
     served_names: of its endpoints; (): one, named after the model.
     target_keys, drafter_keys: of the configuration of the two models.
@@ -58,7 +58,7 @@ class ModelServer:
             endpoint |= _bundled_heads()
         if self.draft_length is not None:
             endpoint["draft_length"] = self.draft_length
-        served_names = self.served_names or [path if is_hub_id(path) else name]
+        served_names = self.served_names or [path if is_hub_id(path) and not is_gguf(path) else name]
         return parse_config({"models": models, "endpoints": dict.fromkeys(served_names, endpoint)}, folder=Path.cwd())
 
 
@@ -74,14 +74,14 @@ def resolve(value: str, option: str) -> str:
     path = Path(os.path.expandvars(value)).expanduser()
     if (value and path.is_dir()) or (path.is_file() and is_gguf(value)):
         return str(path.resolve())
-    kinds = "a folder, a .gguf file, or an id on the Hugging Face Hub"
+    kinds = "a folder, a .gguf file, an id on the Hugging Face Hub, or org/name/file.gguf there"
     if path.is_file():
         raise ConfigError(f"{option}: {value!r} is a file, and should be {kinds}; configurations end in .yaml or .yml")
     if not value or not is_hub_id(value):
         if value and Path(locate(value)).exists():
             return value
         raise ConfigError(f"{option}: there is no folder or .gguf file {value!r}; a model is {kinds}")
-    if is_gguf(value) or value.count("/") > 1:
+    if hub_file(value) is None and (is_gguf(value) or value.count("/") > 1):
         raise ConfigError(f"{option}: there is no file {value!r}; a model is {kinds}")
     return value
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.loading.gguf import converted_folder, is_gguf
+from actors.loading.gguf import converted_folder, is_gguf, local_file
 from decoding.errors import ConfigError
 from deployments.configuration.catalogue import tensors_in
 from deployments.configuration.model import ModelConfig
@@ -29,8 +29,10 @@ def size_of(model: ModelConfig, path: str, *, weights_bytes: int | None = None) 
         ConfigError: a header is damaged.
     """
     if is_gguf(path):
-        folder = converted_folder(path, model.dtype)
-        return _size_of_gguf(Path(path), model) if folder is None else _size_of_folder(folder, model, None)
+        folder, file = converted_folder(path, model.dtype), local_file(path)
+        if folder is not None:
+            return _size_of_folder(folder, model, None)
+        return None if file is None else _size_of_gguf(file, model)
     return _size_of_folder(Path(path), model, weights_bytes)
 
 

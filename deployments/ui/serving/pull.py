@@ -27,6 +27,8 @@ _console = Console(highlight=False)
 def pull(model: str | None, revision: str | None, dtype: str) -> None:
     """Download MODEL, an id on the Hugging Face Hub, into its cache; or convert it, a .gguf file. Default: SmolLM2.
 
+    A .gguf file of the Hub, org/name/file.gguf, is downloaded and converted.
+
     MODEL may also be a configuration that ends in .yaml: then all that it names is downloaded or converted.
     """
     if model is not None and model.lower().endswith((".yaml", ".yml")):
@@ -41,13 +43,13 @@ def pull(model: str | None, revision: str | None, dtype: str) -> None:
         _console.print(f"  consort serve {model}", markup=False, soft_wrap=True)
         return
     path = resolve(default_model() if model is None else model, "MODEL")
-    if is_hub_id(path):
-        snapshot = fetch(path, key="MODEL", revision=revision)
-        size = sum(file.stat().st_size for file in snapshot.folder.rglob("*") if file.is_file())
-        _console.print(f"{path}: {size / _GIB:.2f} GiB in {snapshot.folder}", markup=False, soft_wrap=True)
-    elif is_gguf(path):
+    snapshot = fetch(path, key="MODEL", revision=revision) if is_hub_id(path) else None
+    if is_gguf(path):
         folder = _convert(path, DTYPES[dtype])
         _console.print(f"{path}: converted to {folder}", markup=False, soft_wrap=True)
+    elif snapshot is not None:
+        size = sum(file.stat().st_size for file in snapshot.folder.rglob("*") if file.is_file())
+        _console.print(f"{path}: {size / _GIB:.2f} GiB in {snapshot.folder}", markup=False, soft_wrap=True)
     else:
         _console.print(f"{path} is on this machine: nothing to get", markup=False, soft_wrap=True)
     _console.print(f"  consort serve {path if model is not None else ''}", markup=False, soft_wrap=True)

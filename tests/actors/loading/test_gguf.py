@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import gguf
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from actors.loading.checkpoint import ModelSpec, load_model
-from actors.loading.gguf import is_converted, settings_folder, weights_folder
+from actors.loading.gguf import converted_folder, hub_file, is_converted, settings_folder, weights_folder
 from actors.loading.settings import (
     context_length,
     is_trimmed,
@@ -246,6 +247,40 @@ def test_what_a_killed_process_left_is_not_taken_for_a_model(
     ]
     assert not unfinished.exists()
     assert is_converted(path, "float32")
+
+
+def test_a_file_of_the_hub_is_downloaded_and_converted(
+    tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, path = write_gguf(tmp_path / "tiny.gguf", model), "org/model/tiny.gguf"
+    cached: list[str] = []
+
+    def download(repository: str, name: str) -> str:
+        assert (repository, name) == ("org/model", "tiny.gguf")
+        cached.append(name)
+        return str(local)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(local) if cached else None)
+    assert not is_converted(path, "float32")
+    assert converted_folder(path, "float32") is None
+    assert settings_folder(path) == settings_folder(str(local))
+    assert weights_folder(path, "float32") == weights_folder(str(local), "float32")
+    assert is_converted(path, "float32")
+
+
+def test_a_file_of_the_hub_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: str) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(ConfigError, match=r"'org/model/tiny\.gguf' here.*no network"):
+        settings_folder("org/model/tiny.gguf")
+
+
+@pytest.mark.parametrize("path", ["tiny.gguf", "a/tiny.gguf", "./a/b.gguf", "/a/b/c.gguf", "a/b/c/tiny.gguf", "a/b/c"])
+def test_other_paths_are_not_of_the_hub(path: str) -> None:
+    assert hub_file(path) is None
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -8,13 +8,20 @@ from typing import Any
 import huggingface_hub
 import pytest
 from click.testing import CliRunner
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from decoding.errors import ConfigError, ConsortError, UnavailableError
 from deployments.configuration.config import parse_config
 from deployments.configuration.model import ROOT
 from deployments.planning.hub import Snapshot, fetch, fetch_all, is_hub_id, on_disk, stay_offline
-from deployments.ui.serving.pull import pull
+from deployments.planning.model_server import ModelServer
+from deployments.ui import cli
 
 
 class Hub:
@@ -91,6 +98,46 @@ def test_a_name_that_is_no_id_of_the_hub() -> None:
         fetch("no such/model", key="MODEL")
 
 
+def test_a_gguf_file_is_downloaded_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "m.Q4_K_M.gguf"
+    downloads: list[tuple[str, ...]] = []
+
+    def download(*names: str, etag_timeout: float) -> str:
+        downloads.append(names)
+        return str(file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    path = "org/m-GGUF/m.Q4_K_M.gguf"
+    config = ModelServer(model=path).config()
+    (name,) = config.models
+    assert list(config.endpoints) == [name] == ["m.Q4_K_M"]
+    snapshots = fetch_all(config)
+    assert downloads == [("org/m-GGUF", "m.Q4_K_M.gguf")]
+    assert on_disk(config, snapshots).models[name].path == str(file)
+    with pytest.raises(ConfigError, match="remove the revision"):
+        fetch(path, key="MODEL", revision="v1")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "problem"),
+    [
+        (EntryNotFoundError, ConfigError, r"the model 'org/m' of the Hugging Face Hub has no file 'm\.gguf'"),
+        (RepositoryNotFoundError, ConfigError, "no such model on the Hugging Face Hub"),
+        (LocalEntryNotFoundError, UnavailableError, "the Hugging Face Hub can't be reached"),
+    ],
+)
+def test_a_gguf_file_that_can_not_be_had_is_one_line(
+    error: type[Exception], kind: type[ConsortError], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(*names: str, etag_timeout: float) -> str:
+        raise refusal(error)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(kind, match=problem) as caught:
+        fetch("org/m/m.gguf", key="MODEL")
+    assert "\n" not in str(caught.value)
+
+
 def test_all_that_a_configuration_names_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(tmp_path).install(monkeypatch)
     adapters = {"sql": "org/sql", "poet": "org/poet", "local": str(tmp_path)}
@@ -117,10 +164,10 @@ def test_pull_fetches_what_a_configuration_names(tmp_path: Path, monkeypatch: py
         f"models: {{m: {{path: {ROOT}/models/target, adapters: {{sql: org/sql}}}}}}\nendpoints: {{e: {{target: m}}}}\n",
         encoding="utf-8",
     )
-    result = CliRunner().invoke(pull, [str(file)])
+    result = CliRunner().invoke(cli.main, ["pull", str(file)])
     assert result.exit_code == 0, result.output
     assert [model for model, _ in hub.downloads] == ["org/sql"]
-    assert CliRunner().invoke(pull, [str(file), "--revision", "main"]).exit_code == 2
+    assert CliRunner().invoke(cli.main, ["pull", str(file), "--revision", "main"]).exit_code == 2
 
 
 @pytest.mark.parametrize(("at_run_time", "offline"), [(0, "1"), (2, None)])
