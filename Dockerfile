@@ -1,8 +1,9 @@
 # Images that serve: on CPUs by default, or on NVIDIA's GPUs. kubernetes/rayservice.yaml runs them too.
 #   docker build --tag consort:0.1.0 .
 #   docker build --tag consort:0.1.0-gpu --build-arg DEVICE=gpu .
-#   docker run --rm --init --shm-size 2g --publish 127.0.0.1:8000:8000 --env CONSORT_API_KEY consort:0.1.0
-# docs/operation.md says more.
+#   docker run --rm --init --shm-size 2g --publish 127.0.0.1:8000:8000 --env CONSORT_API_KEY \
+#     --volume consort-cache:/home/consort/.cache consort:0.1.0
+# They need BuildKit. docs/installation.md says more.
 ARG DEVICE=cpu
 ARG PYTHON=python:3.11-slim-bookworm
 
@@ -16,7 +17,8 @@ FROM ${PYTHON} AS base
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ wget \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 consort
+    && useradd --create-home --uid 1000 consort \
+    && install --directory --owner 1000 --group 1000 /home/consort/.cache
 COPY constraints.txt /tmp/install/
 
 FROM base AS torch-cpu
@@ -28,15 +30,15 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN pip install --no-cache-dir -c /tmp/install/constraints.txt torch
 
 FROM torch-${DEVICE}
-COPY --from=wheel /wheels /tmp/install/
 COPY models/requirements.txt /tmp/install/
-RUN pip install --no-cache-dir -c /tmp/install/constraints.txt \
-        "$(echo /tmp/install/consort-*.whl)[lora,mbr,quantization,tracing]" \
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-cache-dir -c /tmp/install/constraints.txt \
+        "$(echo /wheels/consort-*.whl)[lora,mbr,quantization,tracing]" \
     && pip install --no-cache-dir --no-deps -r /tmp/install/requirements.txt
 USER 1000
 WORKDIR /home/consort
 EXPOSE 8000
 HEALTHCHECK --start-period=300s --interval=10s --timeout=5s \
-    CMD ["wget", "--quiet", "--output-document=/dev/null", "http://127.0.0.1:8000/health"]
+    CMD ["wget", "--quiet", "--no-proxy", "--output-document=/dev/null", "http://127.0.0.1:8000/health"]
 ENTRYPOINT ["consort"]
 CMD ["serve", "--host", "0.0.0.0"]

@@ -3,6 +3,7 @@
 import json
 import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from decoding.errors import InvalidRequestError, UnavailableError
 
 DEFAULT_URL = "http://127.0.0.1:8000"  # the default of `consort serve`
 _TIMEOUT_S = 120.0
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _CALLERS_FAULT = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
 
 
@@ -34,8 +36,11 @@ class Client:
         api_key: sent with every request, if given.
         tls: whose certificates are trusted; None: those that this machine trusts.
         """
-        self._tls = tls
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=tls)]
+        if urllib.parse.urlsplit(self.url).hostname in _LOOPBACK:
+            handlers.append(urllib.request.ProxyHandler({}))  # http_proxy is for other machines
+        self._opener = urllib.request.build_opener(*handlers)
         api_key = (api_key or "").strip()  # files and shells add line ends
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
@@ -101,7 +106,7 @@ class Client:
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers)
-        return urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls)
+        return self._opener.open(request, timeout=_TIMEOUT_S)
 
     def _unreachable(self, error: Exception) -> UnavailableError:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error

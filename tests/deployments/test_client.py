@@ -63,6 +63,13 @@ def test_get_has_a_status_and_a_document(client: Client) -> None:
         client.get("/good")
 
 
+def test_a_proxy_is_for_other_machines(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert Client(client.url).get("/refused").status == 429
+    with pytest.raises(UnavailableError, match="refused"):  # by the proxy's port
+        Client("http://192.0.2.1").get("/health")
+
+
 def test_nothing_there() -> None:
     with pytest.raises(UnavailableError, match="no Consort server answers"):
         Client("http://127.0.0.1:1").get("/health")
