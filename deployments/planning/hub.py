@@ -72,7 +72,7 @@ def fetch(
             return Snapshot(Path(str(download(local_files_only=True))), None)
         except OSError:
             pass
-        raise _refusal(error, model, key=key, revision=revision) from error
+        raise _refusal(error, model, path=model, key=key, revision=revision) from error
     sizes = [file.size or 0 for file in info.siblings or () if _is_weights(file.rfilename)]
     try:
         folder = str(download())
@@ -94,11 +94,11 @@ def _fetch_gguf(repository: str, name: str, *, key: str, revision: str | None) -
             raise ConfigError(
                 f"{key}: the model {repository!r} of the Hugging Face Hub has no file {name!r}"
             ) from error
-        raise _refusal(error, repository, key=key, revision=None) from error
+        raise _refusal(error, repository, path=f"{repository}/{name}", key=key, revision=None) from error
 
 
-def _refusal(error: Exception, model: str, *, key: str, revision: str | None) -> ConsortError:
-    """Return what to tell of a model that is neither here nor to be had."""
+def _refusal(error: Exception, model: str, *, path: str, key: str, revision: str | None) -> ConsortError:
+    """Return what to tell of a model that is neither here nor to be had. path: as it was given."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -108,11 +108,11 @@ def _refusal(error: Exception, model: str, *, key: str, revision: str | None) ->
         return ConfigError(f"{key}: the model {model!r} has no revision {revision!r}")
     if isinstance(error, RepositoryNotFoundError):
         return ConfigError(
-            f"{key}: there is no folder {model!r} here, and no such model on the Hugging Face Hub; for a private model "
+            f"{key}: there is no {path!r} here, and no model {model!r} on the Hugging Face Hub; for a private model "
             "set HF_TOKEN"
         )
     return UnavailableError(
-        f"{key}: there is no folder {model!r} here, it is not in the cache, and the Hugging Face Hub can't be reached: "
+        f"{key}: there is no {path!r} here, it is not in the cache, and the Hugging Face Hub can't be reached: "
         f"{_brief(error)}"
     )
 

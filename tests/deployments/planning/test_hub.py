@@ -78,7 +78,11 @@ def test_the_cache_does_without_network(tmp_path: Path, monkeypatch: pytest.Monk
     ("error", "kind", "problem"),
     [
         (ConnectionError("no route\nto host"), UnavailableError, r"not in the cache, .* can't be reached: no route$"),
-        (refusal(RepositoryNotFoundError), ConfigError, "there is no folder 'org/model' here, and no such model"),
+        (
+            refusal(RepositoryNotFoundError),
+            ConfigError,
+            "there is no 'org/model' here, and no model 'org/model' on the",
+        ),
         (refusal(GatedRepoError), ConfigError, r"is gated: accept its conditions at https://huggingface\.co/org/model"),
         (refusal(RevisionNotFoundError), ConfigError, "has no revision 'v1'"),
     ],
@@ -122,7 +126,11 @@ def test_a_gguf_file_is_downloaded_alone(tmp_path: Path, monkeypatch: pytest.Mon
     ("error", "kind", "problem"),
     [
         (EntryNotFoundError, ConfigError, r"the model 'org/m' of the Hugging Face Hub has no file 'm\.gguf'"),
-        (RepositoryNotFoundError, ConfigError, "no such model on the Hugging Face Hub"),
+        (
+            RepositoryNotFoundError,
+            ConfigError,
+            "there is no 'org/m/m.gguf' here, and no model 'org/m' on the Hugging Face Hub",
+        ),
         (LocalEntryNotFoundError, UnavailableError, "the Hugging Face Hub can't be reached"),
     ],
 )
