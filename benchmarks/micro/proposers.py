@@ -108,7 +108,7 @@ def _engine(name: str, args: argparse.Namespace) -> LLM:
     models: dict[str, object] = {"target": {"path": args.target, "threads": args.threads}}
     endpoint: dict[str, object] = {"target": "target", "ngram": {}, "draft_length": args.draft_length}
     if name == "medusa":
-        endpoint["heads"] = {"path": str(args.medusa), "kind": "medusa"}
+        endpoint["heads"] = {"path": str(args.medusa), "kind": "medusa", "min_acceptance": 0}
     else:
         device = {"threads": 1} if name == "apart" else {"colocated_with": "target"}
         models["drafter"] = {"path": str(_MODELS / "smollm2-drafter"), **device}
