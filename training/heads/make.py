@@ -133,7 +133,8 @@ def _model_spec(target: TargetOptions) -> ModelSpec:
 
 def _start_in_words(options: HeadsOptions, layers: Sequence[int], tokens: int) -> str:
     start = "" if options.start is None else f"{options.start} and "
-    return f"{start}the states after {', '.join(map(str, layers))} layers of {options.target.path}, {tokens:,} tokens"
+    states = "last states" if options.kind == "medusa" else f"states after {', '.join(map(str, layers))} layers"
+    return f"{start}the {states} of {options.target.path}, {tokens:,} tokens"
 
 
 def _rows_of(model: PreTrainedModel, tokens: Sequence[int]) -> list[int]:
