@@ -16,6 +16,7 @@ from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
+from actors.target.planner import DraftPlanner
 from actors.tokenizers.draft_mapping import DraftMapping
 from actors.wire.link import LocalLink
 from decoding.sampling.params import SamplingParams, Structure
@@ -31,6 +32,7 @@ from tests.support.tokenizers import sentencepiece_tokenizer
 
 pytestmark = pytest.mark.timeout(180)  # requests to a dead loop never end
 COUNT = 8  # prompts
+_PATIENCE_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +90,16 @@ def knowing(
     return KnowingRunner(speller, texts), DraftMapping.build(bundled, speller)
 
 
-def test_another_order_of_the_tokens_costs_little(bundle: Bundle, bundled: Speller) -> None:
+def _wait_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps wait for whole drafts. Those that come late, as on a busy machine, are accepted less often."""
+    monkeypatch.setattr(DraftPlanner, "_patience_s", lambda planner, draft_length: _PATIENCE_S)
+
+
+def test_another_order_of_the_tokens_costs_little(
+    bundle: Bundle, bundled: Speller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same token strings get the same noise; otherwise few sampled drafts would be accepted."""
+    _wait_for_drafts(monkeypatch)
     order = permutation(bundled.vocabulary.size)
     speller = speller_of(permuted_tokenizer(bundle.tokenizer, order), len(order))
     requests = bundle.requests(sampled(COUNT, (0.7, 0, 1.0), (1.0, 0, 1.0)))
@@ -108,13 +118,18 @@ def test_another_order_of_the_tokens_costs_little(bundle: Bundle, bundled: Spell
     ids=["sentencepiece greedy", "sentencepiece mixed", "byte level mixed"],
 )
 def test_what_another_tokenizer_drafts_is_accepted(
-    bundle: Bundle, bundled: Speller, tokenizer: Any, settings: tuple[tuple[float, int, float], ...]
+    bundle: Bundle,
+    bundled: Speller,
+    tokenizer: Any,
+    settings: tuple[tuple[float, int, float], ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    _wait_for_drafts(monkeypatch)
     requests = bundle.requests(sampled(COUNT, *settings))
     with running(bundle, *knowing(bundle, bundled, tokenizer(), requests)) as engine:
         answers = engine.generate(requests)
     bundle.check(requests, answers)
-    assert rate(answers) > 0.6
+    assert rate(answers) > 0.75
 
 
 def test_a_useless_drafter_changes_nothing(bundle: Bundle, bundled: Speller) -> None:
