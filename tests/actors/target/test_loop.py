@@ -13,6 +13,7 @@ from actors.ensemble.member import MemberRow
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.target.loop import Target
+from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import (
@@ -164,7 +165,8 @@ def test_the_drafter_is_told_how_the_text_goes_on_and_what_it_missed() -> None:
     assert stage.advances == []
 
 
-def test_only_the_drafter_that_works_on_a_request_is_told() -> None:
+def test_only_the_drafter_that_works_on_a_request_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftPlanner, "_patience_s", lambda planner, draft_length: 60.0)  # no step without a draft
     stage = Stage()
     text = stage.text()
     stage.send(Admit(1, PROMPT, 4, GREEDY, 4, drafter=True, attached_drafter="another"), turns=1)
