@@ -106,6 +106,8 @@ class Finding:
 class KnowingProposer:
     """Drafts a known text's next tokens, some of them replaced, and sometimes a second branch."""
 
+    name = "ngram"  # which it stands in for
+
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
         self._texts = texts
         self._text: Sequence[int] | None = None
