@@ -1,4 +1,4 @@
-"""A small HTTP client for the commands: JSON requests, JSON or event-stream responses. Standard library only."""
+"""A small HTTP client for the commands: JSON requests, JSON or event-stream responses."""
 
 import json
 import ssl
@@ -12,10 +12,10 @@ from http.client import HTTPException
 from typing import Any
 
 from decoding.errors import InvalidRequestError, UnavailableError
+from deployments.validation.loopback import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000"  # the default of `consort serve`
 _TIMEOUT_S = 120.0
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _CALLERS_FAULT = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
 
 
@@ -38,7 +38,7 @@ class Client:
         """
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=tls)]
-        if urllib.parse.urlsplit(self.url).hostname in _LOOPBACK:
+        if is_loopback(urllib.parse.urlsplit(self.url).hostname or ""):
             handlers.append(urllib.request.ProxyHandler({}))  # http_proxy is for other machines
         self._opener = urllib.request.build_opener(*handlers)
         api_key = (api_key or "").strip()  # files and shells add line ends

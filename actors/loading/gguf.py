@@ -92,8 +92,10 @@ def converted_folder(path: str, dtype: str) -> Path | None:
 
 
 def _downloaded(path: str) -> Path:
-    if (on_hub := hub_file(path)) is None:
-        return Path(path)
+    """Return the file on this machine. One in the Hub's cache is taken without asking the Hub for a newer one."""
+    on_hub, here = hub_file(path), local_file(path)
+    if on_hub is None or here is not None:
+        return here or Path(path)
     from huggingface_hub import hf_hub_download
 
     try:

@@ -1,6 +1,5 @@
 """The configuration of the HTTP interface: address, limits and API keys."""
 
-from ipaddress import ip_address
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -15,6 +14,7 @@ from deployments.configuration.model import Count
 from deployments.configuration.names import Name
 from deployments.configuration.tracing import TracingConfig
 from deployments.requests.json_body import MAX_BODY_BYTES
+from deployments.validation.loopback import is_loopback
 from deployments.validation.strict import StrictModel
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -113,7 +113,7 @@ class HttpConfig(StrictModel):
         """
         if self.api_keys or insecure:
             return self
-        if not self._is_local:
+        if not is_loopback(self.host):
             raise ConfigError(
                 f"http.host: other machines can reach {self.host}, and there are no API keys. Set CONSORT_API_KEY or "
                 "http.api_keys; or let anybody in, with --insecure"
@@ -127,13 +127,6 @@ class HttpConfig(StrictModel):
             return None
         own = f"[{self.host}]" if ":" in self.host else self.host
         return [*_LOCAL_NAMES, own, *self.allowed_hosts]
-
-    @property
-    def _is_local(self) -> bool:
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host.lower() == "localhost"
 
     @property
     def url(self) -> str:
