@@ -5,6 +5,7 @@ For libraries, tests, benchmarks, and a drafter that shares its target's GPU.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 
@@ -44,7 +45,9 @@ class Engine:
         self._threads = [LoopThread("coordinator", self.coordinator.turn, link.wake)]
         for name, (role, runner) in replicas.items():
             replica_link = wrap_link(exchange.join(name))
-            self.loops[name] = make_loop(role, runner, replica_link, (own_options or {}).get(name, options))
+            own = (own_options or {}).get(name, options)
+            with ThreadPoolExecutor(1) as making:  # it runs the model: as in `LoopThread`, but the thread ends
+                self.loops[name] = making.submit(make_loop, role, runner, replica_link, own).result()
             prepare = partial(use_own_stream, runner.device)
             self._threads.append(LoopThread(name, self.loops[name].turn, replica_link.wake, prepare))
         self._alive = set(replicas)
