@@ -115,14 +115,14 @@ class Drafter:
 
     def _parts(self, shares: Shares) -> list[Shares]:
         """Divide the shares into forwards. Chunks of prompts are in the same as all else, unless that is a chain."""
-        steps = [share for share in shares if not share.row.prefilling]
+        steps = [share for share in shares if not share.is_chunk]
         if not self._chain_length([share.row for share in steps]):
             return [shares]
-        return [[share for share in shares if share.row.prefilling], steps]
+        return [[share for share in shares if share.is_chunk], steps]
 
     def _step(self, shares: Shares) -> None:
         began_s = time.perf_counter()
-        prompt_tokens = sum(share.tokens for share in shares if share.row.prefilling)
+        prompt_tokens = sum(share.tokens for share in shares if share.is_chunk)
         rows = [share.row for share in shares]
         length = self._chain_length(rows)
         tokens = self._run_chains(rows, length) if length else self._run(shares)
@@ -139,7 +139,7 @@ class Drafter:
     def _run(self, shares: Shares) -> int:
         """Run one forward, and offer the children of every node that was run. Returns the number of tokens."""
         rows = [share.row for share in shares]
-        inputs = [run for row, limit in shares for run in row.inputs(limit)]
+        inputs = [run for row, limit, _ in shares for run in row.inputs(limit)]
         choices = iter(choose(rows, [row.nodes for row in rows], self._runner.logits(inputs), self._texts))
         for row in rows:
             self._offer(row, row.take(choices, self._calibrations[row.calibration_key]))

@@ -58,6 +58,11 @@ class EnsembleRounds:
         return all(joined for joined, present in zip(self._joined, self.present, strict=True) if present)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether a round may begin."""
+        return self.round is None and self.is_joined
+
+    @property
     def others(self) -> list[str]:
         """The replicas of the present members, without the leader."""
         pairs = zip(self.replicas, self.present, strict=True)

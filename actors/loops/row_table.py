@@ -100,8 +100,9 @@ class RowTable(Generic[R]):
 
     def make_ready(self) -> list[tuple[R, BaseException]]:
         """Let rows enter, share pages and get their grammars. Return rows whose grammar failed, with the error."""
+        known, page_size = self._cache.known, self._cache.page_size
         for row in self._active.values():
-            if min(row.cached, row.prompt_length) // self._cache.page_size > self._cache.known_pages(row.slot):
+            if min(row.cached, row.prompt_length) // page_size > known[row.slot]:
                 self._note_text(row)  # the answer's pages when it ends
         self._fill_slots()
         failed: list[tuple[R, BaseException]] = []
@@ -114,14 +115,14 @@ class RowTable(Generic[R]):
                 else:
                     failed.append((row, error))
             row.waits_for_pages = False
-            if row.pending > 1:
+            if len(row.tokens) - row.cached > 1:
                 self._share_pages(row, computing)
         return failed
 
     def _note_text(self, row: R) -> None:
         """Let others take over the row's full pages."""
         full = min(row.cached_prefix, len(row.tokens)) // self._cache.page_size
-        if self._cache.known_pages(row.slot) < full <= self._cache.held_pages(row.slot):
+        if self._cache.known[row.slot] < full <= self._cache.held_pages(row.slot):
             extend_keys(row.page_keys, row.tokens, full, self._cache.page_size, row.cache_salt)
             self._cache.note_text(row.slot, row.page_keys[:full])
 

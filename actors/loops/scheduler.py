@@ -27,6 +27,7 @@ class Share(NamedTuple, Generic[R]):
 
     row: R
     tokens: int  # of a step; or the most of a chunk
+    is_chunk: bool  # a part of a text, which may end anywhere; else a step
 
 
 class Scheduler(Generic[R]):
@@ -70,12 +71,12 @@ class Scheduler(Generic[R]):
         for row in sorted(steps, key=attrgetter("last_step")):
             tokens = row.step_tokens
             if not shares or 0 < tokens <= left:
-                shares.append(Share(row, max(1, tokens)))
+                shares.append(Share(row, max(1, tokens), is_chunk=False))
                 left -= tokens
         for row in chunks:
             tokens = min(row.pending, chunk_left, left)
             if not shares or 0 < tokens <= left:
-                shares.append(Share(row, max(1, tokens)))
+                shares.append(Share(row, max(1, tokens), is_chunk=True))
                 left, chunk_left = left - tokens, chunk_left - tokens
         return sorted(shares, key=attrgetter("row.slot"))
 
@@ -123,7 +124,7 @@ class Scheduler(Generic[R]):
         tokens = sum(share.tokens for share in shares)
         if self.speculates:
             self.speculates, self._largest = False, tokens
-        elif len(shares) > 1 or (tokens > 1 and shares[0].row.prefilling):
+        elif len(shares) > 1 or (tokens > 1 and shares[0].is_chunk):
             self._limit = tokens // 2
         else:
             self._give_up_on(shares[0].row)

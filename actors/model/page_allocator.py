@@ -73,8 +73,7 @@ class PageAllocator:
 
     def are_private(self, pages: Iterable[int]) -> bool:
         """Return whether each page has one holder and is not known, so that its holder may write to it."""
-        counts, keys = self._counts, self._keys
-        return all(counts[page] == 1 and page not in keys for page in pages)
+        return self._keys.keys().isdisjoint(pages) and all(self._counts[page] == 1 for page in pages)
 
     def is_held(self, page: int) -> bool:
         """Return whether the page has a holder."""

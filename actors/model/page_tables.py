@@ -6,7 +6,6 @@ slot with the same text takes them without a copy. Knows nothing of models, and 
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heappop, heappush
 
@@ -31,12 +30,6 @@ def extend_keys(keys: list[bytes], text: Sequence[int], count: int, page_size: i
         keys.append(blake2b(parent + tokens.tobytes(), digest_size=16).digest())
 
 
-@dataclass(slots=True)
-class _Slot:
-    pages: list[int] = field(default_factory=list)
-    known: int = 0  # first pages that hold text and are known by its keys
-
-
 class PageTables:
     """Pages of slots 0 … slots - 1. One more slot, without pages, is for padding: it reads and writes page 0."""
 
@@ -47,7 +40,8 @@ class PageTables:
         self.allocator = PageAllocator(slots * self.pages_per_slot if pages is None else pages)
         self.tables = torch.zeros(slots + 1, self.pages_per_slot, dtype=torch.int32)
         self._entries = self.tables.numpy()  # the same memory, with a faster assignment
-        self._slots = [_Slot() for _ in range(slots + 1)]
+        self.known = [0] * (slots + 1)  # of each slot's first pages, how many hold text and are known by its keys
+        self._pages: list[list[int]] = [[] for _ in range(slots + 1)]  # by slot
         self._free_slots = list(range(slots))  # a heap
         self._written: dict[tuple[int, int], None] = {}  # entries that other copies of the tables lack: slot, index
         self._copies: dict[int, int] = {}  # pages whose content is still to be copied: target to source
@@ -72,11 +66,11 @@ class PageTables:
 
     def clear(self, slot: int) -> None:
         """Release all pages of a slot, so that its last pages are evicted first."""
-        pages = self._slots[slot].pages
+        pages = self._pages[slot]
         for index in reversed(range(len(pages))):
             self.allocator.release(pages[index])
             self._write(slot, index, 0)
-        self._slots[slot] = _Slot()
+        self._pages[slot], self.known[slot] = [], 0
 
     def clear_all(self) -> None:
         """Release the pages of all slots, after calls that took none."""
@@ -85,25 +79,19 @@ class PageTables:
 
     def extend(self, slot: int, keys: Sequence[bytes], held: int) -> int:
         """Take over known pages of a text whose first `held` tokens the slot has. Return how many it has then."""
-        state, first = self._slots[slot], held // self.page_size
-        for index in range(first, len(keys)):
+        for index in range(held // self.page_size, len(keys)):
             page = self.allocator.find(keys[index])
             if page is None:
                 break
             self._hold(slot, index, page)
-            state.known, held = index + 1, (index + 1) * self.page_size
+            self.known[slot], held = index + 1, (index + 1) * self.page_size
         return held
 
     def note_text(self, slot: int, keys: Sequence[bytes]) -> None:
         """Make the slot's first pages, which are full of text, known by these keys."""
-        state = self._slots[slot]
-        for index in range(state.known, len(keys)):
-            self._hold(slot, index, self.allocator.register(state.pages[index], keys[index]))
-            state.known = index + 1
-
-    def known_pages(self, slot: int) -> int:
-        """Return how many of the slot's first pages are known."""
-        return self._slots[slot].known
+        for index in range(self.known[slot], len(keys)):
+            self._hold(slot, index, self.allocator.register(self._pages[slot][index], keys[index]))
+            self.known[slot] = index + 1
 
     def reserve(self, slot: int, start: int, end: int) -> None:
         """Give a slot private pages for columns start … end - 1, which will be written. Shared pages are copied.
@@ -113,12 +101,12 @@ class PageTables:
         """
         if slot == self.slots:  # padding
             return
-        state, first, last = self._slots[slot], start // self.page_size, -(-end // self.page_size)
-        if last <= len(state.pages) and self.allocator.are_private(state.pages[first:last]):
+        pages, first, last = self._pages[slot], start // self.page_size, -(-end // self.page_size)
+        if last <= len(pages) and self.allocator.are_private(pages[first:last]):
             return  # as in most steps
-        written = range(first, min(last, len(state.pages)))
-        shared = [index for index in written if self.allocator.is_shared(state.pages[index])]
-        new = range(len(state.pages), last)
+        written = range(first, min(last, len(pages)))
+        shared = [index for index in written if self.allocator.is_shared(pages[index])]
+        new = range(len(pages), last)
         if len(shared) + len(new) > self.allocator.available:
             raise OutOfPagesError(
                 f"{len(shared) + len(new)} KV pages are needed, but of {self.allocator.pages} only "
@@ -127,24 +115,24 @@ class PageTables:
         for index in shared:
             self._copy_page(slot, index, keep=index * self.page_size < start)
         for index in written:
-            self.allocator.forget(state.pages[index])
-        state.known = min(state.known, first)
+            self.allocator.forget(pages[index])
+        self.known[slot] = min(self.known[slot], first)
         for index in new:
-            state.pages.append(self.allocator.allocate())
-            self._write(slot, index, state.pages[index])
+            pages.append(self.allocator.allocate())
+            self._write(slot, index, pages[index])
 
     def fork(self, source: int, target: int, end: int) -> None:
         """Let the target have the source's first `end` columns, by reference."""
         self.clear(target)
-        pages = self._slots[target].pages
-        for index, page in enumerate(self._slots[source].pages[: -(-end // self.page_size)]):
+        pages = self._pages[target]
+        for index, page in enumerate(self._pages[source][: -(-end // self.page_size)]):
             self.allocator.share(page)
             pages.append(page)
             self._write(target, index, page)
 
     def held_pages(self, slot: int) -> int:
         """Return the number of pages that a slot holds."""
-        return len(self._slots[slot].pages)
+        return len(self._pages[slot])
 
     def missing_pages(self, keys: Sequence[bytes], length: int) -> int:
         """Return how many of the available pages a new slot would need for a text of that length. keys: the text's."""
@@ -172,7 +160,7 @@ class PageTables:
 
     def _hold(self, slot: int, index: int, page: int) -> None:
         """Let a slot hold a known page at an index, in place of its own if it has one there."""
-        pages = self._slots[slot].pages
+        pages = self._pages[slot]
         if index == len(pages):
             pages.append(0)
         if pages[index] == page:
@@ -185,7 +173,7 @@ class PageTables:
 
     def _copy_page(self, slot: int, index: int, *, keep: bool) -> None:
         """Replace a shared page by a private one. keep: with the same content."""
-        pages = self._slots[slot].pages
+        pages = self._pages[slot]
         source, target = pages[index], self.allocator.allocate()
         self.allocator.release(source)
         pages[index] = target

@@ -69,8 +69,8 @@ def pack_inputs(
     Raises:
         ValueError: a token sees columns more than MAX_BRANCHES beyond the text that it sees.
     """
-    counts, starts = [len(row.tokens) for row in rows], [row.start for row in rows]
-    slots, lengths = [row.slot for row in rows], [row.end for row in rows]
+    counts, starts, slots = [len(row.tokens) for row in rows], [row.start for row in rows], [row.slot for row in rows]
+    lengths = [start + count for start, count in zip(starts, counts, strict=True)]
     padding_rows, padding = max(row_count - len(rows), 0), max(token_count - sum(counts), 0)
     assert padding_rows or not padding
     if padding_rows:
@@ -86,7 +86,7 @@ def pack_inputs(
     tokens, all_slots, offsets, all_lengths, columns, positions, row_of, trunks, *branches = (
         integers[end - size : end] for size, end in zip(sizes, ends, strict=True)
     )
-    tokens[:real] = list(chain.from_iterable(row.tokens for row in rows))
+    tokens[:real] = list(chain.from_iterable([row.tokens for row in rows]))
     all_slots[:], all_lengths[:] = slots, lengths
     offsets[1:] = numpy.cumsum(counts)
     row_of[:] = numpy.repeat(numpy.arange(len(counts)), counts)
@@ -130,8 +130,8 @@ def wanted_tokens(rows: Sequence[RowInput]) -> list[int]:
     wanted: list[int] = []
     end = 0
     for row in rows:
-        end += len(row.tokens)
-        wanted += range(end - row.logits_count, end)
+        start, end = end, end + len(row.tokens)
+        wanted += range(start if row.wanted is None else end - row.wanted, end)
     return wanted
 
 

@@ -36,7 +36,8 @@ class Committer:
         for (row, draft, *_), verdict in zip(verifications, verdicts, strict=True):
             if self._check(row, verdict):
                 path = verdict.path
-                self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
+                if row.draft_length:
+                    self._planner.note_verdict(row, drafted=len(path) + verdict.rejected, accepted=len(path))
                 if path and path[-1] >= len(path):  # not the draft's first tokens
                     self._runner.compact(row.slot, row.cached + 1, [row.cached + 1 + index for index in path])
                 self._commit(row, draft, verdict)
@@ -77,7 +78,7 @@ class Committer:
             was_rejected,
             was_rejected and bool(row.trie),
             draft.proposed_by() if draft.proposers else {},
-            verdict.accepted(draft.proposers)[: len(kept)] if draft.proposers else [],
+            [names[0] for names in verdict.accepted(draft.proposers)[: len(kept)]] if draft.proposers else [],
             row.admission,
             min(row.reused or 0, row.prompt_length) if is_first else 0,
         )

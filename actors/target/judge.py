@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
     def tokens(self, draft: Draft) -> list[int]:
         """Return the committed tokens."""
-        return [*self.accepted(draft.tokens), self.own]
+        return [*self.accepted(draft.tokens), self.own] if self.path else [self.own]
 
 
 def judge(verifications: Sequence[Verification], logits: Tensor, tables: TextTables) -> Callable[[], list[Verdict]]:
@@ -85,9 +85,8 @@ def _coupled(verifications: Sequence[Verification], logits: Tensor, tables: Text
         verdicts, start = [], 0
         for _, draft, *_ in verifications:
             end = start + len(draft.tokens) + 1
-            own = tokens[start:end]
-            path, rejected = accepted_path(own, draft)
-            verdicts.append(Verdict(path, own[path[-1] + 1 if path else 0], rejected))
+            path, rejected = accepted_path(tokens[start:end], draft) if draft.tokens else ([], False)
+            verdicts.append(Verdict(path, tokens[start + path[-1] + 1 if path else start], rejected))
             start = end
         return verdicts
 

@@ -6,7 +6,7 @@ members; as a member it computes logits for leaders, in the same batches.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 
 from torch import Tensor
@@ -84,22 +84,21 @@ class Target:
         self._inbox.receive(self._timeout_s())
         self._update_rows()
         self._scheduler.run(self._finish_rounds, self._scheduler.schedule(self._rows.blendable))
-        self._scheduler.run(self._step, self._scheduler.schedule(self._due()))
+        self._scheduler.run(self._step, self._scheduler.schedule(self._due_rows()))
         self._mailbox.close_turn()
 
     def _step(self, shares: Shares) -> None:
         """Draft, verify, commit. Chunks of prompts, members' drafts and beams are in the same forward."""
         round_began_s = time.perf_counter() - (self.times.waited_s - self._waited_before_s)  # with the wait for drafts
-        samplers = self._rows.sampling(shares)
-        running = [row for row in samplers if row.verifies]
-        prompt_tokens = sum([share.tokens for share in shares if share.row.prefilling])
+        samplers, running = self._rows.sampling(shares), self._rows.verifying(shares)
+        prompt_tokens = sum([share.tokens for share in shares if share.is_chunk])
         self._draft(running, others=sum([share.tokens for share in shares]) - len(running))
         self._request_logits(running, round_began_s)
-        inputs = [with_adapter(row.inputs(limit), row.adapter_slot or 0) for row, limit in shares]
+        inputs = [with_adapter(row.inputs(limit), row.adapter_slot or 0) for row, limit, _ in shares]
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
         if self._heads is not None and self._rows.drafting:
-            self._heads.begin_step([self._rows.writer(row.key) for row, _ in shares], inputs)
+            self._heads.begin_step([self._rows.writer(share.row.key) for share in shares], inputs)
         verifications = self._take(shares, inputs, logits)
         wait_for_verdicts = judge(verifications, logits, self._texts)
         timer.stop()
@@ -122,11 +121,11 @@ class Target:
 
     def _request_logits(self, rows: list[TargetRow], began_s: float) -> None:
         """Begin the rounds of ensembles, so that members compute their logits while the leader does."""
-        for row in rows:
-            if row.ensemble is not None:
-                row.ensemble.begin_round(row.step_draft, time.perf_counter(), began_s)
-                self._leader.request_logits(row, row.ensemble)
-        if any(row.ensemble is not None for row in rows):
+        ensembles = [(row, row.ensemble) for row in rows if row.ensemble is not None]
+        for row, ensemble in ensembles:
+            ensemble.begin_round(row.step_draft, time.perf_counter(), began_s)
+            self._leader.request_logits(row, ensemble)
+        if ensembles:
             self._mailbox.flush()
 
     def _forward(self, inputs: Sequence[Sequence[RowInput]], samplers: list[TargetRow]) -> Tensor:
@@ -142,12 +141,12 @@ class Target:
     def _take(self, shares: Shares, inputs: Sequence[Sequence[RowInput]], logits: Tensor) -> list[Verification]:
         """Let rows take their part of the logits, [N, V], and answer. Returns what is left to verify."""
         ends = accumulate([sum([run.logits_count for run in runs]) for runs in inputs])
-        for (row, _), (start, end) in zip(shares, pairwise(chain([0], ends)), strict=True):
+        for (row, *_), (start, end) in zip(shares, pairwise(chain([0], ends)), strict=True):
             message = row.take(logits, range(start, end))
             if message is not None:
                 self._mailbox.put(row.key[0], message)
-            if row.done:
-                self._rows.remove(row.key)
+                if row.done:
+                    self._rows.remove(row.key)
         return self._rows.verifications(shares)
 
     def _finish_rounds(self, shares: Shares) -> None:
@@ -241,10 +240,10 @@ class Target:
             if message is not None:
                 self._mailbox.put(ready.key[0], message)
 
-    def _due(self) -> list[ServedRow]:
-        """Return the rows of the next forward. Rows that verify begin together, once none waits for its draft."""
-        due = [row for row in self._rows if row.due]
-        return [row for row in due if not row.verifies] if _wait_s(due) > 0 else due
+    def _due_rows(self) -> Iterator[ServedRow]:
+        """Yield the rows of the next forward. Those that verify begin together, once none waits for its draft."""
+        waiting = _wait_s(self._rows) > 0
+        return (row for row in self._rows if row.due and not (waiting and row.verifies))
 
     def _timeout_s(self) -> float:
         """Return how long to wait for messages; 0 while there is something to compute."""
@@ -252,10 +251,10 @@ class Target:
             return REPORT_PERIOD_S
         if self._rows.blendable:
             return 0.0
-        due = [row for row in self._rows if row.due]
-        if due:
-            wait_s = _wait_s(due)
-            return wait_s if wait_s > 0 and all(row.verifies for row in due) else 0.0
+        if next(self._due_rows(), None) is not None:
+            return 0.0
+        if (wait_s := _wait_s(self._rows)) > 0:
+            return wait_s
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
     def _release(self, row: ServedRow) -> None:
@@ -268,7 +267,7 @@ class Target:
             self._heads.remove(row.key)
 
 
-def _wait_s(rows: Sequence[ServedRow]) -> float:
+def _wait_s(rows: Iterable[ServedRow]) -> float:
     """Return how much longer the rows wait for drafts, in seconds; 0 to take the step."""
     now_s = time.perf_counter()
     return max([row.wait_s(now_s) for row in rows], default=0.0)

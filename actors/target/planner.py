@@ -83,7 +83,9 @@ class DraftPlanner:
             self._draft_token_s *= _DRIFT
         for row, wanted_length, useful_length in zip(rows, wanted, useful, strict=True):
             row.wanted_draft_length, row.useful_draft_length = wanted_length, useful_length
-            if row.key in committed and not self._alternating:
+            if not row.expects_drafts or self._alternating:
+                continue
+            if row.key in committed:
                 row.await_draft(now_s, self._patience_s(wanted_length))
             elif row.incomplete_since_s is not None and row.has_wanted_draft():
                 row.deadline_s = now_s

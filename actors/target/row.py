@@ -65,21 +65,19 @@ class TargetRow(ServedRow):
 
     @property
     def due(self) -> bool:
-        return (len(self.tokens) - self.cached > 1 and self.ready) or self.verifies
+        return self.ready and (len(self.tokens) - self.cached > 1 or self.ensemble is None or self.ensemble.is_idle)
 
     @property
     def verifies(self) -> bool:
-        if len(self.tokens) - self.cached > 1 or not self.ready:
-            return False
-        return self.ensemble is None or (self.ensemble.is_joined and self.ensemble.round is None)
+        return len(self.tokens) - self.cached <= 1 and self.ready and (self.ensemble is None or self.ensemble.is_idle)
 
     @property
     def withheld(self) -> int:
         return 1 if self.ensemble else 0  # all members of an ensemble run the last token in the same step
 
-    def samples(self, limit: int) -> bool:
-        """Whether `inputs` reaches the end of the text, so that tokens are chosen from the logits after it."""
-        return not self.prefilling or (not self.withheld and limit >= self.pending)
+    def ends_prompt(self, limit: int) -> bool:
+        """Whether a token is chosen after a chunk of at most `limit` tokens, because the text ends there."""
+        return not self.withheld and limit >= self.pending
 
     def inputs(self, limit: int) -> list[RowInput]:
         """Return a chunk of the prompt, or the text's last token and a draft of what follows it."""
@@ -231,6 +229,6 @@ class TargetRow(ServedRow):
     def await_draft(self, now_s: float, patience_s: float) -> None:
         """Begin to wait for the wanted draft, for at most `patience_s`."""
         self.incomplete_since_s = None
-        if self.expects_drafts and not self.has_wanted_draft():
+        if not self.has_wanted_draft():
             self.incomplete_since_s, self.deadline_s = now_s, now_s + patience_s
             self.drafted_at_plan = self.drafted_length

@@ -47,10 +47,15 @@ class TargetRows(RowTable[ServedRow]):
 
     def sampling(self, shares: Iterable[Share[ServedRow]]) -> list[TargetRow]:
         """Return the rows that choose tokens after these shares."""
-        writers = [(self._writers.get(row.key), tokens) for row, tokens in shares]
-        return [row for row, tokens in writers if row is not None and row.samples(tokens)]
+        writers = [(self._writers.get(row.key), limit, is_chunk) for row, limit, is_chunk in shares]
+        return [row for row, limit, is_chunk in writers if row and (not is_chunk or row.ends_prompt(limit))]
+
+    def verifying(self, shares: Iterable[Share[ServedRow]]) -> list[TargetRow]:
+        """Return the rows whose drafts these shares verify."""
+        writers = [self._writers.get(share.row.key) for share in shares if not share.is_chunk]
+        return [row for row in writers if row is not None]
 
     def verifications(self, shares: Iterable[Share[ServedRow]]) -> list[Verification]:
         """Take what the rows of these shares have to verify."""
-        rows = [self._writers.get(row.key) for row, _ in shares]
+        rows = [self._writers.get(share.row.key) for share in shares]
         return [verification for row in rows if row and (verification := row.claim_verification()) is not None]

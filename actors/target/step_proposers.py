@@ -4,15 +4,14 @@ Knows nothing of how they draft.
 """
 
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from actors.loops.row import RowKey
 from actors.target.judge import Verdict
 from actors.target.row import TargetRow, Verification
 from decoding.drafts.draft import ProposerName
-from decoding.drafts.worth import ProposerWorth
+from decoding.drafts.worth import MixtureWorth
 
 _SMOOTHING = 0.05  # weight of the newest time in a running mean
 
@@ -37,22 +36,16 @@ class StepProposer(Protocol):
 
 
 class StepProposers:
-    """The proposers of one target that delay its step.
-
-    A token counts for the proposer that offers it first, so the last one asked shows what it adds to the others. The
-    one with the fewest verdicts is asked last.
-    """
+    """The proposers of one target that delay its step."""
 
     def __init__(self, proposers: Sequence[StepProposer], *, adaptive: bool) -> None:
         """adaptive: ask those that pay; otherwise all."""
         self._proposers, self._adaptive = proposers, adaptive
-        self._asked: list[StepProposer] = []  # before this step, in this order
+        self._asked: list[StepProposer] = []  # before this step
         self._costs = {proposer.name: _RunningMean(_SMOOTHING) for proposer in proposers}  # seconds of a call
         self._rows: set[RowKey] = set()  # that were to get drafts
-        self._drafted: set[RowKey] = set()  # that the last one has drafted for
-        self._worths: defaultdict[frozenset[ProposerName], dict[ProposerName, ProposerWorth]] = defaultdict(
-            lambda: {proposer.name: ProposerWorth() for proposer in proposers}
-        )  # by all that are asked, and which of them
+        self._drafted: set[RowKey] = set()  # that got any
+        self._worths: dict[tuple[ProposerName, ...], MixtureWorth] = {}  # by all that are asked
 
     def draft(self, rows: Sequence[TargetRow], step_s: float) -> None:
         """Let those that pay put drafts into the rows' tries. No rows: nothing is drafted in this step.
@@ -65,50 +58,45 @@ class StepProposers:
         self._asked = [each for each in self._proposers if any(each.drafts_for(row) for row in rows)]
         if self._adaptive:
             self._drop_idle(step_s)
-        worths = self._worths[_names(self._asked)]
-        self._asked = sorted(self._asked, key=lambda each: -worths[each.name].verdicts)
         self._rows, self._drafted = {row.key for row in rows}, set()
         for proposer in self._asked:
             began_s = time.perf_counter()
-            self._drafted = proposer.draft([row for row in rows if proposer.drafts_for(row)])
+            self._drafted |= proposer.draft([row for row in rows if proposer.drafts_for(row)])
             self._costs[proposer.name].note(time.perf_counter() - began_s)
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
-        """Learn from verdicts what the proposer that was asked last adds to the others."""
+        """Learn from verdicts what each proposer that was asked adds to the others."""
         if not self._asked or not self._drafted:
             return
-        judged = self._asked[-1].name
-        gained = committed = rows = 0
+        gained = dict.fromkeys(_names(self._asked), 0)
+        committed = rows = 0
         for (row, draft, *_), verdict in zip(verifications, verdicts, strict=True):
             if row.key in self._rows:
-                path = [draft.proposers[index] for index in verdict.path] if draft.proposers else []
-                gained += len(path) - path.index(judged) if judged in path else 0
+                path = verdict.accepted(draft.proposers) if draft.proposers else []
+                for name in gained:
+                    if (name,) in path:  # nobody else has offered these tokens, so the path would end before
+                        gained[name] += len(path) - path.index((name,))
                 committed += len(verdict.path) + 1
                 rows += 1
         if rows:
-            self._worths[_names(self._asked)][judged].note_step(gained / rows, committed / rows, len(self._drafted))
+            means = {name: tokens / rows for name, tokens in gained.items()}
+            self._worth().note_step(means, committed / rows, len(self._drafted))
 
     def _drop_idle(self, step_s: float) -> None:
         """Drop the proposers that rest, and those that begin to because they don't pay beside the others."""
         while len(self._asked) > 1 or any(each.rests_alone for each in self._asked):
-            worths = {each.name: self._worths[_names(self._asked)][each.name] for each in self._asked}
-            if not any(worth.rests for worth in worths.values()):
-                self._let_rest(worths, step_s)
-            dropped = next((name for name, worth in worths.items() if worth.rests), None)
-            if dropped is None:
+            worth = self._worth()
+            if worth.resting is None:
+                worth.choose({each.name: self._costs[each.name].value for each in self._asked}, step_s)
+            if worth.resting is None:
                 return
-            worths[dropped].note_rest()
-            self._asked = [each for each in self._asked if each.name != dropped]
+            self._asked = [each for each in self._asked if each.name != worth.resting]
+            worth.note_rest()
 
-    def _let_rest(self, worths: Mapping[ProposerName, ProposerWorth], step_s: float) -> None:
-        """Among the proposers that don't pay beside the others, let the one rest without which steps are fastest."""
-        calls_s = {name: self._costs[name].value for name in worths}
-        without_s = {name: step_s + sum(calls_s.values()) - call_s for name, call_s in calls_s.items()}
-        idle = [name for name, worth in worths.items() if not worth.pays(calls_s[name], without_s[name])]
-        if idle:
-            worths[max(idle, key=lambda name: worths[name].speed_without(without_s[name]))].rest()
-            for worth in worths.values():
-                worth.begin_trial()  # the next compares them anew
+    def _worth(self) -> MixtureWorth:
+        """Return what is known of those that are asked, if they are asked together."""
+        names = _names(self._asked)
+        return self._worths.setdefault(names, MixtureWorth(names))
 
 
 class _RunningMean:
@@ -126,5 +114,5 @@ class _RunningMean:
         self._count += 1
 
 
-def _names(proposers: Sequence[StepProposer]) -> frozenset[ProposerName]:
-    return frozenset([each.name for each in proposers])
+def _names(proposers: Sequence[StepProposer]) -> tuple[ProposerName, ...]:
+    return tuple([each.name for each in proposers])

@@ -1,7 +1,8 @@
 """What each way to draft gives for SmolLM2, alone and with others: tokens a step, step time, speed, in this process.
 
 All ways take turns in each round, on the same chats with the same seeds, through the `proposers` of a request. Plain
-decoding is `proposers: []`. Texts are compared: they must be the same.
+decoding is `proposers: []`. Texts are compared: they must be the same. With `--threads 1` the processor's time for a
+token says what a way costs even on a machine whose neighbours take part of its cores.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import NamedTemporaryFile
+from typing import NamedTuple
 
 import yaml
 
@@ -48,18 +50,27 @@ _WAYS = {
 }
 
 
+class Measurement(NamedTuple):
+    """A way in one round."""
+
+    tokens_per_s: float
+    tokens_per_step: float  # of a stream
+    step_ms: float
+    cpu_ms: float  # of the processor for a token, all threads together
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A way at a temperature and a number of streams; medians over the rounds."""
+    """A way at a temperature and a number of streams. Ratios are medians over the rounds."""
 
     way: str
     temperature: float
     streams: int
-    tokens_per_s: float
-    tokens_per_step: float
-    step_ms: float
-    speedup: float  # over plain decoding in the same round
+    median: Measurement  # of each number
+    speedup: float  # over the first way, usually plain decoding, in the same round
+    cpu_speedup: float  # the same by the processor's time
     same_text: bool
+    rounds: list[Measurement]
 
 
 def main() -> None:
@@ -89,11 +100,13 @@ def main() -> None:
             results += _compare(engines, prompts, temperature, streams, args)
     print(
         table(
-            ["way", "T", "streams", "tokens/s", "tokens/step", "step ms", "× plain", "same text"],
+            ["way", "T", "streams", "tokens/s", "tokens/step", "step ms", "CPU ms", "× first", "by CPU", "same text"],
             [
                 [
-                    *(r.way, str(r.temperature), str(r.streams), f"{r.tokens_per_s:.1f}", f"{r.tokens_per_step:.2f}"),
-                    *(f"{r.step_ms:.1f}", f"{r.speedup:.2f}", "yes" if r.same_text else "NO"),
+                    *(r.way, str(r.temperature), str(r.streams)),
+                    *(f"{r.median.tokens_per_s:.1f}", f"{r.median.tokens_per_step:.2f}"),
+                    *(f"{r.median.step_ms:.1f}", f"{r.median.cpu_ms:.1f}"),
+                    *(f"{r.speedup:.2f}", f"{r.cpu_speedup:.2f}", "yes" if r.same_text else "NO"),
                 ]
                 for r in results
             ],
@@ -128,24 +141,27 @@ def _compare(
     streams: int,
     args: argparse.Namespace,
 ) -> list[Result]:
-    rounds: dict[str, list[tuple[float, float, float]]] = {way: [] for way in args.ways}  # tokens/s, a step, its ms
+    rounds: dict[str, list[Measurement]] = {way: [] for way in args.ways}
     texts: dict[str, list[str]] = {}
     for number in range(args.rounds + 1):
         for way in args.ways:
             llm, proposers = engines[_WAYS[way].engine], _WAYS[way].proposers
             measured, texts[way] = _run(llm, prompts, temperature, streams, proposers, args)
             print(
-                f"T = {temperature}, {streams} streams, round {number}: {way}: {measured[0]:.1f} tokens/s", flush=True
+                f"T = {temperature}, {streams} streams, round {number}: {way}: {measured.tokens_per_s:.1f} tokens/s, "
+                f"{measured.cpu_ms:.1f} ms of the processor a token",
+                flush=True,
             )
             if number:  # the first round warms up
                 rounds[way].append(measured)
-    plain = [speed for speed, _, _ in rounds[args.ways[0]]]
+    first = rounds[args.ways[0]]
     results: list[Result] = []
-    for way, all_rounds in rounds.items():
-        tokens_per_s, tokens_per_step, step_ms = (median(values) for values in zip(*all_rounds, strict=True))
-        speedup = median(speed / alone for (speed, _, _), alone in zip(all_rounds, plain, strict=True))
+    for way, own in rounds.items():
+        medians = Measurement(*(median(values) for values in zip(*own, strict=True)))
+        speedup = median(a.tokens_per_s / b.tokens_per_s for a, b in zip(own, first, strict=True))
+        cpu_speedup = median(b.cpu_ms / a.cpu_ms for a, b in zip(own, first, strict=True))
         same_text = texts[way] == texts[args.ways[0]]
-        results.append(Result(way, temperature, streams, tokens_per_s, tokens_per_step, step_ms, speedup, same_text))
+        results.append(Result(way, temperature, streams, medians, speedup, cpu_speedup, same_text, own))
     return results
 
 
@@ -156,23 +172,23 @@ def _run(
     streams: int,
     proposers: Sequence[str],
     args: argparse.Namespace,
-) -> tuple[tuple[float, float, float], list[str]]:
-    """Return tokens/s, tokens a step of a stream, and the milliseconds of a step; and the texts."""
+) -> tuple[Measurement, list[str]]:
+    """Return the measurement and the texts."""
     texts: list[str] = []
     tokens = steps = 0
-    seconds = 0.0
+    seconds = cpu_s = 0.0
     for first in range(0, streams * args.requests, streams):
         chosen = [prompts[index % len(prompts)] for index in range(first, first + streams)]
         params = SamplingParams(
             max_tokens=args.new_tokens, temperature=temperature, seed=first, ignore_eos=True, proposers=list(proposers)
         )
-        began_s = time.perf_counter()
+        began_s, cpu_began_s = time.perf_counter(), time.process_time()
         answers = llm.generate(chosen, params)
-        seconds += time.perf_counter() - began_s
+        seconds, cpu_s = seconds + time.perf_counter() - began_s, cpu_s + time.process_time() - cpu_began_s
         texts += [answer.text for answer in answers]
         tokens += sum(answer.completion_tokens for answer in answers)
         steps += sum(answer.completion_tokens - answer.accepted for answer in answers)
-    return (tokens / seconds, tokens / steps, 1e3 * seconds * streams / steps), texts
+    return Measurement(tokens / seconds, tokens / steps, 1e3 * seconds * streams / steps, 1e3 * cpu_s / tokens), texts
 
 
 if __name__ == "__main__":

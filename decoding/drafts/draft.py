@@ -1,6 +1,7 @@
 """Drafts: chains or trees of tokens for the target to verify. Knows nothing of verification."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -10,6 +11,7 @@ import msgspec
 MAX_DRAFT_LENGTH = 64  # tokens of one path; longer paths are cut
 
 ProposerName = Literal["drafter", "ngram", "medusa", "eagle3"]
+Proposers = tuple[ProposerName, ...]  # of one token, the first to offer it first
 
 
 class Distribution(NamedTuple):
@@ -45,7 +47,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     parents: list[int]  # [K] the index of the token that each follows; −1: it follows the text
     probabilities: list[float] = []  # [K] that each token is committed, falling; [] if unknown
     distributions: list[Distribution | None] = []  # [K] or []; None: not drawn
-    proposers: list[ProposerName] = []  # [K] or [], which proposer offered each first
+    proposers: list[Proposers] = []  # [K] or []
 
     @property
     def is_chain(self) -> bool:
@@ -74,10 +76,10 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
     def proposed_by(self) -> dict[str, int]:
         """Return how many of the tokens each proposer offered first."""
-        first, count = self.proposers[:1], len(self.proposers)
-        if first * count == self.proposers:  # as for most drafts
-            return dict.fromkeys(first, count)
-        return {name: self.proposers.count(name) for name in set(self.proposers)}
+        count = len(self.proposers)
+        if count and self.proposers.count(self.proposers[0]) == count:  # as for most drafts
+            return {self.proposers[0][0]: count}
+        return dict(Counter([names[0] for names in self.proposers]))
 
     def depths(self) -> Sequence[int]:
         """Return the depth of each token, [K]; 1: it follows the text."""

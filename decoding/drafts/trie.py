@@ -11,7 +11,15 @@ from heapq import heappop, heappush
 from itertools import accumulate, count
 from operator import itemgetter, mul
 
-from decoding.drafts.draft import MAX_DRAFT_LENGTH, NO_DRAFT, Distribution, Draft, ProposerName, chain_parents
+from decoding.drafts.draft import (
+    MAX_DRAFT_LENGTH,
+    NO_DRAFT,
+    Distribution,
+    Draft,
+    ProposerName,
+    Proposers,
+    chain_parents,
+)
 
 _NEW_NODES = 1024  # tokens that can be added between two commits; bounds the memory
 
@@ -19,11 +27,11 @@ _NEW_NODES = 1024  # tokens that can be added between two commits; bounds the me
 class _Node:
     """One draft token, or the root."""
 
-    __slots__ = ("children", "distribution", "drawn", "probability", "proposer")
+    __slots__ = ("children", "distribution", "drawn", "probability", "proposers")
 
-    def __init__(self, probability: float = 1.0, proposer: ProposerName = "drafter") -> None:
+    def __init__(self, probability: float = 1.0, proposers: Proposers = ()) -> None:
         self.probability = probability  # that the target chooses it, given the tokens above
-        self.proposer = proposer  # that offered it first
+        self.proposers = proposers  # that offered it
         self.children: dict[int, _Node] = {}  # by token, in the order of the offers
         self.drawn: dict[int, _Node] = {}  # children drawn by a drafter, by token, in the order of the draw
         self.distribution: Distribution | None = None  # of the drawn children
@@ -43,7 +51,7 @@ class DraftTrie:
         self._committed = committed
         self._chain: list[int] = []  # all draft tokens, while they are one chain: it has no nodes
         self._chain_probabilities: list[float] = []  # as in `_Node`
-        self._chain_proposers: list[ProposerName] = []  # as in `_Node`
+        self._chain_proposers: list[Proposers] = []  # as in `_Node`
         self._root = _Node()
         self._room = _NEW_NODES
         self._rejects = rejects
@@ -124,10 +132,12 @@ class DraftTrie:
         shared = min(len(tokens), len(self._chain))
         if self._root.children or self._root.drawn or tokens[:shared] != self._chain[:shared]:
             return False
+        for index, proposers in enumerate(self._chain_proposers[:shared]):
+            self._chain_proposers[index] = _including(proposers, proposer)
         if len(tokens) > shared:
             self._chain = tokens
             self._chain_probabilities += [self.default_probability] * (len(tokens) - shared)
-            self._chain_proposers += [proposer] * (len(tokens) - shared)
+            self._chain_proposers += [(proposer,)] * (len(tokens) - shared)
         if min(offered) >= 0 and max(offered) <= 1 and not math.isnan(sum(offered)):  # as usual
             self._chain_probabilities[: len(offered)] = offered
         else:
@@ -140,8 +150,10 @@ class DraftTrie:
         """Turn the chain into nodes, because there will be other drafts beside it."""
         node: _Node | None = self._root
         chain = zip(self._chain, self._chain_probabilities, self._chain_proposers, strict=True)
-        for token, probability, proposer in chain:
-            node = node and self._child(node, token, probability, proposer)
+        for token, probability, proposers in chain:
+            node = node and self._child(node, token, probability, proposers[0])
+            if node is not None:
+                node.proposers = proposers
         self._chain, self._chain_probabilities, self._chain_proposers = [], [], []
 
     def _add(
@@ -167,9 +179,11 @@ class DraftTrie:
     def _child(self, node: _Node, token: int, probability: float, proposer: ProposerName) -> _Node | None:
         """Return the node of an undrawn token below `node`; None without room. probability: −1 if unknown."""
         child = node.children.get(token)
-        if child is None and self._room > 0:
+        if child is not None:
+            child.proposers = _including(child.proposers, proposer)
+        elif self._room > 0:
             self._room -= 1
-            child = node.children[token] = _Node(self.default_probability / (1 + len(node.children)), proposer)
+            child = node.children[token] = _Node(self.default_probability / (1 + len(node.children)), (proposer,))
         if child is not None and 0 <= probability <= 1:
             child.probability = probability
         return child
@@ -182,11 +196,14 @@ class DraftTrie:
             return None
         rank = len(node.drawn)
         follows = drawn_from.tokens[rank : rank + 1] == [token] and drawn_from.probabilities[rank] > 0
-        if token not in node.drawn and follows and self._room > 0:
+        child = node.drawn.get(token)
+        if child is not None:
+            child.proposers = _including(child.proposers, proposer)
+        elif follows and self._room > 0:
             self._room -= 1
             node.distribution = drawn_from
-            node.drawn[token] = _Node(proposer=proposer)
-        return node.drawn.get(token)
+            child = node.drawn[token] = _Node(proposers=(proposer,))
+        return child
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append committed tokens, keep the subtree below them and drop the rest."""
@@ -248,7 +265,7 @@ class DraftTrie:
             draft.parents.append(parent)
             draft.probabilities.append(-negative)
             draft.distributions.append(drawn_from)
-            draft.proposers.append(node.proposer)
+            draft.proposers.append(node.proposers)
             if level < depth:
                 push(node, -negative, len(draft.tokens) - 1, level + 1)
         return draft
@@ -272,8 +289,8 @@ class DraftTrie:
                 probability *= node.probability
                 tokens.append(token)
                 probabilities.append(probability)
-                proposers.append(node.proposer)
-            self._best = Draft(tokens, chain_parents(len(tokens)), probabilities, proposers=proposers)
+                proposers.append(node.proposers)
+            self._best = Draft(tokens, chain_parents(len(tokens)), probabilities, [], proposers)
         return self._best
 
     def _children(self, node: _Node) -> Iterator[tuple[float, int, _Node]]:
@@ -287,6 +304,10 @@ class DraftTrie:
         else:
             for token, child in node.children.items():
                 yield child.probability, token, child
+
+
+def _including(proposers: Proposers, proposer: ProposerName) -> Proposers:
+    return proposers if proposer in proposers else (*proposers, proposer)
 
 
 def _most_probable(children: Iterable[tuple[float, int, _Node]]) -> Iterable[tuple[float, int, _Node]]:

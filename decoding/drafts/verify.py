@@ -21,8 +21,6 @@ def accepted_path(sampled: Sequence[int], draft: Draft) -> tuple[list[int], bool
         The indices of the A accepted tokens, top down; the row commits them, then sampled[last index + 1].
         Whether a draft token was rejected after them; False if the draft ends there.
     """
-    if not draft.tokens:
-        return [], False
     if draft.is_chain:
         for accepted, (token, own) in enumerate(zip(draft.tokens, sampled, strict=False)):
             if token != own:

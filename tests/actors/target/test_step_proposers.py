@@ -9,9 +9,10 @@ import pytest
 
 from actors.loops.row import RowKey
 from actors.target import step_proposers
+from actors.target.judge import Verdict
 from actors.target.row import Verification
 from actors.target.step_proposers import StepProposers
-from decoding.drafts.draft import ProposerName
+from decoding.drafts.draft import ProposerName, Proposers
 
 STEP_S = 0.04
 CLOCK = [0.0]  # seconds
@@ -40,9 +41,9 @@ def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_proposers, "time", SimpleNamespace(perf_counter=lambda: CLOCK[0]))
 
 
-def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool) -> float:
+def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool, seed: int = 0) -> float:
     """Return tokens per second. overlap: how often two proposers are right about the same tokens."""
-    chosen, rng = StepProposers(proposers, adaptive=adaptive), random.Random(0)
+    chosen, rng = StepProposers(proposers, adaptive=adaptive), random.Random(seed)
     rows: Any = [SimpleNamespace(key=("c", 1))]
     asked: list[Simulated] = []
     for each in proposers:
@@ -51,18 +52,18 @@ def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool) -> 
     for _ in range(STEPS):
         asked.clear()
         chosen.draft(rows, STEP_S)
-        path: list[ProposerName] = []
+        path: list[Proposers] = []
         for _ in range(LENGTH):
             shared = rng.random()
             draws = {each.name: shared if rng.random() < overlap else rng.random() for each in proposers}
             right = [each.name for each in asked if draws[each.name] < each.rate]
             if not right:
                 break
-            path.append(right[0])
+            path.append(tuple(right))
         seconds += STEP_S + sum(each.seconds for each in asked)
         tokens += 1 + len(path)
         draft: Any = SimpleNamespace(proposers=path)
-        verdict: Any = SimpleNamespace(path=range(len(path)))
+        verdict = Verdict(list(range(len(path))), 0, rejected=False)
         chosen.learn([Verification(rows[0], draft, range(0), None)], [verdict])
     return tokens / seconds
 
@@ -75,6 +76,7 @@ def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool) -> 
         ((0.8, 0.01), (0.3, 0.01)),
         ((0.5, 0.002), (0.5, 0.002)),
         ((0.1, 0.03), (0.1, 0.03)),
+        ((0.51, 0.02), (0.56, 0.012)),
     ],
 )
 def test_a_mixture_is_as_fast_as_the_best_of_its_parts(
@@ -83,9 +85,13 @@ def test_a_mixture_is_as_fast_as_the_best_of_its_parts(
     def proposers() -> list[Simulated]:
         return [Simulated("drafter", *drafter), Simulated("eagle3", *heads)]
 
-    alone = [speed([each], overlap=overlap, adaptive=False) for each in proposers()]
-    both = speed(proposers(), overlap=overlap, adaptive=False)
-    assert speed(proposers(), overlap=overlap, adaptive=True) >= 0.97 * max(*alone, both, 1 / STEP_S)
+    shares: list[float] = []
+    for seed in range(3):
+        alone = [speed([each], overlap=overlap, adaptive=False, seed=seed) for each in proposers()]
+        both = speed(proposers(), overlap=overlap, adaptive=False, seed=seed)
+        mixed = speed(proposers(), overlap=overlap, adaptive=True, seed=seed)
+        shares.append(mixed / max(*alone, both, 1 / STEP_S))
+    assert min(shares) >= 0.97
 
 
 def test_a_proposer_that_does_not_rest_alone_is_always_asked_if_it_is_the_only_one() -> None:
@@ -100,9 +106,9 @@ def test_rows_that_had_no_draft_do_not_count_against_a_proposer() -> None:
     row, ending = (SimpleNamespace(key=("c", number)) for number in (1, 2))
     for _ in range(200):
         chosen.draft([row], STEP_S)  # type: ignore[list-item]
-        drafted: Any = Verification(row, SimpleNamespace(proposers=["eagle3"]), range(0), None)  # type: ignore[arg-type]
+        drafted: Any = Verification(row, SimpleNamespace(proposers=[("eagle3",)]), range(0), None)  # type: ignore[arg-type]
         others: Any = [Verification(ending, SimpleNamespace(proposers=[]), range(0), None)] * 32  # type: ignore[arg-type]
-        verdicts: Any = [SimpleNamespace(path=[0]), *[SimpleNamespace(path=[])] * 32]
+        verdicts = [Verdict([0], 0, rejected=False), *[Verdict([], 0, rejected=False)] * 32]
         chosen.learn([drafted, *others], verdicts)
     assert len(heads.log) == 200
 
@@ -115,7 +121,7 @@ def test_one_row_with_drafts_does_not_delay_many_without() -> None:
     rows: Any = [SimpleNamespace(key=("c", number)) for number in range(16)]
     for _ in range(200):
         chosen.draft(rows, STEP_S)
-        drafts: Any = [SimpleNamespace(proposers=["eagle3"]), *[SimpleNamespace(proposers=[])] * 15]
-        verdicts: Any = [SimpleNamespace(path=[0]), *[SimpleNamespace(path=[])] * 15]
+        drafts: Any = [SimpleNamespace(proposers=[("eagle3",)]), *[SimpleNamespace(proposers=[])] * 15]
+        verdicts = [Verdict([0], 0, rejected=False), *[Verdict([], 0, rejected=False)] * 15]
         chosen.learn([Verification(*pair, range(0), None) for pair in zip(rows, drafts, strict=True)], verdicts)
     assert len(heads.log) < 50
