@@ -9,7 +9,7 @@ from actors.loops.row import R, RowKey
 from actors.loops.row_table import RowTable
 from actors.loops.thread import LoopTimes
 from actors.wire.link import Envelope, Link, Outbox
-from actors.wire.messages import Cancel, Failed, Heartbeat, Message
+from actors.wire.messages import Cancel, Failed, Heartbeat
 from decoding.errors import ConsortError, InvalidRequestError
 
 REPORT_PERIOD_S = 1.0
@@ -27,6 +27,7 @@ class Mailbox(Generic[R]):
         """clock: lets tests move the time, in seconds."""
         self._link = link
         self._outbox = Outbox(link)
+        self.put = self._outbox.put  # until `flush` or the end of the turn
         self._rows = rows
         self._times = times
         self._clock = clock
@@ -48,10 +49,6 @@ class Mailbox(Generic[R]):
                 self._rows.remove((peer, message.request_id))
             elif not isinstance(message, Heartbeat):
                 yield peer, message
-
-    def put(self, peer: str, message: Message) -> None:
-        """Queue a message until `flush` or the end of the turn."""
-        self._outbox.put(peer, message)
 
     def fail(self, key: RowKey, admission: int, error: BaseException) -> None:
         """Remove a request that can't go on here, and send the reason to its coordinator or leader."""

@@ -71,12 +71,12 @@ class Scheduler(Generic[R]):
         for row in sorted(steps, key=attrgetter("last_step")):
             tokens = row.step_tokens
             if not shares or 0 < tokens <= left:
-                shares.append(Share(row, max(1, tokens), is_chunk=False))
+                shares.append(Share(row, max(1, tokens), False))
                 left -= tokens
         for row in chunks:
             tokens = min(row.pending, chunk_left, left)
             if not shares or 0 < tokens <= left:
-                shares.append(Share(row, max(1, tokens), is_chunk=True))
+                shares.append(Share(row, max(1, tokens), True))
                 left, chunk_left = left - tokens, chunk_left - tokens
         return sorted(shares, key=attrgetter("row.slot"))
 

@@ -15,12 +15,17 @@ class PageAllocator:
     def __init__(self, pages: int) -> None:
         self.pages = pages
         self.evictions = 0
-        self.shared = 0  # pages with more than one holder
         self._counts = [0] * (pages + 1)
+        self._shared: set[int] = set()  # pages with more than one holder
         self._free = list(range(pages, 0, -1))  # the last is taken first
         self._evictable: dict[int, None] = {}  # known pages that nobody holds, the least recently used first
         self._keys: dict[int, Hashable] = {}
         self._known: dict[Hashable, int] = {}  # the inverse of `_keys`
+
+    @property
+    def shared(self) -> int:
+        """Number of pages with more than one holder."""
+        return len(self._shared)
 
     @property
     def available(self) -> int:
@@ -55,12 +60,14 @@ class PageAllocator:
         if not self._counts[page]:
             del self._evictable[page]
         self._counts[page] += 1
-        self.shared += self._counts[page] == 2
+        if self._counts[page] == 2:
+            self._shared.add(page)
 
     def release(self, page: int) -> None:
         """Remove a holder. Without any, the page is evictable if its content is known, else free."""
         self._counts[page] -= 1
-        self.shared -= self._counts[page] == 1
+        if self._counts[page] == 1:
+            self._shared.remove(page)
         if not self._counts[page]:
             if page in self._keys:
                 self._evictable[page] = None
@@ -69,11 +76,11 @@ class PageAllocator:
 
     def is_shared(self, page: int) -> bool:
         """Return whether the page has more than one holder."""
-        return self._counts[page] > 1
+        return page in self._shared
 
     def are_private(self, pages: Iterable[int]) -> bool:
         """Return whether each page has one holder and is not known, so that its holder may write to it."""
-        return self._keys.keys().isdisjoint(pages) and all(self._counts[page] == 1 for page in pages)
+        return self._keys.keys().isdisjoint(pages) and self._shared.isdisjoint(pages)
 
     def is_held(self, page: int) -> bool:
         """Return whether the page has a holder."""

@@ -55,11 +55,12 @@ class Committer:
 
     def _commit(self, row: TargetRow, draft: Draft, verdict: Verdict) -> None:
         peer, request_id = row.key
-        tokens, generated = verdict.tokens(draft), row.generated
+        base = len(row.tokens)
+        tokens, generated = verdict.tokens(draft), base - row.prompt_length
         kept, finish = cut_at_stop(
             tokens, generated, end_token_ids=row.history.end_token_ids, max_tokens=row.params.max_tokens
         )
-        base, is_first = len(row.tokens), generated == 0
+        is_first = generated == 0
         row.cached += len(tokens)
         row.commit(kept, rejected=verdict.rejected)
         was_rejected = verdict.rejected and finish is None
@@ -88,12 +89,12 @@ class Committer:
             except (OutOfPagesError, torch.OutOfMemoryError) as error:
                 self._inbox.fail(row, error)
                 return
-        if finish is None:
+        if finish is None and row.attached_drafter is not None:
             self._inbox.update_drafter(row)  # before the coordinator: the target waits for its drafts
         self._mailbox.put(peer, commit)
         if finish is not None:
             self._rows.remove(row.key)
-        elif self._rows.drafting:
+        elif self._rows.drafting and row.proposer is not None:
             row.propose()
 
     def _attention(self, row: TargetRow) -> list[float]:

@@ -146,7 +146,7 @@ class TargetInbox:
             self._admit_beams(peer, message, message.beams)
             return
         proposer = None
-        if message.ngram is not None:
+        if message.ngram is not None and message.draft_length:
             private = message.params.rejects or bool(message.cache_salt)
             proposer = self._ngrams.make(message.ngram, message.draft_length, private=private)
         row = TargetRow(peer, message, acceptance=self._planner.acceptance, proposer=proposer)

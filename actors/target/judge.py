@@ -107,7 +107,8 @@ def _positions(verification: Verification) -> Positions:
     row, draft, _, mask = verification
     if not draft.tokens and mask is None:
         return row.end
-    return Positions(row.history, (0, *draft.depths()), lambda: [(), *draft.paths()], mask)
+    depths = range(len(draft.tokens) + 1) if draft.is_chain else (0, *draft.depths())
+    return Positions(row.history, depths, lambda: [(), *draft.paths()], mask)
 
 
 def _with_logprobs(verifications: Sequence[Verification], verdicts: list[Verdict], logits: Tensor) -> list[Verdict]:

@@ -6,7 +6,7 @@ members; as a member it computes logits for leaders, in the same batches.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 
 from torch import Tensor
@@ -84,7 +84,7 @@ class Target:
         self._inbox.receive(self._timeout_s())
         self._update_rows()
         self._scheduler.run(self._finish_rounds, self._scheduler.schedule(self._rows.blendable))
-        self._scheduler.run(self._step, self._scheduler.schedule(self._due_rows()))
+        self._scheduler.run(self._step, self._scheduler.schedule(self._due_rows(self._wait_s())))
         self._mailbox.close_turn()
 
     def _step(self, shares: Shares) -> None:
@@ -94,7 +94,10 @@ class Target:
         prompt_tokens = sum([share.tokens for share in shares if share.is_chunk])
         self._draft(running, others=sum([share.tokens for share in shares]) - len(running))
         self._request_logits(running, round_began_s)
-        inputs = [with_adapter(row.inputs(limit), row.adapter_slot or 0) for row, limit, _ in shares]
+        inputs = [row.inputs(limit) for row, limit, _ in shares]
+        if self._runner.lora is not None:
+            slots = [share.row.adapter_slot or 0 for share in shares]
+            inputs = [with_adapter(runs, slot) for runs, slot in zip(inputs, slots, strict=True)]
         timer = StepTimer(self._runner.device)
         logits = self._forward(inputs, samplers)  # [N, V]
         if self._heads is not None and self._rows.drafting:
@@ -235,15 +238,19 @@ class Target:
             self._inbox.fail(row, error)
         for row, reason in self._leader.drop_late_members(time.perf_counter()):
             self._inbox.fail(row, reason)
-        for ready in self._rows:
-            message = ready.announce()
+        for reader in self._rows.readers:
+            message = reader.announce()
             if message is not None:
-                self._mailbox.put(ready.key[0], message)
+                self._mailbox.put(reader.key[0], message)
 
-    def _due_rows(self) -> Iterator[ServedRow]:
+    def _due_rows(self, wait_s: float) -> Iterator[ServedRow]:
         """Yield the rows of the next forward. Those that verify begin together, once none waits for its draft."""
-        waiting = _wait_s(self._rows) > 0
-        return (row for row in self._rows if row.due and not (waiting and row.verifies))
+        return (row for row in self._rows if row.due and not (wait_s > 0 and row.verifies))
+
+    def _wait_s(self) -> float:
+        """Return how much longer rows wait for drafts, in seconds; 0 to take the step."""
+        now_s = time.perf_counter()
+        return max([row.wait_s(now_s) for row in self._rows], default=0.0)
 
     def _timeout_s(self) -> float:
         """Return how long to wait for messages; 0 while there is something to compute."""
@@ -251,9 +258,10 @@ class Target:
             return REPORT_PERIOD_S
         if self._rows.blendable:
             return 0.0
-        if next(self._due_rows(), None) is not None:
+        wait_s = self._wait_s()
+        if next(self._due_rows(wait_s), None) is not None:
             return 0.0
-        if (wait_s := _wait_s(self._rows)) > 0:
+        if wait_s > 0:
             return wait_s
         return PREPARING_S if any(not row.ready for row in self._rows) else _MEMBERS_S
 
@@ -265,9 +273,3 @@ class Target:
             self._colocated_drafter.remove(row)
         if self._heads is not None:
             self._heads.remove(row.key)
-
-
-def _wait_s(rows: Iterable[ServedRow]) -> float:
-    """Return how much longer the rows wait for drafts, in seconds; 0 to take the step."""
-    now_s = time.perf_counter()
-    return max([row.wait_s(now_s) for row in rows], default=0.0)

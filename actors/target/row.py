@@ -82,7 +82,11 @@ class TargetRow(ServedRow):
     def inputs(self, limit: int) -> list[RowInput]:
         """Return a chunk of the prompt, or the text's last token and a draft of what follows it."""
         if not self.prefilling:
-            inputs = [draft_input(self.slot, self.cached, self.tokens[-1], self.step_draft)]
+            draft = self.step_draft
+            if draft.tokens:
+                inputs = [draft_input(self.slot, self.cached, self.tokens[-1], draft)]
+            else:
+                inputs = [RowInput(self.slot, self.cached, self.tokens[-1:])]
         else:
             inputs = super().inputs(limit)
             if self.wants_prompt_logprobs:
@@ -161,7 +165,7 @@ class TargetRow(ServedRow):
 
     def propose(self) -> None:
         """Add the proposer's draft for the current text to the trie."""
-        if self.proposer is not None and self.draft_length > 0:
+        if self.proposer is not None:
             draft = self.proposer.propose(self.tokens)
             name = self.proposer.name
             self.trie.offer(len(self.tokens), draft.tokens, draft.parents, draft.probabilities, proposer=name)
@@ -169,7 +173,8 @@ class TargetRow(ServedRow):
     def commit(self, tokens: list[int], *, rejected: bool) -> None:
         """Append what a step committed. rejected: whether the last token replaces a rejected draft token."""
         self.trie.commit(tokens)
-        self._limit_draft()
+        if self.draft_length:
+            self._limit_draft()
         if rejected:
             self.rejected_at = len(self.tokens)
         if rejected and self.rejects:
@@ -228,7 +233,7 @@ class TargetRow(ServedRow):
 
     def await_draft(self, now_s: float, patience_s: float) -> None:
         """Begin to wait for the wanted draft, for at most `patience_s`."""
+        drafted = self.drafted_length
         self.incomplete_since_s = None
-        if not self.has_wanted_draft():
-            self.incomplete_since_s, self.deadline_s = now_s, now_s + patience_s
-            self.drafted_at_plan = self.drafted_length
+        if drafted < min(self.wanted_draft_length, self.usable_draft_length):
+            self.incomplete_since_s, self.deadline_s, self.drafted_at_plan = now_s, now_s + patience_s, drafted

@@ -35,6 +35,11 @@ class TargetRows(RowTable[ServedRow]):
         return list(self._writers.values())
 
     @property
+    def readers(self) -> list[ServedRow]:
+        """Rows with a slot that write no text."""
+        return [row for key, row in self._active.items() if key not in self._writers]
+
+    @property
     def running(self) -> list[TargetRow]:
         """Rows whose next step may begin."""
         return [row for row in self._writers.values() if row.slot >= 0 and row.verifies]
