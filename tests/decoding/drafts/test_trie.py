@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.drafts.draft import MAX_DRAFT_LENGTH, Draft
+from decoding.drafts.draft import MAX_DRAFT_LENGTH, Draft, ProposerName
 from decoding.drafts.trie import DraftTrie
 from tests.support.properties import repeatable
 
@@ -288,3 +288,27 @@ def test_paths_and_depths() -> None:
     draft = Draft([5, 6, 7, 8], [-1, 0, -1, 1])
     assert draft.paths() == [(5,), (5, 6), (7,), (5, 6, 8)]
     assert list(draft.depths()) == [1, 2, 1, 3]
+
+
+def test_a_token_knows_everyone_who_offered_it() -> None:
+    """In a chain, in the tree that it becomes, and among drawn tokens; the first to offer it counts for it."""
+    trie = DraftTrie([1])
+    trie.offer(1, [5, 6], proposer="drafter")
+    trie.offer(1, [5, 6, 7], proposer="eagle3")
+    trie.offer(1, [5], proposer="drafter")
+    both: tuple[ProposerName, ...] = ("drafter", "eagle3")
+    assert trie.best_draft(8, 8).proposers == [both, both, ("eagle3",)]
+    trie.offer(1, [5, 8], proposer="ngram")
+    draft = trie.best_draft(8, 8)
+    assert dict(zip(draft.tokens, draft.proposers, strict=True)) == {
+        5: (*both, "ngram"),
+        6: both,
+        7: ("eagle3",),
+        8: ("ngram",),
+    }
+    assert draft.proposed_by() == {"drafter": 2, "eagle3": 1, "ngram": 1}
+    assert draft.first(1).proposed_by() == {"drafter": 1}
+    drawn = DraftTrie([1], rejects=True)
+    for proposer in both:
+        drawn.offer(1, [5], distributions=[DRAWN], proposer=proposer)
+    assert drawn.best_draft(8, 8).proposers == [both]
