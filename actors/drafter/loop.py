@@ -93,7 +93,7 @@ class Drafter:
         for row, error in self._rows.make_ready():
             self._give_back(row, error)
         for part in self._parts(self._scheduler.schedule(self._due())):
-            self._scheduler.run(self._step, part)
+            self._scheduler.run(self._step, [share for share in part if share.row.slot >= 0])  # others were preempted
         if self._adaptation is not None:
             self._adaptation.turn(idle=len(self._rows) == 0)
             self._rows.adaptation = self._adaptation.state

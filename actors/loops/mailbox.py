@@ -27,7 +27,7 @@ class Mailbox(Generic[R]):
         """clock: lets tests move the time, in seconds."""
         self._link = link
         self._outbox = Outbox(link)
-        self.put = self._outbox.put  # until `flush` or the end of the turn
+        self.put = self._outbox.put  # queues a message for a peer until `flush` or the end of the turn
         self._rows = rows
         self._times = times
         self._clock = clock

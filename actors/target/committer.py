@@ -94,7 +94,7 @@ class Committer:
         self._mailbox.put(peer, commit)
         if finish is not None:
             self._rows.remove(row.key)
-        elif self._rows.drafting and row.proposer is not None:
+        elif self._rows.drafting:
             row.propose()
 
     def _attention(self, row: TargetRow) -> list[float]:

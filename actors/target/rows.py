@@ -36,7 +36,7 @@ class TargetRows(RowTable[ServedRow]):
 
     @property
     def readers(self) -> list[ServedRow]:
-        """Rows with a slot that write no text."""
+        """Rows with a slot that are not writers."""
         return [row for key, row in self._active.items() if key not in self._writers]
 
     @property

@@ -4,6 +4,7 @@ Knows nothing of how they draft.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -44,8 +45,8 @@ class StepProposers:
         self._asked: list[StepProposer] = []  # before this step
         self._costs = {proposer.name: _RunningMean(_SMOOTHING) for proposer in proposers}  # seconds of a call
         self._rows: set[RowKey] = set()  # that were to get drafts
-        self._drafted: set[RowKey] = set()  # that got any
-        self._worths: dict[tuple[ProposerName, ...], MixtureWorth] = {}  # by all that are asked
+        self._drafted: set[RowKey] = set()  # that got any; none while a proposer can't draft yet: it reads a prompt
+        self._worths: defaultdict[tuple[ProposerName, ...], MixtureWorth] = defaultdict(MixtureWorth)  # by all asked
 
     def draft(self, rows: Sequence[TargetRow], step_s: float) -> None:
         """Let those that pay put drafts into the rows' tries. No rows: nothing is drafted in this step.
@@ -58,11 +59,13 @@ class StepProposers:
         self._asked = [each for each in self._proposers if any(each.drafts_for(row) for row in rows)]
         if self._adaptive:
             self._drop_idle(step_s)
-        self._rows, self._drafted = {row.key for row in rows}, set()
+        self._rows = {row.key for row in rows}
+        drafted: list[set[RowKey]] = []
         for proposer in self._asked:
             began_s = time.perf_counter()
-            self._drafted |= proposer.draft([row for row in rows if proposer.drafts_for(row)])
+            drafted.append(proposer.draft([row for row in rows if proposer.drafts_for(row)]))
             self._costs[proposer.name].note(time.perf_counter() - began_s)
+        self._drafted = set().union(*drafted) if all(drafted) else set()
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
         """Learn from verdicts what each proposer that was asked adds to the others."""
@@ -80,23 +83,18 @@ class StepProposers:
                 rows += 1
         if rows:
             means = {name: tokens / rows for name, tokens in gained.items()}
-            self._worth().note_step(means, committed / rows, len(self._drafted))
+            self._worths[_names(self._asked)].note_step(means, committed / rows, len(self._drafted))
 
     def _drop_idle(self, step_s: float) -> None:
         """Drop the proposers that rest, and those that begin to because they don't pay beside the others."""
         while len(self._asked) > 1 or any(each.rests_alone for each in self._asked):
-            worth = self._worth()
+            worth = self._worths[_names(self._asked)]
             if worth.resting is None:
                 worth.choose({each.name: self._costs[each.name].value for each in self._asked}, step_s)
             if worth.resting is None:
                 return
             self._asked = [each for each in self._asked if each.name != worth.resting]
             worth.note_rest()
-
-    def _worth(self) -> MixtureWorth:
-        """Return what is known of those that are asked, if they are asked together."""
-        names = _names(self._asked)
-        return self._worths.setdefault(names, MixtureWorth(names))
 
 
 class _RunningMean:

@@ -11,12 +11,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import NamedTemporaryFile
-from typing import NamedTuple
 
 import yaml
 
@@ -50,7 +49,8 @@ _WAYS = {
 }
 
 
-class Measurement(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Measurement:
     """A way in one round."""
 
     tokens_per_s: float
@@ -157,7 +157,7 @@ def _compare(
     first = rounds[args.ways[0]]
     results: list[Result] = []
     for way, own in rounds.items():
-        medians = Measurement(*(median(values) for values in zip(*own, strict=True)))
+        medians = Measurement(*(median(values) for values in zip(*map(astuple, own), strict=True)))
         speedup = median(a.tokens_per_s / b.tokens_per_s for a, b in zip(own, first, strict=True))
         cpu_speedup = median(b.cpu_ms / a.cpu_ms for a, b in zip(own, first, strict=True))
         same_text = texts[way] == texts[args.ways[0]]

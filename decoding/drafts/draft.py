@@ -47,7 +47,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     parents: list[int]  # [K] the index of the token that each follows; −1: it follows the text
     probabilities: list[float] = []  # [K] that each token is committed, falling; [] if unknown
     distributions: list[Distribution | None] = []  # [K] or []; None: not drawn
-    proposers: list[Proposers] = []  # [K] or []
+    proposers: list[Proposers] = []  # [K] who offered each token; [] if unknown
 
     @property
     def is_chain(self) -> bool:

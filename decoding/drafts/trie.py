@@ -81,7 +81,7 @@ class DraftTrie:
             parents: [K] as in `Draft`; None: a chain.
             probabilities: [K] that the target chooses each token, given the tokens above it.
             distributions: [K] as in `Distribution`, the one that each token was drawn from; None: it was not drawn.
-            proposer: the name of who offers them, for statistics.
+            proposer: who offers them.
         """
         overlap = len(self._committed) - base
         if base < self._fence or overlap < 0 or (parents is not None and len(parents) != len(tokens)):

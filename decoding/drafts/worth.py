@@ -1,6 +1,7 @@
 """Which proposers of a mixture pay for the time by which they delay the step. Pure arithmetic on measured means."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from math import sqrt
 
 from decoding.drafts.draft import ProposerName
@@ -8,7 +9,7 @@ from decoding.drafts.draft import ProposerName
 _SMOOTHING = 0.005  # weight of the newest verdict in running means
 _LEAST_STEPS, _LEAST_VERDICTS = 4, 8  # of a trial
 _FIRST_REST, _LONGEST_REST, _REST_GROWTH = 128, 4096, 3  # steps
-_KEPT_VERDICTS = 32  # the most that what is known before a trial weighs in it
+_KEPT_VERDICTS = 16  # the most that what is known before a trial weighs in it
 _DOUBT_TOKENS = 1.0  # steps may commit so much more than was seen, over the root of the number of verdicts
 _PROVEN_VERDICTS = 256  # after so many without a rest, the next is a short one
 
@@ -20,10 +21,11 @@ class MixtureWorth:
     is known, chance decides on few steps, and later, trials cost little.
     """
 
-    def __init__(self, names: Iterable[ProposerName]) -> None:
+    def __init__(self) -> None:
         self.resting: ProposerName | None = None
         self._rest_steps = 0  # that are left
-        self._committed, self._gained = 1.0, dict.fromkeys(names, 0.0)  # running means of what `note_step` gets
+        self._committed = 1.0  # running means of what `note_step` gets
+        self._gained: defaultdict[ProposerName, float] = defaultdict(float)
         self._weight = 0.0  # of these means, in verdicts
         self._steps = self._verdicts = 0  # since the trial began
         self._next_rest = _FIRST_REST

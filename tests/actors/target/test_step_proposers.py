@@ -99,6 +99,21 @@ def test_a_proposer_that_does_not_rest_alone_is_always_asked_if_it_is_the_only_o
     assert speed([useless], overlap=0.0, adaptive=True) == pytest.approx(0.5 / STEP_S)
 
 
+def test_a_proposer_that_still_reads_a_prompt_is_not_judged() -> None:
+    """Otherwise it would rest before its first draft."""
+    heads, drafter = Simulated("eagle3", 0.5, 0.004), Simulated("drafter", 0.5, 0.004)
+    drafter.draft = lambda rows: set()  # type: ignore[method-assign]
+    chosen = StepProposers([drafter, heads], adaptive=True)
+    row: Any = SimpleNamespace(key=("c", 1))
+    verification: Any = Verification(row, SimpleNamespace(proposers=[("eagle3",)]), range(0), None)  # type: ignore[arg-type]
+    for _ in range(100):
+        chosen.draft([row], STEP_S)
+        chosen.learn([verification], [Verdict([0], 0, rejected=False)])
+    del drafter.draft
+    chosen.draft([row], STEP_S)
+    assert drafter.log == [drafter]
+
+
 def test_rows_that_had_no_draft_do_not_count_against_a_proposer() -> None:
     """Prompts that end in a step commit a token each, and no proposer could have drafted for them."""
     heads = Simulated("eagle3", 1.0, 0.01)
