@@ -226,6 +226,8 @@ class SpeculationTrial:
         tried = self._window.speculating == self._window.trying
         evidence = self._evidence.get(self._size)
         unknown_s = 0.0 if evidence is not None and evidence.trials else self._unknown_loss_s
+        if not tried:
+            unknown_s *= abs(1 - 1 / self.gain)  # plain decoding loses only what drafts are thought to save
         loss_s = unknown_s if evidence is None else evidence.loss_s.get(tried, unknown_s)
         return min(loss_s + self._expected_catch_up_s, self._max_credit_s)
 

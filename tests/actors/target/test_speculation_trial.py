@@ -197,6 +197,16 @@ def test_a_change_of_load_is_noticed(before: Load, after: Load, most: float) -> 
     assert mean(machine.run(360, after) for machine in machines) < 0.0125
 
 
+def test_drafts_that_pay_with_fewer_rows_are_soon_compared_with_more() -> None:
+    """The next size inherits them. There they may cost too little to be seen without a trial."""
+    fewer = Load(rows=32, plain_s=0.07, tokens=1.3, slowdown=1.25)
+    more = Load(rows=64, plain_s=0.11, tokens=1.1, slowdown=1.2)
+    machines = [Machine(seed=seed) for seed in range(10)]
+    for machine in machines:
+        machine.run(60, fewer)
+    assert mean(machine.run(85, more) for machine in machines) < 0.04
+
+
 @pytest.mark.parametrize("load", [PAYS, COSTS], ids=["pays", "costs"])
 def test_a_slower_machine_changes_no_verdict(load: Load) -> None:
     machine = Machine()
