@@ -6,11 +6,12 @@ from functools import partial
 import pytest
 import torch
 
-from actors.drafter.loop import Drafter
+from actors.drafter.loop import Drafter, Shares
 from actors.model.runner import Runner
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import Admit, Advance, Cancel, Failed, Message, Offer, ResendRequest
+from decoding.errors import OutOfPagesError
 from decoding.sampling.params import SamplingParams
 from tests.support.advance import advance
 from tests.support.models import tiny_model
@@ -251,3 +252,25 @@ def test_it_connects_to_targets_and_disconnects_from_those_without_rows(monkeypa
     assert calls == ["connect t", "connect t2"]
     stage.say(Admit(4, PROMPT, 4, GREEDY, 3, drafter=True, target=ReplicaAddress("t3", "target")))
     assert calls == ["connect t", "connect t2", "disconnect t", "connect t3"]
+
+
+def test_a_row_that_others_displaced_in_the_same_turn_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of prompts and chains are two forwards. If the first lacks pages, a row of the second may lose its own."""
+    stage = Stage()
+    drafter = stage.drafter
+    stage.coordinator.send("d", [admit(number, PROMPT, 4, GREEDY, 4, drafter=True) for number in (1, 2)])
+    drafter.turn()
+    step, calls = drafter._step, []
+
+    def run(shares: Shares) -> None:
+        calls.append([share.row.slot for share in shares])
+        if len(calls) == 1:
+            raise OutOfPagesError("no pages")
+        step(shares)
+
+    monkeypatch.setattr(drafter, "_parts", lambda shares: [[share] for share in shares])
+    monkeypatch.setattr(drafter, "_step", run)
+    drafter.turn()
+    assert calls == [[0]]
+    drafter.turn()
+    assert calls == [[0], [0], [1]]
