@@ -8,7 +8,6 @@ from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.roles import Loop
 from actors.target.loop import Target
 from actors.wire.link import LocalExchange, LocalLink
 from actors.wire.messages import Admit, Beams, Cancel
@@ -19,7 +18,7 @@ from decoding.sampling.params import SamplingParams
 from tests.support.beam_loop import Asked, search_all
 from tests.support.faulty_link import FaultyLink
 from tests.support.models import VOCAB, tiny_model
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until_idle
 
 END = 3
 ENDPOINT = Endpoint("e", "target", "drafter", 3, lambda tokens: "".join(chr(97 + token) for token in tokens))
@@ -64,10 +63,6 @@ def assert_found(answer: list[Delta], expected: list[Hypothesis]) -> None:
     assert [answer.statistics.committed for answer in actual] == [len(answer.tokens) for answer in expected]
 
 
-def is_idle(loop: Loop) -> bool:
-    return loop.load().active + loop.load().waiting == 0
-
-
 def test_searches_beside_requests_with_drafts() -> None:
     asked = searches(20)
     expected = search_all(make_runner(), asked)
@@ -76,7 +71,7 @@ def test_searches_beside_requests_with_drafts() -> None:
     with Engine({"target": ("target", target), "drafter": ("drafter", make_runner())}) as engine:
         alone = engine.generate(others)
         mixed = engine.generate([request for pair in zip(requests_of(asked), others, strict=True) for request in pair])
-        wait_until(lambda: all(map(is_idle, engine.loops.values())), "free slots")
+        wait_until_idle(engine)
     for answer, beams in zip(mixed[::2], expected, strict=True):
         assert_found(answer, beams)
     for answer, before in zip(mixed[1::2], alone, strict=True):

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -28,7 +27,7 @@ from decoding.sampling.noise import gumbel, noise_key
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_parameters import noisy
 from tests.support.models import VOCAB, tiny_model
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_idle
 
 MODELS: dict[str, PreTrainedModel] = {
     "first": tiny_model("llama-gqa"),
@@ -145,13 +144,8 @@ def test_different_ensembles_and_plain_requests_share_their_models() -> None:
     requests = [Request(e, prompt, params(i)) for i, (e, prompt) in enumerate(zip(endpoints, PROMPTS, strict=True))]
     with running(slots=8) as engine:
         texts = [tokens(answer) for answer in engine.generate(requests)]
-        for loop in engine.loops.values():
-            wait_until(partial(_is_idle, loop), "free slots")
+        wait_until_idle(engine)
     assert texts == [reference(*names[r.endpoint.name], r.prompt, r.params) for r in requests]
-
-
-def _is_idle(loop: Any) -> bool:
-    return loop.load().active + loop.load().waiting == 0
 
 
 def test_answers_tell_who_contributed() -> None:
@@ -218,7 +212,7 @@ def test_a_member_that_takes_too_long_is_dropped() -> None:
         next(stream)
         with mock.patch.object(engine.loops["second"], "_step"):
             rest = list(stream)
-        wait_until(partial(_is_idle, engine.loops["second"]), "the member's slot to be free")
+        wait_until_idle(engine)
     shares = rest[-1].members
     assert shares is not None
     assert shares[1].weight == 0

@@ -21,13 +21,13 @@ from actors.drafter.loop import Drafter
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from actors.replica.roles import Loop, Role
+from actors.replica.roles import Role
 from actors.wire.link import ConnectingLink, LocalLink
 from decoding.sampling.params import SamplingParams
 from tests.support import reference
 from tests.support.adversary import AdversarialDrafter
 from tests.support.faulty_link import FaultyLink
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_idle
 
 MODELS = Path("models")
 pytestmark = pytest.mark.timeout(180)  # requests to a dead loop never end
@@ -134,10 +134,6 @@ def sampled(count: int, *settings: tuple[float, int, float]) -> list[SamplingPar
 
 
 MIXED = ((0.7, 0, 1.0), (1.0, 0, 1.0), (0, 0, 1.0), (1.0, 50, 1.0), (0.7, 0, 0.9), (1.0, 20, 0.95))
-
-
-def is_idle(loop: Loop) -> bool:
-    return loop.load().active + loop.load().waiting == 0
 
 
 def accepted(answers: Sequence[list[Delta]]) -> int:
@@ -252,8 +248,7 @@ def test_cancelled_requests_leave_the_others_alone_and_free_their_slots(bundle: 
         kept = [i for i in range(len(requests)) if i % 3]
         wait_until(lambda: all(answers[i] and answers[i][-1].finish for i in kept), "the answers", timeout_s=60)
         wait_until(lambda: all(answers[i] for i in range(len(requests))), "a beginning of the others")
-        for loop in engine.loops.values():
-            wait_until(partial(is_idle, loop), "free slots")
+        wait_until_idle(engine)
     params = [request.params for request in requests]
     expected = bundle.expected(params)
     outputs = [[token for delta in answer for token in delta.tokens] for answer in answers]

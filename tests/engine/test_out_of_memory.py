@@ -27,6 +27,7 @@ from decoding.sampling.params import SamplingParams
 from decoding.sampling.sampler import process
 from tests.engine.test_parameters import noisy
 from tests.support.models import VOCAB, tiny_model
+from tests.support.waiting import wait_until_idle
 
 MODELS = {"target": tiny_model("llama-gqa"), "member": tiny_model("qwen3"), "drafter": noisy(tiny_model("llama-gqa"))}
 SLOTS = 6
@@ -61,7 +62,7 @@ def running(**scarce: Any) -> Iterator[Engine]:
     with engine:
         yield engine
         engine.check()
-    assert {name: loop.load().active for name, loop in engine.loops.items()} == dict.fromkeys(MODELS, 0)
+        wait_until_idle(engine)
     assert {name: runner.cache.free for name, runner in runners.items()} == dict.fromkeys(MODELS, SLOTS)
 
 

@@ -20,6 +20,7 @@ from decoding.errors import InvalidRequestError
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_parameters import noisy
 from tests.support.models import VOCAB, tiny_model
+from tests.support.waiting import wait_until_idle
 
 MODELS = {"target": tiny_model("llama-gqa"), "member": tiny_model("qwen3"), "drafter": noisy(tiny_model("llama-gqa"))}
 ROLES: dict[str, Role] = {"target": "target", "member": "target", "drafter": "drafter"}
@@ -40,6 +41,7 @@ def running(*, slots: int, pages: int | None = None) -> Iterator[tuple[Engine, d
     with Engine(replicas, LoopOptions(prefill_chunk=32, adaptive=False)) as engine:
         yield engine, runners
         engine.check()
+        wait_until_idle(engine)
     for runner in runners.values():
         assert (runner.cache.allocator.used, runner.cache.free) == (0, slots)
         assert not runner.cache.tables.any()

@@ -1,14 +1,11 @@
 """One model as target, member and drafter at once: every request is served as if the model did nothing else."""
 
-from functools import partial
-
 from msgspec.structs import replace
 
 from actors.coordinator.request import Endpoint, Request
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica import shared_weights
-from actors.replica.in_process import Engine
 from actors.replica.roles import make_loop
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.link import LocalExchange
@@ -17,14 +14,9 @@ from decoding.blending.params import BlendParams
 from decoding.sampling.params import SamplingParams
 from tests.engine.test_ensemble import PROMPTS, ensemble, params, reference, running, tokens
 from tests.support.models import tiny_model
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_idle
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
-
-
-def _is_idle(engine: Engine) -> bool:
-    loads = [loop.load() for loop in engine.loops.values()]
-    return not any(load.active + load.waiting for load in loads)
 
 
 def test_one_model_answers_alone_leads_is_a_member_and_drafts() -> None:
@@ -40,7 +32,7 @@ def test_one_model_answers_alone_leads_is_a_member_and_drafts() -> None:
     some = [(i, PROMPTS[i + 1], params(i)) for i in range(len(endpoints))]
     with running(slots=3, both="second") as engine:
         answers = engine.generate([Request(endpoints[index], prompt, setting) for index, prompt, setting in some])
-        wait_until(partial(_is_idle, engine), "free slots")
+        wait_until_idle(engine)
         assert engine.loops["second"].load().slots == 2 * engine.loops["first"].load().slots
     assert [tokens(answer) for answer in answers] == [
         reference(members[index], mixture, p, setting) for index, p, setting in some
