@@ -144,7 +144,7 @@ class Bench:
             tokenizer.apply_chat_template(
                 [{"role": "user", "content": chat}], add_generation_prompt=True, return_dict=False
             )
-            for chat in chats[: options.prompts]
+            for chat in chats[: options.prompts][slice(*options.only)]
         ]
         self._runners = {name: load_runner(self._spec(name)) for name in _REPLICAS}
 
@@ -196,7 +196,8 @@ class Bench:
         ngram = NgramOptions() if condition.drafts else None
         endpoint = Endpoint("e", "target", None, _DRAFT_LENGTH, lambda tokens: "", ngram)
         requests = [
-            Request(endpoint, prompt, self._params(temperature, seed)) for seed, prompt in enumerate(self._prompts)
+            Request(endpoint, prompt, self._params(temperature, seed))
+            for seed, prompt in enumerate(self._prompts, self._options.only[0])
         ]
         groups = [requests[start : start + condition.company] for start in range(0, len(requests), condition.company)]
         with mock.patch("actors.target.inbox.NgramProposers", proposers):
@@ -262,6 +263,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default="models/target")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--only", type=int, nargs=2, metavar=("BEGIN", "END"), default=[0, None], help="these prompts")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.7, 0.0])
     parser.add_argument("--company", type=int, nargs="+", default=[1, 4, 16], help="requests at once")
