@@ -30,15 +30,18 @@ class Reply:
 class Client:
     """A client of one server."""
 
-    def __init__(self, url: str, api_key: str | None = None, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, *, tls: ssl.SSLContext | None = None, local: bool = False
+    ) -> None:
         """
         url: with or without http:// and OpenAI's /v1.
         api_key: sent with every request, if given.
         tls: whose certificates are trusted; None: those that this machine trusts.
+        local: the server is on this machine, though its address is not of the loopback interface: ask no proxy.
         """
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=tls)]
-        if is_loopback(urllib.parse.urlsplit(self.url).hostname or ""):
+        if local or is_loopback(urllib.parse.urlsplit(self.url).hostname or ""):
             handlers.append(urllib.request.ProxyHandler({}))  # http_proxy is for other machines
         self._opener = urllib.request.build_opener(*handlers)
         api_key = (api_key or "").strip()  # files and shells add line ends

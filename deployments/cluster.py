@@ -113,7 +113,7 @@ def serving(
 
 def local_client(http: HttpConfig, api_key: str | None = None) -> Client:
     """Return a client of a server on this machine, whatever its certificate says."""
-    return Client(http.url, api_key, tls=None if http.tls is None else http.tls.client_context())
+    return Client(http.url, api_key, tls=None if http.tls is None else http.tls.client_context(), local=True)
 
 
 def drain(config: ServerConfig) -> int:

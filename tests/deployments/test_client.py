@@ -66,6 +66,8 @@ def test_get_has_a_status_and_a_document(client: Client) -> None:
 def test_a_proxy_is_for_other_machines(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert Client(client.url).get("/refused").status == 429
+    own_address = client.url.replace("127.0.0.1", "127.1")  # which only a resolver knows as this machine's
+    assert Client(own_address, local=True).get("/refused").status == 429
     with pytest.raises(UnavailableError, match="refused"):  # by the proxy's port
         Client("http://192.0.2.1").get("/health")
 
