@@ -132,7 +132,7 @@ class TargetRow(ServedRow):
 
     @property
     def missed_tokens(self) -> int:
-        """Tokens that its drafter has to read before it can draft again. Heads have read all of them."""
+        """Tokens that its drafter has to read before it can draft again. Heads don't catch up."""
         return max(0, len(self.tokens) - self._read_length) if self.drafter and not self.heads else 0
 
     @property

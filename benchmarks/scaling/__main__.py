@@ -1,6 +1,6 @@
 """`python -m benchmarks.scaling`: measures costs, validates the simulator with real runs, and simulates large systems.
 
-See docs/scaling.md. Measurements need three idle cores for some minutes; `--given FILE` reads them from a result.
+See docs/simulation.md. Measurements need three idle cores for some minutes; `--given FILE` reads them from a result.
 """
 
 import json

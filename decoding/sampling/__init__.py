@@ -1,1 +1,1 @@
-"""From logits to tokens: parameters, processors, noise, stop conditions, detokenisation."""
+"""From logits to tokens: parameters, processors, noise, stop conditions."""

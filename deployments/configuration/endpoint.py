@@ -19,7 +19,9 @@ class NgramConfig(StrictModel):
     """Drafts by prompt lookup: the tokens that followed an earlier occurrence of the last tokens."""
 
     max_tokens: Annotated[int, Field(ge=1, le=16)] = Field(4, description="The longest run of tokens to look up.")
-    shared: bool = Field(False, description="Look in the endpoint's earlier answers, too.")
+    shared: bool = Field(
+        False, description="Look in earlier answers of the same replica, too: of all endpoints that share theirs."
+    )
 
 
 class HeadsConfig(StrictModel):
@@ -58,7 +60,7 @@ class EndpointConfig(EnsembleConfig):
     """A name that clients send as `model`, and the models that answer."""
 
     drafter: str | None = Field(
-        None, description="The model that drafts for the target, which may be one of its members; null: plain decoding."
+        None, description="The model that drafts for the target, which may be one of its members; null: no drafter."
     )
     draft_length: Annotated[int, Field(ge=0, le=32)] = Field(
         4, description="Most draft tokens that one step of the target verifies; 0: plain decoding."

@@ -41,7 +41,7 @@ class HttpConfig(StrictModel):
     max_requests: Count | None = Field(
         None,
         description="Requests in progress or waiting at once; further ones are refused with 429. null: twice as many "
-        "as all targets have slots, but at least 256.",
+        "as all targets have slots (`auto` counts as 64), but at least 256.",
     )
     max_tokens: Count | None = Field(
         None, description="Tokens of these requests: prompts plus the longest possible answers; null: no limit."

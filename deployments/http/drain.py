@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decoding.errors import UnavailableError
-from deployments.http.middleware.early_refusal import is_work
+from deployments.http.middleware.paths import is_work
 from deployments.validation.errors import error_response
 
 _STOPPING = UnavailableError("this server is stopping; ask again", retry_after_s=1)

@@ -15,14 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from decoding.errors import UnavailableError
 from deployments.answers.events import event, typed_event
 from deployments.http.arrival import REQUEST_START, arrival_header, seconds_unread
+from deployments.http.middleware.paths import GENERATING, WORKING
 from deployments.validation.errors import anthropic_body, body_of, error_response, status_of
 
 CALLBACK = f"{__name__}:middlewares"
 
 _LOST = UnavailableError("the coordinator that answered has died; ask again")
 _REQUEST_ID = "X-Request-Id"
-_GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-_TEXT_ONLY = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 _MOST_BODY_BYTES = 2**20  # larger bodies are not kept, so their answers can't be asked for again
 _PATIENCE_S = 60.0  # for another coordinator to take the request
 _PAUSE_S = 0.2
@@ -54,7 +53,7 @@ class CoordinatorLossMiddleware:
         scope = _with_arrival(scope, time.time() - seconds_unread(receive))
         wants_ids = any(name == _LAST_EVENT_ID for name, _ in scope["headers"])
         body, response = _Body(receive), _Response(send, tells_ids=wants_ids)
-        if scope["path"].endswith(_GENERATING) and not wants_ids:
+        if scope["path"].endswith(GENERATING) and not wants_ids:
             scope = _with_last_event(scope, _NO_EVENT)
         await self._app(scope, body.receive, response.send)
         if response.is_whole:
@@ -188,7 +187,7 @@ def _is_stream(message: Message) -> bool:
 
 def _is_repeatable(scope: Scope) -> bool:
     """Whether the request changes nothing on the server."""
-    return scope["method"] in ("GET", "HEAD") or scope["path"].endswith((*_GENERATING, *_TEXT_ONLY))
+    return scope["method"] in ("GET", "HEAD") or scope["path"].endswith(WORKING)
 
 
 def _with_arrival(scope: Scope, arrived_s: float) -> Scope:

@@ -23,7 +23,7 @@ def actor_options(model: ModelConfig) -> dict[str, Any]:
 
 
 def runtime_env(threads: int | None) -> dict[str, Any]:
-    """Return Ray's runtime environment for a process with so many threads; None: torch's choice."""
+    """Return Ray's runtime environment for a process with so many threads; None: Ray's choice."""
     return {"env_vars": compute_environment(threads)}
 
 

@@ -60,7 +60,7 @@ class GenerationRequest(SamplingFields, BeamFields, EnsembleFields, Compatibilit
     )
     stream: bool | None = Field(None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only together with `stream`.")
-    speculate: bool | None = Field(None, description="false: plain decoding, without the drafter. Same text.")
+    speculate: bool | None = Field(None, description="false: plain decoding, without drafts. Same text.")
     draft_length: Annotated[int, Field(ge=0, le=_MAX_DRAFT_LENGTH)] | None = Field(
         None, description="Most draft tokens that one step verifies, instead of the endpoint's. Same text."
     )

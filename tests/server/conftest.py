@@ -29,7 +29,7 @@ class Server:
         return Client(self.url)
 
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=180)
 
     def replicas(self, deployment: str) -> list[ReplicaStatus]:
         """Status of the deployment's live replicas."""

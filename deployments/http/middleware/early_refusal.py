@@ -8,17 +8,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from decoding.errors import OverloadedError
 from deployments.configuration.access.key_ring import ApiKey
 from deployments.http.bodies import SMALL_BYTES
+from deployments.http.middleware.paths import GENERATING, is_work
 from deployments.validation.errors import error_response
 
-GENERATING_PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
-_WORKING_PATHS = (*GENERATING_PATHS, "/tokenize", "/detokenize", "/v1/messages/count_tokens")
 _BODIES_AT_ONCE = 8  # of the largest size; a parsed body takes several times its bytes
-
-
-def is_work(scope: Scope) -> bool:
-    """Whether a request makes text or tokens. A base URL's name may precede the path."""
-    path: str = scope.get("path", "")
-    return scope["type"] == "http" and scope["method"] == "POST" and path.endswith(_WORKING_PATHS)
 
 
 class EarlyRefusal:
@@ -47,7 +40,7 @@ class EarlyRefusal:
             return
         size = self._body_bytes(Headers(scope=scope))
         try:
-            if scope["path"] in GENERATING_PATHS:
+            if scope["path"] in GENERATING:
                 self._check(scope["state"]["key"], scope["state"].get("endpoint"))
             else:
                 self._check_bounds(scope["state"]["key"])

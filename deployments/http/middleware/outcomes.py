@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.http.arrival import seconds_since_arrival
-from deployments.http.middleware.early_refusal import is_work
+from deployments.http.middleware.paths import is_work
 from deployments.monitoring.outcome import ABORTED, ANSWERED, Outcome
 
 Record = Callable[[str, str, Outcome], None]  # endpoint, name of the API key, outcome

@@ -6,7 +6,7 @@ from opentelemetry.trace import Span, StatusCode, use_span
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.middleware.early_refusal import GENERATING_PATHS
+from deployments.http.middleware.paths import GENERATING
 from deployments.monitoring.tracing import RequestTracer
 
 
@@ -17,7 +17,7 @@ class TracingMiddleware:
         self._app, self._tracer = app, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING_PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING:
             await self._app(scope, receive, send)
             return
         span = self._tracer.start_server_span(f"POST {scope['path']}", Headers(scope=scope))

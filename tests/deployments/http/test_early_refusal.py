@@ -10,6 +10,7 @@ from deployments.configuration.access.key_ring import ANYBODY, ApiKey, KeyRing, 
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.service import Service
 from deployments.http.middleware.early_refusal import EarlyRefusal
+from deployments.http.middleware.paths import WORKING
 from deployments.http.routes import make_api
 from tests.deployments.fake_coordinator import FakeCoordinator
 
@@ -18,7 +19,7 @@ def test_a_full_server_refuses_whatever_the_body_says(endpoints: dict[str, Serve
     service = Service(endpoints, FakeCoordinator(), limits=Limits(max_requests=0))  # type: ignore[arg-type]
     client = TestClient(make_api(service))
     own = "/consort/v1/completions"
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", own, "/tokenize", "/detokenize"):
+    for path in (own, *WORKING):
         reply = client.post(path, content=b"anything")
         assert reply.status_code == 429
         assert reply.headers["Retry-After"] == "1"

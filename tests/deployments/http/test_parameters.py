@@ -40,6 +40,9 @@ PARAMETERS: list[dict[str, object]] = [
 ]
 
 
+_UNTOLD = {"source", "proposer", "rank"}
+
+
 def ask(client: TestClient, **fields: object) -> Any:
     reply = client.post("/v1/completions", json={**BODY, **fields})
     assert reply.status_code == 200, reply.text
@@ -47,9 +50,9 @@ def ask(client: TestClient, **fields: object) -> Any:
 
 
 def untold(value: Any) -> Any:
-    """Drop what drafts may change: sources of tokens, and ranks among nearly equal tokens."""
+    """Drop what drafts may change: who proposed a token, and ranks among nearly equal tokens."""
     if isinstance(value, dict):
-        return {name: untold(inner) for name, inner in value.items() if name not in ("source", "rank")}
+        return {name: untold(inner) for name, inner in value.items() if name not in _UNTOLD}
     return [untold(inner) for inner in value] if isinstance(value, list) else value
 
 
