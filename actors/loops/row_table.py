@@ -22,6 +22,7 @@ class RowTable(Generic[R]):
         self._removed = removed
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
+        self._is_full = False  # whether a row was preempted, and no forward has run since
         self.drafting = True  # whether drafts are wanted
         self.in_trial = False  # whether `drafting` was set for a trial only
         self.speculation_gain = 1.0  # as in Report
@@ -52,6 +53,7 @@ class RowTable(Generic[R]):
         if row is not None:
             self._removed(row)
             self._free_slots(row)
+            self._is_full = False
             self._fill_slots()
 
     def remove_peer(self, peer: str) -> None:
@@ -83,20 +85,28 @@ class RowTable(Generic[R]):
         return self._cache.allocator.evictions
 
     def preempt_youngest(self) -> bool:
-        """Preempt the row that entered last, unless it is the only one with pages. Returns whether it did."""
-        with_pages = [row for row in self._active.values() if any(map(self._cache.held_pages, row.slots))]
-        if len(with_pages) > 1:
-            self.preempt(with_pages[-1])
-        return len(with_pages) > 1
+        """Preempt the row that entered last, unless it is the only one. Returns whether it did."""
+        if len(self._active) < 2:
+            return False
+        self.preempt(next(reversed(self._active.values())))
+        return True
 
     def preempt(self, row: R) -> None:
-        """Free the row's pages. It waits, before all others, and computes anew what it can't take over then."""
+        """Free the row's slots and pages. It waits, before all others, and computes anew what it can't take over then.
+
+        Nothing enters beside other rows before `note_forward`: else the same row would take the same pages again.
+        """
+        self._is_full = True
         del self._active[row.key]
         self._free_slots(row)
         row.slot, row.more_slots = -1, []
         row.undo()
         row.resume(0)
         self._waiting = {row.key: row, **self._waiting}
+
+    def note_forward(self) -> None:
+        """Note that a forward had enough pages."""
+        self._is_full = False
 
     def make_ready(self) -> list[tuple[R, BaseException]]:
         """Let rows enter, share pages and get their grammars. Return rows whose grammar failed, with the error."""
@@ -167,13 +177,20 @@ class RowTable(Generic[R]):
         """Whether there are pages for the row's text beside what active rows still need, and one for each to grow."""
         if not self._active:
             return True
+        if self._is_full:
+            return False
         keys = row.page_keys[: self._reusable_pages(row)]
-        needed = self._cache.missing_pages(keys, len(row.tokens) + 1) + row.slots_needed - 1
+        needed = self._cache.missing_pages(keys, self._columns(row)) + row.slots_needed - 1
         for other in self._active.values():
-            pages = len(other.tokens) // self._cache.page_size + 1 + other.slots_needed
-            most = other.slots_needed * self._cache.pages_per_slot
-            needed += max(0, min(pages, most) - self._cache.held_pages(other.slot))
+            text = -(-self._columns(other) // self._cache.page_size)
+            held = sum(map(self._cache.held_pages, other.slots))
+            missing = max(0, text - self._cache.held_pages(other.slot)) + other.slots_needed
+            needed += min(missing, other.slots_needed * self._cache.pages_per_slot - held)
         return needed <= self._cache.allocator.available
+
+    def _columns(self, row: R) -> int:
+        """Return how many columns of its first slot a row needs for its text, and its next token with a draft."""
+        return min(len(row.tokens) + 1 + row.draft_length, self._cache.capacity)
 
     def _free_slots(self, row: R) -> None:
         self._note_text(row)

@@ -109,6 +109,7 @@ class Scheduler(Generic[R]):
 
     def _note_success(self, shares: Sequence[Share[R]]) -> None:
         self._steps += 1
+        self._rows.note_forward()
         self._times.evictions = self._rows.evictions
         for share in shares:
             share.row.last_step = self._steps

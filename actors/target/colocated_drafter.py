@@ -60,8 +60,8 @@ class ColocatedDrafter:
         drafted = {row.key[1]: row for row in rows if row.drafter}
         self._link.send(_DRAFTER, [Heartbeat(), *map(self._update, drafted.values())])
         self._drafter.turn()
-        while self._drafter.drafting:
-            self._drafter.turn()
+        while self._drafter.drafting and self._drafter.times.preemptions == before.preemptions:
+            self._drafter.turn()  # without pages for all rows, the target does not wait for the rest
         for _, message in self._link.receive(0.0):
             # a row that is not in `drafted` was removed or is not in this step
             if isinstance(message, Failed) and message.request_id in drafted:

@@ -18,7 +18,7 @@ class Distribution(NamedTuple):
     """The distribution of a draft token: k tokens in the order in which the noise draws them, and their probabilities.
 
     Siblings are drawn without replacement, so the n-th sibling is the n-th token. In an offer, an empty distribution
-    stands for the one offered before for the same parent.
+    stands for the one that the token was offered with before.
     """
 
     tokens: list[int]  # [k]

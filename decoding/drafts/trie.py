@@ -190,16 +190,15 @@ class DraftTrie:
 
     def _draw(self, node: _Node, token: int, drawn_from: Distribution, proposer: ProposerName) -> _Node | None:
         """Return the node of a drawn token below `node`; None unless it comes next in the draw of its siblings."""
-        if not drawn_from.tokens and node.distribution is not None:
-            drawn_from = node.distribution
-        if drawn_from != (node.distribution or drawn_from) or not (node.drawn or drawn_from.is_sound):
-            return None
-        rank = len(node.drawn)
-        follows = drawn_from.tokens[rank : rank + 1] == [token] and drawn_from.probabilities[rank] > 0
         child = node.drawn.get(token)
+        if drawn_from.tokens and drawn_from != (node.distribution or drawn_from):
+            return None
         if child is not None:
             child.proposers = _including(child.proposers, proposer)
-        elif follows and self._room > 0:
+            return child
+        rank = len(node.drawn)
+        follows = drawn_from.tokens[rank : rank + 1] == [token] and drawn_from.probabilities[rank] > 0
+        if follows and (node.drawn or drawn_from.is_sound) and self._room > 0:
             self._room -= 1
             node.distribution = drawn_from
             child = node.drawn[token] = _Node(proposers=(proposer,))

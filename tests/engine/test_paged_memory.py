@@ -96,6 +96,20 @@ def test_rows_that_grow_beyond_the_memory_are_preempted_and_write_the_same() -> 
         assert together == [texts(engine.generate([request]))[0] for request in asked]
 
 
+@pytest.mark.parametrize("pages", [20, 24])
+@pytest.mark.parametrize("num_beams", [2, 4, 6])
+def test_a_request_that_enters_beside_a_beam_search_does_not_stop_it(pages: int, num_beams: int) -> None:
+    """Either fits alone, but not both until they end."""
+    search = Request(
+        PLAIN, [5] * 20, SamplingParams(max_tokens=120, temperature=0), beams=BeamOptions(num_beams=num_beams)
+    )
+    late = [Request(PLAIN, [6 + index] * 60, SamplingParams(max_tokens=60, temperature=0)) for index in range(2)]
+    with running(slots=8) as (engine, _):
+        alone = [texts(engine.generate([request]))[0] for request in (search, *late)]
+    with running(slots=8, pages=pages) as (engine, _):
+        assert texts(engine.generate([search, *late])) == alone
+
+
 def test_five_hundred_requests_have_their_prefix_in_memory_once() -> None:
     prefix = [(7 * index) % VOCAB for index in range(160)]
     asked = [

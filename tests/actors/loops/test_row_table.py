@@ -168,11 +168,42 @@ def test_a_preempted_row_comes_back_first_and_takes_over_what_is_left() -> None:
             compute(tables, row, 14)
     assert table.preempt_youngest()
     assert (rows[1].slot, rows[1].cached) == (-1, 0)
-    assert not table.preempt_youngest()  # the other row alone holds pages
+    assert not table.preempt_youngest()  # the other row is alone
     assert tables.allocator.used == 4
+    table.make_ready()
+    assert rows[1].slot == -1
+    table.note_forward()
     table.make_ready()
     assert (rows[1].cached, rows[2].slot) == (12, -1)
     assert [key for _, key in (row.key for row in table)] == [0, 1]
+
+
+def test_a_preempted_row_comes_back_when_another_ends() -> None:
+    table, _ = make_table(2, capacity=32)
+    rows = [make_row(i, tokens=[i] * 14) for i in range(2)]
+    for row in rows:
+        table.add(row)
+    table.preempt(rows[1])
+    table.make_ready()
+    assert rows[1].slot == -1
+    table.remove(rows[0].key)
+    assert rows[1].slot == 0
+
+
+def test_rows_enter_only_if_each_slot_of_the_others_can_grow() -> None:
+    table, tables = make_table(4, capacity=32, pages=9)
+    beams = make_row(0, tokens=[1] * 8)
+    beams.slots_needed = 3
+    table.add(beams)
+    compute(tables, beams, 8)
+    for slot in beams.slots:
+        tables.reserve(slot, 0, 8)
+    tables.reserve(beams.slot, 8, 12)  # seven of the nine pages are in use
+    row = make_row(1, length=2)
+    table.add(row)
+    assert row.slot == -1
+    table.remove(beams.key)
+    assert row.slot == 0
 
 
 def test_pages_of_a_removed_row_are_known_and_free() -> None:

@@ -184,6 +184,18 @@ def test_a_row_without_pages_even_alone_fails_and_the_next_one_runs() -> None:
     assert stage.failed == [(large, reason)]
 
 
+def test_a_row_that_is_not_alone_waits_although_it_alone_lacks_pages() -> None:
+    stage = Stage(make_row(0, 6), chunk=64, pages=20)
+    stage.turn()
+    late = make_row(1, 1)
+    stage.rows.add(late)
+    late.tokens += [1] * 14  # it has no pages for these
+    assert [stage.turn() for _ in range(2)] == [{}, {0: 1}]
+    assert (late.slot, stage.failed) == (-1, [])
+    stage.rows.remove(("c", 0))
+    assert stage.turn() == {1: 15}
+
+
 def test_a_chunk_is_an_input_that_wants_logits_at_its_end() -> None:
     row = make_row(7, 5)
     assert row.inputs(3) == [RowInput(-1, 0, [7, 7, 7], wanted=0)]

@@ -220,12 +220,20 @@ def test_what_is_no_distribution_is_dropped(unsound: tuple[list[int], list[float
     assert not trie
 
 
-def test_an_empty_distribution_is_the_one_that_was_offered_before() -> None:
+def test_an_empty_distribution_is_the_one_that_its_token_was_offered_with() -> None:
     trie = DraftTrie([1], rejects=True)
     trie.offer(1, [5], distributions=[DRAWN])
-    assert trie.offer(1, [5, 8, 7], [-1, 0, -1], distributions=[([], []), ([8], [1.0]), ([], [])])
+    assert trie.offer(1, [5, 8, 7], [-1, 0, -1], distributions=[([], []), ([8], [1.0]), DRAWN])
     draft = trie.best_draft(8, 8)
     assert dict(zip(draft.tokens, draft.distributions, strict=True)) == {5: DRAWN, 7: DRAWN, 8: ([8], [1.0])}
+
+
+def test_another_drafters_draw_adds_no_sibling() -> None:
+    """Its token may be the next in the order of the first draw, but was offered because of the second."""
+    trie = DraftTrie([1], rejects=True)
+    trie.offer(1, [5], distributions=[DRAWN])
+    assert not trie.offer(1, [7, 8], distributions=[([], []), ([8], [1.0])])
+    assert trie.best_draft(8, 8).tokens == [5]
 
 
 def test_where_tokens_were_drawn_no_others_count() -> None:
