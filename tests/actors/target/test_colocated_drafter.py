@@ -1,5 +1,6 @@
 """A drafter colocated with its target: the text stays the target's own, and drafts are really made."""
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,13 +30,13 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def runner(seed: int, *, slots: int = 4, max_length: int = 96) -> Runner:
+def runner(seed: int, *, slots: int = 4, max_length: int = 96, pages: int | None = None) -> Runner:
     """seed: 0 gives the target's own weights."""
     model = tiny_model("llama-gqa")
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters() if seed else ():
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
-    return Runner(model, slots=slots, max_length=max_length, max_query=64)
+    return Runner(model, slots=slots, max_length=max_length, max_query=64, pages=pages)
 
 
 @contextmanager
@@ -72,6 +73,21 @@ def test_the_text_is_that_of_plain_decoding(seed: int, adaptive: bool) -> None:
         for _ in range(2):  # slots and prefixes are used again
             texts, _ = run(drafted, requests(settings, colocated=True))
             assert texts == expected
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drafter_without_pages_for_all_rows_does_not_stop_the_target(seed: int) -> None:
+    """Its six pages are enough for each row alone, but not for two long ones."""
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(60) for _ in range(length)] for length in (7, 54, 44)]
+    settings = SamplingParams(max_tokens=40, temperature=0)
+    endpoints = [Endpoint("e", "target", name, 4, str, colocated=bool(name)) for name in (None, "drafter")]
+    plain, drafted = ([Request(endpoint, prompt, settings) for prompt in prompts] for endpoint in endpoints)
+    with engine(drafter=runner(0, pages=6)) as made:
+        texts, statistics = run(made, drafted)
+        assert statistics.accepted > 0
+        assert texts == run(made, plain)[0]
 
 
 def test_a_copy_of_the_target_is_always_right() -> None:
