@@ -23,7 +23,7 @@ def stream(coordinator: Coordinator, request: Request, check: Callable[[], None]
     try:
         yield from _until_finished(deltas, check)
     finally:
-        coordinator.cancel(request.request_id)
+        coordinator.cancel(request.request_id, deltas.put)
 
 
 def generate(coordinator: Coordinator, requests: Sequence[Request], check: Callable[[], None]) -> list[list[Delta]]:
@@ -38,8 +38,8 @@ def generate(coordinator: Coordinator, requests: Sequence[Request], check: Calla
             coordinator.submit(request, deltas.put)
         return [list(_until_finished(deltas, check)) for deltas in queues]
     finally:
-        for request in requests:
-            coordinator.cancel(request.request_id)
+        for request, deltas in zip(requests, queues, strict=True):
+            coordinator.cancel(request.request_id, deltas.put)
 
 
 def _until_finished(deltas: queue.SimpleQueue[Delta], check: Callable[[], None]) -> Iterator[Delta]:

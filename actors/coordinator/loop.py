@@ -68,9 +68,12 @@ class Coordinator:
             raise OverloadedError(f"{self._max_requests} requests are in progress already.")
         self._run_in_loop(lambda: self._begin(request, sink))
 
-    def cancel(self, request_id: int) -> None:
-        """End a request without another delta. Unknown ids are ignored."""
-        self._run_in_loop(lambda: self._end(request_id))
+    def cancel(self, request_id: int, sink: Callable[[Delta], None] | None = None) -> None:
+        """End a request without another delta. Unknown ids are ignored.
+
+        sink: end it only if it was submitted with this one. Another caller's may have the same id.
+        """
+        self._run_in_loop(lambda: self._cancel(request_id, sink))
 
     def set_replicas(self, addresses: Iterable[ReplicaAddress], healthy: Iterable[str] | None = None) -> None:
         """Work with exactly these replicas from now on. Requests on others move.
@@ -236,6 +239,11 @@ class Coordinator:
         self._dispatch.assign(active)
         with self._fail_if_undecodable(active):
             active.decode_prompt()
+
+    def _cancel(self, request_id: int, sink: Callable[[Delta], None] | None) -> None:
+        active = self._active.get(request_id)
+        if active is not None and sink in (None, active.sink):
+            self._end(request_id)
 
     def _end(self, request_id: int) -> None:
         active = self._active.pop(request_id, None)

@@ -67,7 +67,7 @@ class DrafterRow(Row):
 
     @property
     def resting(self) -> bool:
-        return self._lookahead == 0
+        return not self._wants_step()
 
     def resume(self, count: int) -> None:
         self._spine = []

@@ -21,6 +21,11 @@ class _Held:
         self.reading = reading
         self.rows: set[ServedRow] = set()
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a row with a KV slot needs it. Rows that wait for one must not keep it from those that have one."""
+        return any(row.slot >= 0 for row in self.rows)
+
 
 class AdapterTable:
     """The adapters by version, the least recently used first."""
@@ -47,7 +52,7 @@ class AdapterTable:
             raise InvalidRequestError(f"the target takes no adapters, such as {adapter.name!r}", field="model")
         held = self._held.pop(adapter.version, None)
         if held is None:
-            held = _Held(None, self._pool.submit(self._load, self._lora, adapter))
+            held = _Held(None, self._read_weights(adapter))
         self._held[adapter.version] = held
         held.rows.add(row)
         row.adapter_slot = held.slot
@@ -67,7 +72,7 @@ class AdapterTable:
             if error is not None:
                 del self._held[version]
                 failed += [(row, error) for row in held.rows]
-            elif (slot := self._free_slot()) is not None:
+            elif held.in_use and (slot := self._free_slot()) is not None:
                 self._write(slot, held, held.reading.result())
         return failed
 
@@ -83,13 +88,19 @@ class AdapterTable:
         if self._free:
             return self._free.pop(0)
         for version, held in self._held.items():
-            if held.slot is not None and not held.rows:
+            if held.slot is not None and not held.in_use:
                 del self._held[version]
+                for row in held.rows:
+                    self.begin(row)  # again, for when it has a KV slot
                 return held.slot
         return None
 
-    def _load(self, lora: LoraLayers, adapter: Adapter) -> LoraWeights:
+    def _read_weights(self, adapter: Adapter) -> Future[LoraWeights]:
         """Read and check weights, in a thread."""
+        assert self._lora is not None
+        return self._pool.submit(self._load, self._lora, adapter)
+
+    def _load(self, lora: LoraLayers, adapter: Adapter) -> LoraWeights:
         try:
             weights = self._read(adapter.path)
             if weights.version != adapter.version:

@@ -91,7 +91,6 @@ class Target:
         """Draft, verify, commit. Chunks of prompts, members' drafts and beams are in the same forward."""
         round_began_s = time.perf_counter() - (self.times.waited_s - self._waited_before_s)  # with the wait for drafts
         samplers, running = self._rows.sampling(shares), self._rows.verifying(shares)
-        prompt_tokens = sum([share.tokens for share in shares if share.is_chunk])
         self._draft(running, others=sum([share.tokens for share in shares]) - len(running))
         self._request_logits(running, round_began_s)
         inputs = [row.inputs(limit) for row, limit, _ in shares]
@@ -107,8 +106,9 @@ class Target:
         timer.stop()
         self._inbox.receive(0.0)  # while the device computes: a late draft still tells what follows the verdict
         verdicts = wait_for_verdicts()
-        tokens = sum([len(run.tokens) for runs in inputs for run in runs])
-        self._note_times(tokens, prompt_tokens, timer.seconds(), alone=not running)
+        tokens = [sum([len(run.tokens) for run in runs]) for runs in inputs]  # a chunk may have run fewer than granted
+        prompt_tokens = sum([count for count, share in zip(tokens, shares, strict=True) if share.is_chunk])
+        self._note_times(sum(tokens), prompt_tokens, timer.seconds(), alone=not running)
         self._commit(verifications, verdicts, round_began_s if running else None, prompt_tokens=prompt_tokens)
 
     def _draft(self, rows: list[TargetRow], *, others: int) -> None:

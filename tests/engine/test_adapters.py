@@ -213,3 +213,13 @@ def test_an_adapter_that_cannot_be_loaded_fails_its_requests_alone(folder: Path)
         with pytest.raises(InvalidRequestError, match="the target takes no adapters, such as 'b'"):
             engine.generate([Request(endpoint(folder, "b"), PROMPTS[0], GREEDY)])
     assert answer[-1].finish == "length"
+
+
+@pytest.mark.timeout(60)
+def test_requests_that_wait_for_a_slot_do_not_keep_their_adapter(
+    folder: Path, models: dict[str | None, PreTrainedModel]
+) -> None:
+    """The target has room for one request and one adapter."""
+    requests = mixed(folder, temperature=0)
+    with running(folder, adapters_at_run_time=1, slots=1) as engine:
+        assert tokens(engine.generate(requests)) == expected(models, requests)

@@ -8,7 +8,7 @@ import pytest
 from actors.coordinator.request import Endpoint, Request
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
-from decoding.errors import UnavailableError
+from decoding.errors import InvalidRequestError, UnavailableError
 from decoding.sampling.params import SamplingParams
 from tests.support.models import tiny_model
 
@@ -41,3 +41,15 @@ def test_slow_steps_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runner, "logits", slow)
         [answer] = engine.generate([Request(endpoint, [1, 2], SamplingParams(max_tokens=4))])
     assert sum(len(delta.tokens) for delta in answer) == 4
+
+
+def test_a_request_that_is_refused_as_a_duplicate_does_not_end_the_first() -> None:
+    endpoint = Endpoint("e", "target", None, 0, lambda tokens: "")
+    runner = Runner(tiny_model("llama-gqa"), slots=1, max_length=64, max_query=64)
+    request = Request(endpoint, [1, 2], SamplingParams(max_tokens=40))
+    with Engine({"target": ("target", runner)}) as engine:
+        first = engine.stream(request)
+        count = len(next(first).tokens)
+        with pytest.raises(InvalidRequestError, match="in progress already"):
+            engine.generate([request])
+        assert count + sum(len(delta.tokens) for delta in first) == 40

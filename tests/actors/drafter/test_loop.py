@@ -131,6 +131,15 @@ def test_a_cancelled_request_frees_its_slot() -> None:
     assert stage.drafter.load().active == 0
 
 
+def test_a_prompt_after_which_nothing_is_drafted_delays_no_other_with_its_pages() -> None:
+    stage = Stage()
+    prompt = list(range(40))
+    ended = SamplingParams(max_tokens=20, temperature=0, stop_token_ids=(39,))
+    assert stage.say(admit(1, prompt, 40, ended, 3, drafter=True)) == []
+    base, tokens = longest(stage.say(admit(2, prompt, 40, GREEDY, 3, drafter=True)))
+    assert (base, tokens) == (40, stage.continuation(prompt, len(tokens)))
+
+
 def test_it_asks_again_for_what_was_lost() -> None:
     stage = Stage()
     stage.say(admit(1, PROMPT, 4, GREEDY, 3, drafter=True))
@@ -272,5 +281,7 @@ def test_a_row_that_others_displaced_in_the_same_turn_does_not_run(monkeypatch: 
     monkeypatch.setattr(drafter, "_step", run)
     drafter.turn()
     assert calls == [[0]]
+    drafter.turn()  # without the row that made room
+    assert calls == [[0], [0]]
     drafter.turn()
-    assert calls == [[0], [0], [1]]
+    assert calls[2:] == [[0], [1]]
