@@ -31,6 +31,7 @@ _CATCH_UP_SHARE = 0.3  # of the time that the target would need to read what dra
 _SMOOTHING = 0.6  # weight of the newest trial
 _FADING = 0.95  # factor per step on what was measured before, so that it is as recent as a trial
 _INHERITED = 1  # powers of two between sizes of which the smaller's gain says something about the larger's
+_SHORT_VISIT_STEPS = 4 * (_MIN_SETTLING_STEPS + _TRIAL_STEPS)  # with batches of one size: too few for a trial
 _SIZE_TOLERANCE = 0.75  # in powers of two: batches this near count as of one size, so that sizes don't alternate
 
 
@@ -112,6 +113,8 @@ class SpeculationTrial:
         """plain_step_s: the expected seconds of a plain step, by rows."""
         self._expected_step_s = plain_step_s
         self._size = -1  # of current batches, as a power of two; -1: there was none
+        self._visit_steps = 0  # consecutive steps at that size …
+        self._away_steps = 0  # … and since then, of smaller batches
         self._evidence: dict[int, _Evidence] = {}
         self._window = _Window(speculating=False, trying=False)
         self._window_before: _Window | None = None  # the trial: of the mode in use
@@ -167,6 +170,7 @@ class SpeculationTrial:
             catch_up_s: the most that drafters would need to read what they have missed, while plain decoding is in use.
         """
         self._update_size(rows)
+        self._count_visit(rows)
         if not self._window.speculating:
             self._catch_up_s = catch_up_s
         self._credit_s = min(self._max_credit_s, self._credit_s + _BUDGET * seconds)
@@ -298,10 +302,16 @@ class SpeculationTrial:
         self._window = _Window(speculating, trying, self._window.settled and same, catch_up_s)
 
     def _update_size(self, rows: int) -> None:
-        """If the size has changed, use the mode that won at that size, or at the nearest size with evidence."""
+        """If the size has changed, use the mode that won at that size, or at the nearest size with evidence.
+
+        Where sizes alternate too fast for trials, batches count as of the largest: else none would ever be judged.
+        """
         size = math.log2(rows)
         if abs(size - self._size) <= _SIZE_TOLERANCE:
             return
+        if size < self._size and max(self._visit_steps, self._away_steps) < _SHORT_VISIT_STEPS:
+            return
+        self._visit_steps = self._away_steps = 0
         if self._window.trying and self._window_before is not None and self._size in self._evidence:
             self._charge(self._window.speculating, self._window.loss_s(self._window_before.speed))
         self._size, self._window_before = round(size), None
@@ -309,6 +319,15 @@ class SpeculationTrial:
             self._inherit()
         evidence = self._evidence.get(self._size)
         self._open(self._may_begin if evidence is None else evidence.log_gain > 0, trying=False)
+
+    def _count_visit(self, rows: int) -> None:
+        """Count a step at the current size, or away from it."""
+        if abs(math.log2(rows) - self._size) > _SIZE_TOLERANCE:
+            self._away_steps += 1
+        elif self._away_steps:
+            self._visit_steps, self._away_steps = 1, 0
+        else:
+            self._visit_steps += 1
 
     def _inherit(self) -> None:
         """Give a new size the gain of the nearest. Gains rarely grow with size, so a much larger one is tried first."""

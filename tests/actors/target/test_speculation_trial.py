@@ -1,8 +1,9 @@
 """Trials of speculative and plain decoding, on a simulated machine whose cores target and drafter share."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, cycle, repeat
 from statistics import mean
 
 import pytest
@@ -249,3 +250,19 @@ def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
         trial.note(1, new, step_s, work_s=new * 0.02, drafted=speculates)
         seconds, tokens = seconds + step_s, tokens + new
     assert tokens / seconds > 1.2 * 50  # of 1.3
+
+
+@pytest.mark.parametrize("steps", [4, 8, 12, 16, 30])
+@pytest.mark.parametrize("sizes", [(8, 32), (2, 16), (4, 16, 64)], ids=str)
+def test_speculation_is_judged_although_sizes_alternate(sizes: Sequence[int], steps: int) -> None:
+    """Where each size lasts for a few steps only."""
+
+    def run(load: Load, seed: int) -> float:
+        rows = chain.from_iterable(repeat(size, steps) for size in cycle(sizes))
+        machine = Machine(seed=seed)
+        load = replace(load, rows=lambda: next(rows))
+        machine.run(60, load)
+        return machine.run(360, load)
+
+    assert mean(run(COSTS, seed) for seed in range(10)) < 0.0125
+    assert mean(run(PAYS, seed) for seed in range(10)) < 0.0125
