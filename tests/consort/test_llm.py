@@ -52,6 +52,7 @@ def test_a_seed_names_a_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _draft_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft whether it pays on this machine or not."""
+    monkeypatch.setattr(planner.DraftPlanner, "speculates", lambda self: True)
     monkeypatch.setattr(planner, "choose_draft_lengths", lambda rates, limits, *_, **__: list(limits))
     monkeypatch.setattr(
         planner, "choose_draft_tokens", lambda probabilities, _: [len(draft) for draft in probabilities]
