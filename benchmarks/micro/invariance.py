@@ -1,15 +1,19 @@
 """The share of texts that depend on drafts, on company or on the target's replica. It should be 0.
 
 python -m benchmarks.micro.invariance --model models/target --prompts 100 --output benchmarks/results/invariance.json
+
+Prompts are taken in parts, in one or more processes. The output is written after each part, so that what a long run has
+found is not lost with it.
 """
 
 import argparse
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -100,7 +104,21 @@ class Finding:
     first: int | None  # the least position where one differs
     accepted: int  # draft tokens
     drafted: int
-    seconds: float
+    seconds: float  # of all parts, whether they ran at the same time or not
+
+    def __add__(self, other: "Finding") -> "Finding":
+        """Return what both found, with the same condition and temperature, for other prompts."""
+        firsts = [first for first in (self.first, other.first) if first is not None]
+        return Finding(
+            self.condition,
+            self.temperature,
+            self.texts + other.texts,
+            self.different + other.different,
+            min(firsts, default=None),
+            self.accepted + other.accepted,
+            self.drafted + other.drafted,
+            self.seconds + other.seconds,
+        )
 
 
 class KnowingProposer:
@@ -135,8 +153,9 @@ class _Replicas(Engine):
 class Bench:
     """A model, its prompts, and one engine per condition."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
+    def __init__(self, options: argparse.Namespace, begin: int, end: int) -> None:
+        """begin, end: which prompts."""
+        self._options, self._begin = options, begin
         tokenizer: Any = load_tokenizer(options.model)
         texts = read_prompts(Path("models/heldout.jsonl"))
         chats = [f"{task}\n{text}" for task in _TASKS for text in texts][:: len(_TASKS) * len(texts) // options.prompts]
@@ -144,7 +163,7 @@ class Bench:
             tokenizer.apply_chat_template(
                 [{"role": "user", "content": chat}], add_generation_prompt=True, return_dict=False
             )
-            for chat in chats[: options.prompts][slice(*options.only)]
+            for chat in chats[begin:end]
         ]
         self._runners = {name: load_runner(self._spec(name)) for name in _REPLICAS}
 
@@ -197,7 +216,7 @@ class Bench:
         endpoint = Endpoint("e", "target", None, _DRAFT_LENGTH, lambda tokens: "", ngram)
         requests = [
             Request(endpoint, prompt, self._params(temperature, seed))
-            for seed, prompt in enumerate(self._prompts, self._options.only[0])
+            for seed, prompt in enumerate(self._prompts, self._begin)
         ]
         groups = [requests[start : start + condition.company] for start in range(0, len(requests), condition.company)]
         with mock.patch("actors.target.inbox.NgramProposers", proposers):
@@ -232,28 +251,38 @@ def _first_difference(text: Sequence[int], reference: Sequence[int]) -> int:
 def main() -> None:
     """Print and write the findings."""
     options = _options()
-    findings = []
+    begin, end = options.only or (0, options.prompts)
+    totals: dict[tuple[str, float], Finding] = {}
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+        starts = range(begin, end, options.part)
+        for part in as_completed(
+            [pool.submit(_find, options, start, min(start + options.part, end)) for start in starts]
+        ):
+            for finding in part.result():
+                key = finding.condition, finding.temperature
+                totals[key] = totals[key] + finding if key in totals else finding
+            _report(options, list(totals.values()))
+
+
+def _find(options: argparse.Namespace, begin: int, end: int) -> list[Finding]:
+    """Return the findings of some prompts."""
     with ExitStack() as stack:
         for name in options.without:
             stack.enter_context(mock.patch(*_WITHOUT[name]))
-        bench = Bench(options)
-        for temperature in options.temperature:
-            for finding in bench.findings(temperature):
-                findings.append(finding)
-                print(asdict(finding), flush=True)
+        bench = Bench(options, begin, end)
+        return [finding for temperature in options.temperature for finding in bench.findings(temperature)]
+
+
+def _report(options: argparse.Namespace, findings: Sequence[Finding]) -> None:
     head = "condition", "T", "texts", "different", "first at", "accepted / drafted", "s"
-    print(
-        table(
-            head,
-            [
-                (
-                    *(f.condition, f"{f.temperature:g}", str(f.texts), str(f.different)),
-                    *("" if f.first is None else str(f.first), f"{f.accepted} / {f.drafted}", f"{f.seconds:.0f}"),
-                )
-                for f in findings
-            ],
+    rows = [
+        (
+            *(f.condition, f"{f.temperature:g}", str(f.texts), str(f.different)),
+            *("" if f.first is None else str(f.first), f"{f.accepted} / {f.drafted}", f"{f.seconds:.0f}"),
         )
-    )
+        for f in findings
+    ]
+    print(table(head, rows), flush=True)
     if options.output:
         write(options.output, "benchmarks.micro.invariance", vars(options), findings=[asdict(f) for f in findings])
 
@@ -263,7 +292,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default="models/target")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prompts", type=int, default=20)
-    parser.add_argument("--only", type=int, nargs=2, metavar=("BEGIN", "END"), default=[0, None], help="these prompts")
+    parser.add_argument("--only", type=int, nargs=2, metavar=("BEGIN", "END"), help="these of the prompts")
+    parser.add_argument("--part", type=int, default=48, help="prompts that are taken together")
+    parser.add_argument("--processes", type=int, default=1, help="parts that are taken at the same time")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.7, 0.0])
     parser.add_argument("--company", type=int, nargs="+", default=[1, 4, 16], help="requests at once")
