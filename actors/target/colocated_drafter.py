@@ -4,7 +4,7 @@ Each row gets exactly one draft per step and none ahead of verification, because
 message travels between processes, and each model has the whole device while it runs. Knows nothing of coordinators.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -28,19 +28,12 @@ class ColocatedDrafter:
     name: ProposerName = "drafter"
     rests_alone = False
 
-    def __init__(
-        self,
-        runner: Runner,
-        options: LoopOptions = LoopOptions(),
-        *,
-        note_drafting: Callable[[float], None] = lambda token_s: None,
-    ) -> None:
+    def __init__(self, runner: Runner, options: LoopOptions = LoopOptions()) -> None:
         """
         runner: has at least as many slots as the target's.
         options: the target's; its only draft mapping, if any, is for that target.
-        note_drafting: takes the mean seconds of a draft token of all rows together.
         """
-        self._note_drafting = note_drafting
+        self.token_s = 0.0
         exchange = LocalExchange()
         self._link = exchange.join(_TARGET)
         self._drafter = Drafter(runner, exchange.join(_DRAFTER), options, alternatives=0, ahead=False)
@@ -69,8 +62,7 @@ class ColocatedDrafter:
         offers = self._drafter.offers((_TARGET, request_id) for request_id in drafted)
         offered = {drafted[offer.request_id].key for offer in offers if drafted[offer.request_id].offer(offer)}
         spent = self._drafter.times - before
-        if spent.steps:
-            self._note_drafting(spent.step_s / spent.steps)
+        self.token_s = spent.step_s / spent.steps if spent.steps else 0.0
         return offered
 
     def remove(self, row: Row) -> None:

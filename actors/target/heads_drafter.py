@@ -5,6 +5,7 @@ While nothing drafts they do not read. What they missed stays a gap in their key
 Knows nothing of messages, or of what kind the heads are.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
@@ -48,6 +49,7 @@ class HeadsDrafter:
     def __init__(self, heads: HeadProposer, runner: Runner, rows: TargetRows) -> None:
         self._heads, self._runner, self._rows = heads, runner, rows
         self.name: ProposerName = heads.kind
+        self.token_s = 0.0
         ranks = RANKS if heads.tree is None else 1 + max((rank for path in heads.tree for rank in path), default=0)
         self._ranks = min(max(ranks, RANKS), runner.vocab_size)
         self._calibrations: defaultdict[tuple[bool, int], RankCalibration] = defaultdict(
@@ -68,12 +70,16 @@ class HeadsDrafter:
             OutOfPagesError: as in `Runner.logits`.
         """
         rows = [row for row in rows if self._draft_length(row) > 0 and self._read.get(row.slot) == _state_of(row)]
+        self.token_s = 0.0
         if not rows:
             return set()
+        began_s = time.perf_counter()
         length = max(map(self._draft_length, rows))
         starts = [DraftStart(row.slot, len(row.tokens), row.params) for row in rows]
         for row, choices in zip(rows, self._heads.propose(starts, length, self._ranks), strict=True):
             self._offer(row, choices)
+        if self._heads.chained:  # otherwise a longer draft takes no longer
+            self.token_s = (time.perf_counter() - began_s) / length
         return {row.key for row in rows}
 
     def begin_step(self, writers: Sequence[TargetRow | None], inputs: Sequence[Sequence[RowInput]]) -> None:

@@ -52,14 +52,10 @@ class Target:
         self._rows = TargetRows(runner.cache, removed=self._release)
         self._mailbox = Mailbox(link, self._rows, self.times)
         self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=options.colocated is not None)
-        self._colocated_drafter = (
-            None
-            if options.colocated is None
-            else ColocatedDrafter(options.colocated, options, note_drafting=self._planner.note_drafting)
-        )
+        self._colocated_drafter = None if options.colocated is None else ColocatedDrafter(options.colocated, options)
         self._heads = None if options.heads is None else HeadsDrafter(options.heads, runner, self._rows)
         proposers: list[StepProposer] = [each for each in (self._colocated_drafter, self._heads) if each is not None]
-        self._proposers = StepProposers(proposers, adaptive=options.adaptive)
+        self._proposers = StepProposers(proposers, self._planner.note_drafting, adaptive=options.adaptive)
         self._rows.drafting = self._planner.speculates()
         self._leader = EnsembleLeader(link, self._mailbox.put, runner)
         structures = GrammarJobs(options.load_tokenizer, runner.vocab_size)
@@ -117,8 +113,9 @@ class Target:
             return
         began_s = time.perf_counter()
         self._proposers.draft(rows if self._rows.drafting else [], self._planner.mean_step_s)
-        self.times.drafted_s += time.perf_counter() - began_s
-        drafts = self._planner.choose_drafts(rows, time.perf_counter(), others=others)
+        now_s = time.perf_counter()
+        self.times.drafted_s += now_s - began_s
+        drafts = self._planner.choose_drafts(rows, now_s, others=others, spent_s=now_s - began_s)
         for row, draft in zip(rows, drafts, strict=True):
             row.step_draft = draft if self._scheduler.speculates else draft.first(0)
 

@@ -35,9 +35,10 @@ class DraftPlanner:
         # Since the last step: actual and expected seconds of prefill, and whether a draft was offered.
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
         self._mean_step_s = self._step_cost_s(1)
-        self.trial = SpeculationTrial(self._plain_cost_s[False])
+        self.trial = SpeculationTrial(self._plain_cost_s[False], lambda: self.acceptance)
         self.active_rows = 1  # includes rows in prefill, which will run soon
-        self._draft_token_s: float | None = None  # latency of a draft token
+        self._latency_token_s: float | None = None  # of a draft token that a row waits for
+        self._drafting_token_s: float | None = None  # by which a draft token of all rows delays the step
 
     @property
     def mean_step_s(self) -> float:
@@ -49,8 +50,13 @@ class DraftPlanner:
         """The expected acceptance rate of a new row's drafts."""
         return self._acceptance.value
 
-    def choose_drafts(self, rows: Sequence[TargetRow], now_s: float, *, others: int = 0) -> list[Draft]:
-        """Return as much of each row's draft as pays in this step. others: tokens of other rows in the same forward."""
+    def choose_drafts(
+        self, rows: Sequence[TargetRow], now_s: float, *, others: int = 0, spent_s: float = 0.0
+    ) -> list[Draft]:
+        """Return as much of each row's draft as pays in this step.
+
+        others: tokens of other rows in the same forward. spent_s: seconds of the step that are over.
+        """
         if self.speculates():
             drafts = [row.best_draft(branching=self._branching) for row in rows]
         else:
@@ -63,7 +69,7 @@ class DraftPlanner:
         if not self._adaptive or not any(probabilities):
             return drafts
         cost_s = self._cost_s(rows)
-        counts = choose_draft_tokens(probabilities, lambda tokens: cost_s(tokens + others))
+        counts = choose_draft_tokens(probabilities, lambda tokens: spent_s + cost_s(tokens + others))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
@@ -76,11 +82,13 @@ class DraftPlanner:
         Rows that just committed begin to wait for it, for at most the time of a step.
         """
         limits = [row.usable_draft_length if row.speculates else 0 for row in rows]
-        latency_s = self._draft_token_s or 0.0
-        wanted = self._lengths(rows, limits, latency_s=latency_s)
-        useful = self._lengths(rows, limits, latency_s=0.0) if latency_s and not self._alternating else wanted
-        if self._draft_token_s is not None:
-            self._draft_token_s *= _DRIFT
+        delayed = self._alternating or any(row.heads for row in rows)
+        delay_s = self._drafting_token_s if delayed else None
+        useful = wanted = self._lengths(rows, limits, latency_s=delay_s or 0.0, alternating=delayed)
+        if self._latency_token_s and not self._alternating:
+            wanted = self._lengths(rows, limits, latency_s=self._latency_token_s, alternating=False)
+        self._latency_token_s = self._latency_token_s and _DRIFT * self._latency_token_s
+        self._drafting_token_s = self._drafting_token_s and _DRIFT * self._drafting_token_s
         for row, wanted_length, useful_length in zip(rows, wanted, useful, strict=True):
             row.wanted_draft_length, row.useful_draft_length = wanted_length, useful_length
             if not row.expects_drafts or self._alternating:
@@ -148,10 +156,8 @@ class DraftPlanner:
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
 
     def note_drafting(self, token_s: float) -> None:
-        """Learn the latency of a draft token, for all rows together if drafting and verification alternate."""
-        if self._draft_token_s is None:
-            self._draft_token_s = token_s
-        self._draft_token_s += _SMOOTHING * (token_s - self._draft_token_s)
+        """Learn by how much a draft token of all rows together delays the step."""
+        self._drafting_token_s = _smooth(self._drafting_token_s, token_s)
 
     def note_offer(self, row: TargetRow, now_s: float, *, fits: bool = True) -> None:
         """Learn from an offer. If it fits the text, it may complete the draft that the row waits for."""
@@ -166,22 +172,29 @@ class DraftPlanner:
         """Learn the latency per draft token. A row that got none while it waited counts as half a token."""
         assert row.incomplete_since_s is not None
         tokens = max(row.drafted_length - row.drafted_at_plan, 0.5)
-        self.note_drafting((now_s - row.incomplete_since_s) / tokens)
+        self._latency_token_s = _smooth(self._latency_token_s, (now_s - row.incomplete_since_s) / tokens)
         row.incomplete_since_s = None
 
-    def _lengths(self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float) -> list[int]:
+    def _lengths(
+        self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float, alternating: bool
+    ) -> list[int]:
         if not self._adaptive or not any(limits):
             return limits
         if not self.speculates():
             return [0] * len(rows)
         rates = [row.acceptance.value for row in rows]
-        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=self._alternating)
+        return choose_draft_lengths(rates, limits, self._cost_s(rows), latency_s, alternating=alternating)
 
     def _cost_s(self, rows: Sequence[TargetRow]) -> StepCost:
         """Return the cost of such rows' steps. With an ensemble it lasts until the slowest member's reply."""
         return self._round_cost_s if any(row.ensemble is not None for row in rows) else self._step_cost_s
 
     def _patience_s(self, draft_length: int) -> float:
-        if self._draft_token_s is None:
+        if self._latency_token_s is None:
             return self._mean_step_s
-        return min(_PATIENCE * draft_length * self._draft_token_s, self._mean_step_s)
+        return min(_PATIENCE * draft_length * self._latency_token_s, self._mean_step_s)
+
+
+def _smooth(mean: float | None, value: float) -> float:
+    """Return a running mean with one more value. mean: None if it is the first."""
+    return value if mean is None else mean + _SMOOTHING * (value - mean)

@@ -5,6 +5,9 @@ So a target compares its speed with and without speculation. The two are measure
 machine's own speed changes, too. A trial begins when the time that it may lose has been earned, and ends when that is
 lost. So many rows at once begin with plain decoding, and one or two rows with drafts. What drafters have missed while
 they rested is expected to be lost, too: they read it first.
+
+Before the first trial with batches of a size, the cost of verifying drafts there says whether to hurry with it. What
+was found at other sizes is worth less or more by the ratio of these costs.
 """
 
 import math
@@ -109,9 +112,12 @@ class _Evidence:
 class SpeculationTrial:
     """A continued comparison of speculative with plain decoding on one target."""
 
-    def __init__(self, plain_step_s: Callable[[int], float]) -> None:
-        """plain_step_s: the expected seconds of a plain step, by rows."""
-        self._expected_step_s = plain_step_s
+    def __init__(self, plain_step_s: Callable[[int], float], acceptance: Callable[[], float] = lambda: 1.0) -> None:
+        """
+        plain_step_s: the expected seconds of a plain step, by rows.
+        acceptance: the expected rate at which draft tokens are accepted.
+        """
+        self._expected_step_s, self._acceptance = plain_step_s, acceptance
         self._size = -1  # of current batches, as a power of two; -1: there was none
         self._visit_steps = 0  # consecutive steps at that size …
         self._away_steps = 0  # … and since then, of smaller batches
@@ -237,9 +243,10 @@ class SpeculationTrial:
 
     @property
     def _may_begin(self) -> bool:
-        """Whether to speculate with batches of a size that was never tried."""
+        """Whether to speculate with batches of a size that was never tried. If it hardly pays, that must be earned."""
+        promises = 1 + self._acceptance() > self._draft_cost(self._size)
         expected_s = self._unknown_loss_s + self._expected_catch_up_s
-        return self._size <= _TRIED_AT_ONCE or self._credit_s + _FIRST_S >= expected_s
+        return self._size <= _TRIED_AT_ONCE or self._credit_s + promises * _FIRST_S >= expected_s
 
     @property
     def _unknown_loss_s(self) -> float:
@@ -330,9 +337,18 @@ class SpeculationTrial:
             self._visit_steps += 1
 
     def _inherit(self) -> None:
-        """Give a new size the gain of the nearest. Gains rarely grow with size, so a much larger one is tried first."""
+        """Give a new size what drafts are worth at the nearest, by what verifying them costs at both.
+
+        If drafts still seem to pay with much larger batches, these are tried first.
+        """
         nearest = min(self._evidence, key=lambda other: abs(other - self._size), default=None)
-        if nearest is not None and (
-            abs(nearest - self._size) <= _INHERITED or (nearest > self._size) == (self._evidence[nearest].log_gain > 0)
-        ):
-            self._evidence[self._size] = _Evidence(self._evidence[nearest].log_gain)
+        if nearest is None:
+            return
+        log_gain = self._evidence[nearest].log_gain
+        log_gain += math.log(self._draft_cost(nearest) / self._draft_cost(self._size))
+        if abs(nearest - self._size) <= _INHERITED or (nearest > self._size) == (log_gain > 0):
+            self._evidence[self._size] = _Evidence(log_gain)
+
+    def _draft_cost(self, size: int) -> float:
+        """Return the time of a step that verifies one draft token of each row, relative to a plain step's."""
+        return self._expected_step_s(2 ** (size + 1)) / self._expected_step_s(2**size)

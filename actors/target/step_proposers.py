@@ -5,7 +5,7 @@ Knows nothing of how they draft.
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from actors.loops.row import RowKey
@@ -22,6 +22,7 @@ class StepProposer(Protocol):
 
     name: ProposerName
     rests_alone: bool  # whether it may rest when it is the only one; if not, the planner weighs its time
+    token_s: float  # seconds by which a draft token of all rows delayed the last step; 0 if it drafted none
 
     def drafts_for(self, row: TargetRow) -> bool:
         """Whether it drafts for this row at all."""
@@ -39,9 +40,14 @@ class StepProposer(Protocol):
 class StepProposers:
     """The proposers of one target that delay its step."""
 
-    def __init__(self, proposers: Sequence[StepProposer], *, adaptive: bool) -> None:
-        """adaptive: ask those that pay; otherwise all."""
-        self._proposers, self._adaptive = proposers, adaptive
+    def __init__(
+        self, proposers: Sequence[StepProposer], note_drafting: Callable[[float], None], *, adaptive: bool
+    ) -> None:
+        """
+        note_drafting: takes the seconds by which a draft token of all rows delays a step.
+        adaptive: ask those that pay; otherwise all.
+        """
+        self._proposers, self._note_drafting, self._adaptive = proposers, note_drafting, adaptive
         self._asked: list[StepProposer] = []  # before this step
         self._costs = {proposer.name: _RunningMean(_SMOOTHING) for proposer in proposers}  # seconds of a call
         self._rows: set[RowKey] = set()  # that were to get drafts
@@ -66,6 +72,9 @@ class StepProposers:
             drafted.append(proposer.draft([row for row in rows if proposer.drafts_for(row)]))
             self._costs[proposer.name].note(time.perf_counter() - began_s)
         self._drafted = set().union(*drafted) if all(drafted) else set()
+        token_s = sum(proposer.token_s for proposer in self._asked)
+        if token_s:
+            self._note_drafting(token_s)
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
         """Learn from verdicts what each proposer that was asked adds to the others."""

@@ -119,6 +119,37 @@ def test_leaders_plan_with_what_the_slowest_member_takes(monkeypatch: pytest.Mon
     assert 0 < alone.useful_draft_length < leader.useful_draft_length == 4
 
 
+def test_heads_draft_as_much_as_pays_for_the_time_that_drafting_takes(planner: DraftPlanner) -> None:
+    row = running_row(planner)
+    row.drafter, row.expects_drafts, row.heads = False, False, True
+    lengths = []
+    for token_s in (0.0, 0.01, 0.1):
+        for _ in range(100):
+            planner.note_drafting(token_s)
+        planner.plan([row], {row.key}, 0.0)
+        lengths.append(row.useful_draft_length)
+    assert lengths[0] == 4 > lengths[1] > lengths[2] == 0
+    for _ in range(1000):
+        planner.plan([row], set(), 0.0)
+    assert row.useful_draft_length > 0  # the estimate fades
+
+
+def test_rows_wait_for_no_heads_but_for_drafters(planner: DraftPlanner) -> None:
+    """The time of heads does not tell how long a drafter in another process takes."""
+    row = running_row(planner)
+    planner.note_drafting(1.0)
+    planner.plan([row], {row.key}, 0.0)
+    assert row.wanted_draft_length == row.useful_draft_length == 4
+    assert row.wait_s(0.0) > 0
+
+
+def test_more_is_verified_once_time_was_spent_on_the_step(planner: DraftPlanner) -> None:
+    row = running_row(planner)
+    row.trie.offer(3, [5, 6, 7, 8], None, [0.5, 0.2, 0.2, 0.2])
+    counts = [len(planner.choose_drafts([row], 0.0, spent_s=spent_s)[0].tokens) for spent_s in (0.0, 0.1, 1.0)]
+    assert counts[0] < counts[1] <= counts[2]
+
+
 def speculated_share(planner: DraftPlanner, *, drafted_step_s: float, tokens: float, prompts_s: float = 0.0) -> float:
     """Return the share of the steps after the first minute that were speculated.
 

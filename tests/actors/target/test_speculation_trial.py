@@ -129,6 +129,33 @@ def test_speculation_that_pays_is_found_though_drafters_have_much_to_read() -> N
     assert machine.trial.gain > 1.3
 
 
+STEP_S = {1: 0.0105, 2: 0.0105, 4: 0.0115, 8: 0.0133, 16: 0.017, 32: 0.0276, 64: 0.044, 128: 0.08}  # by tokens
+
+
+@pytest.mark.parametrize(
+    ("rows", "acceptance", "begins"),
+    [(2, 0.1, True), (8, 0.4, True), (16, 0.4, False), (32, 0.5, False), (32, 0.8, True)],
+)
+def test_drafts_that_cost_more_than_they_can_bring_are_not_hurried(rows: int, acceptance: float, begins: bool) -> None:
+    """A step over twice as many tokens takes 1.15 times as long with 8 rows, and 1.6 times with 32."""
+    trial = SpeculationTrial(STEP_S.__getitem__, lambda: acceptance)
+    assert trial.speculates(rows) == begins
+
+
+def test_gains_are_inherited_by_what_drafts_cost_at_both_sizes() -> None:
+    """What is worth 1.1 with 8 rows is worth less with 16, where verification costs more, and is not begun."""
+    trial = SpeculationTrial(STEP_S.__getitem__)
+    rng = random.Random(0)
+    for _ in range(2000):
+        speculates = trial.speculates(8)
+        step_s = STEP_S[8] * (2 / 1.1 if speculates else 1) * rng.uniform(0.9, 1.1)
+        tokens = 16 if speculates else 8
+        trial.note(8, tokens, step_s, work_s=tokens / 8 * STEP_S[8], drafted=speculates, offered=speculates)
+    assert trial.gain == pytest.approx(1.1, rel=0.06)
+    assert not trial.speculates(16)
+    assert trial.gain == pytest.approx(1.1 * (0.017 / 0.0133) / (0.0276 / 0.017), rel=0.06)
+
+
 def test_drafts_return_at_once_when_the_load_falls() -> None:
     machine = Machine()
     machine.run(120, replace(MANY_ROWS, reading_s=0.0003))

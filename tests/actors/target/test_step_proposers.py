@@ -25,6 +25,7 @@ class Simulated:
 
     def __init__(self, name: ProposerName, rate: float, seconds: float, *, rests_alone: bool = True) -> None:
         self.name, self.rate, self.seconds, self.rests_alone = name, rate, seconds, rests_alone
+        self.token_s = seconds / LENGTH
         self.log: list[Simulated] = []  # shared by all, in the order in which they are asked
 
     def drafts_for(self, row: Any) -> bool:
@@ -43,7 +44,7 @@ def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def speed(proposers: Sequence[Simulated], *, overlap: float, adaptive: bool, seed: int = 0) -> float:
     """Return tokens per second. overlap: how often two proposers are right about the same tokens."""
-    chosen, rng = StepProposers(proposers, adaptive=adaptive), random.Random(seed)
+    chosen, rng = StepProposers(proposers, lambda token_s: None, adaptive=adaptive), random.Random(seed)
     rows: Any = [SimpleNamespace(key=("c", 1))]
     asked: list[Simulated] = []
     for each in proposers:
@@ -103,7 +104,7 @@ def test_a_proposer_that_still_reads_a_prompt_is_not_judged() -> None:
     """Otherwise it would rest before its first draft."""
     heads, drafter = Simulated("eagle3", 0.5, 0.004), Simulated("drafter", 0.5, 0.004)
     drafter.draft = lambda rows: set()  # type: ignore[method-assign]
-    chosen = StepProposers([drafter, heads], adaptive=True)
+    chosen = StepProposers([drafter, heads], lambda token_s: None, adaptive=True)
     row: Any = SimpleNamespace(key=("c", 1))
     verification: Any = Verification(row, SimpleNamespace(proposers=[("eagle3",)]), range(0), None)  # type: ignore[arg-type]
     for _ in range(100):
@@ -117,7 +118,7 @@ def test_a_proposer_that_still_reads_a_prompt_is_not_judged() -> None:
 def test_rows_that_had_no_draft_do_not_count_against_a_proposer() -> None:
     """Prompts that end in a step commit a token each, and no proposer could have drafted for them."""
     heads = Simulated("eagle3", 1.0, 0.01)
-    chosen = StepProposers([heads], adaptive=True)
+    chosen = StepProposers([heads], lambda token_s: None, adaptive=True)
     row, ending = (SimpleNamespace(key=("c", number)) for number in (1, 2))
     for _ in range(200):
         chosen.draft([row], STEP_S)  # type: ignore[list-item]
@@ -132,7 +133,7 @@ def test_one_row_with_drafts_does_not_delay_many_without() -> None:
     """What a call costs, all rows of the step pay."""
     heads = Simulated("eagle3", 1.0, 0.3 * STEP_S)
     heads.drafts_for = lambda row: row.key == ("c", 0)  # type: ignore[method-assign]
-    chosen = StepProposers([heads], adaptive=True)
+    chosen = StepProposers([heads], lambda token_s: None, adaptive=True)
     rows: Any = [SimpleNamespace(key=("c", number)) for number in range(16)]
     for _ in range(200):
         chosen.draft(rows, STEP_S)
