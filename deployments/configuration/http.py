@@ -51,6 +51,12 @@ class HttpConfig(StrictModel):
         description="Longest predicted wait in the queue, in seconds; longer ones are refused with 429. null: half "
         "the recent duration of an answer, but at least 1.",
     )
+    stream_interval_s: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.1,
+        description="Longest time, in seconds, for which a stream under load collects events to send them together. It "
+        "grows by 3 ms with each answer in progress, since sending takes a server's time. First and last tokens don't "
+        "wait. 0: nothing does.",
+    )
     cached_tokens: Annotated[int, Field(ge=0)] = Field(
         0,
         description="Tokens, of prompts and answers, that the cache for repeated greedy and seeded requests holds.",

@@ -37,7 +37,7 @@ def answer_events(
         ConsortError: a request was refused, or failed; the others are cancelled.
     """
     if served.strategy is None:
-        return service.run(requests, key=key, priority=priority, arrived_s=arrived_s)
+        return service.run(requests, key=key, priority=priority, arrived_s=arrived_s, paced=True)
     check = partial(service.check_wait, served, requests, key, priority)
     run: Run = partial(service.run, key=key, priority=priority, admitted=True)
     return _deliberate(service, served.config.models, served.strategy, requests, run, check)

@@ -22,6 +22,7 @@ from deployments.admission.limits import Limits
 from deployments.admission.shared_limits import SharedLimits
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
+from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.prompt_compression import compress_alone, compress_body
 from deployments.endpoints.prompt_templates import PromptTemplates
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from deployments.monitoring.tracing import RequestTracer
 
 _Result = TypeVar("_Result")
-DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
 
 
 class Service:
@@ -52,6 +52,7 @@ class Service:
         limits: Limits | None = None,
         metrics: Metrics | None = None,
         cached_tokens: int = 0,
+        stream_interval_s: float = 0.0,
         templates: Mapping[str, str] = MappingProxyType({}),
         tracer: "RequestTracer | None" = None,
         on_demand: Collection[str] = (),
@@ -60,6 +61,7 @@ class Service:
     ) -> None:
         """
         cached_tokens: size of the response cache, in tokens of prompts and answers.
+        stream_interval_s: the longest time for which a paced stream collects deltas under load.
         templates: prompt templates in Jinja, by name.
         tracer: None disables tracing.
         on_demand: models whose replicas start when requests wait for them.
@@ -74,6 +76,7 @@ class Service:
         self._coordinator = coordinator
         self._limits = limits or Limits()
         self.cache = ResponseCache(cached_tokens)
+        self._pace = StreamPace(stream_interval_s)
         self._on_demand = set(on_demand)
         self._loaded = set(on_demand)  # models that were up at least once, or need not be
         self._count_coordinators = count_coordinators
@@ -225,6 +228,7 @@ class Service:
         arrived_s: float | None = None,
         admitted: bool = False,
         charged: bool = True,
+        paced: bool = False,
     ) -> AsyncGenerator[DeltaBatch, None]:
         """Run requests; yield their deltas in batches as they arrive. Closing the generator cancels them.
 
@@ -234,11 +238,12 @@ class Service:
             arrived_s: arrival of the client's request, by the monotonic clock; None: now.
             admitted: the requests belong to a request that was accepted already; skip the check of the queue.
             charged: as in `Admission.submit`.
+            paced: collect deltas while many answers are in progress; otherwise pass them on at once.
 
         Raises:
             ConsortError: a request was refused, or failed; the others are cancelled.
         """
-        deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        deltas = DeltaQueue(self._pace if paced else None)
         running = {
             index: request for index, request in enumerate(requests) if index == 0 or request is not requests[index - 1]
         }
@@ -248,6 +253,7 @@ class Service:
         failure: ConsortError | None = None
         for request in new.values():
             self.metrics.record_arrival(request, arrived_s)
+        self._pace.streams += 1
         try:
             self._check_loaded(requests[0].endpoint.target)
             group = list(new.values())
@@ -256,9 +262,9 @@ class Service:
                     self._submit(request, self._sink(index, request, deltas), key, priority, charged=charged)
             for index, answer in cached.items():
                 for delta in answer:
-                    deltas.put_nowait((index, delta))
+                    deltas.put(index, delta)
             while running:
-                batch = await _next_batch(deltas)
+                batch = await deltas.batch()
                 for index, delta in batch:
                     if delta.error is not None:
                         raise delta.error
@@ -272,6 +278,7 @@ class Service:
             failure = error
             raise
         finally:
+            self._pace.streams -= 1
             self._cancel(list(running.values()), failure)
 
     def _submit(
@@ -317,12 +324,12 @@ class Service:
         if self.tracer is not None:
             self.tracer.mark_admitted(request)
 
-    def _sink(self, index: int, request: Request, deltas: asyncio.Queue[tuple[int, Delta]]) -> Callable[[Delta], None]:
+    def _sink(self, index: int, request: Request, deltas: DeltaQueue) -> Callable[[Delta], None]:
         """Callback that passes a request's deltas from any thread to the event loop."""
         loop = asyncio.get_running_loop()
 
         def arrive(delta: Delta) -> None:
-            deltas.put_nowait((index, delta))
+            deltas.put(index, delta)
             self.admission.record_progress(request.request_id, delta.statistics.committed)
             if delta.finish is not None or delta.error is not None:
                 self.admission.finish(request.request_id)
@@ -334,14 +341,6 @@ class Service:
             loop.call_soon_threadsafe(arrive, delta)
 
         return sink
-
-
-async def _next_batch(deltas: asyncio.Queue[tuple[int, Delta]]) -> DeltaBatch:
-    """Return all deltas that have arrived, at least one."""
-    batch = [await deltas.get()]
-    while not deltas.empty():
-        batch.append(deltas.get_nowait())
-    return batch
 
 
 def _with_others(batch: DeltaBatch) -> DeltaBatch:

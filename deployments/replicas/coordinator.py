@@ -79,6 +79,7 @@ class CoordinatorIngress:
             limits=limits,
             metrics=Metrics(link.name),
             cached_tokens=config.http.cached_tokens,
+            stream_interval_s=config.http.stream_interval_s,
             templates=config.templates,
             tracer=make_tracer(config.http.tracing),
             on_demand=on_demand,
