@@ -29,6 +29,7 @@ _MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the le
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
 _MAX_AGREEING = 20  # trials are counted
+_MAX_STEP = 4.0  # times the expected time, as which a longer step counts: another process had the machine meanwhile
 _MAX_LOSS = 2.0  # times the expected time; what is beyond, or needed to catch up, is a hiccup, which no trial caused
 _CATCH_UP_SHARE = 0.3  # of the time that the target would need to read what drafters have missed, before it is measured
 _SMOOTHING = 0.6  # weight of the newest trial
@@ -58,9 +59,10 @@ class _Window:
     total_s: float = 0.0  # since it began, like `total_work_s`
     total_work_s: float = 0.0
 
-    def note(self, tokens: int, work_s: float, seconds: float, *, drafted: bool, offered: bool) -> None:
+    def note(self, tokens: int, work_s: float, seconds: float, *, most_s: float, drafted: bool, offered: bool) -> None:
+        """most_s: as which a longer step counts, unless drafters catch up."""
         self.steps += 1
-        self.total_s += seconds
+        self.total_s += min(seconds, most_s + self.catch_up_s)
         self.total_work_s += work_s
         if not self.settled:
             drafters_follow = drafted if self.speculating else not offered
@@ -72,7 +74,7 @@ class _Window:
         self.drafted_steps += drafted
         self.tokens += tokens
         self.work_s = fading * self.work_s + work_s
-        self.seconds = fading * self.seconds + seconds
+        self.seconds = fading * self.seconds + min(seconds, most_s)
 
     @property
     def speed(self) -> float:
@@ -182,7 +184,8 @@ class SpeculationTrial:
         self._credit_s = min(self._max_credit_s, self._credit_s + _BUDGET * seconds)
         self._since_trial_s += seconds
         window, was_settled = self._window, self._window.settled
-        window.note(tokens, work_s, seconds, drafted=drafted, offered=offered)
+        most_s = _MAX_STEP * work_s / self._plain_speed
+        window.note(tokens, work_s, seconds, most_s=most_s, drafted=drafted, offered=offered)
         if window.settled and not was_settled:
             self._learn_catch_up(window)
         if window.trying:

@@ -267,6 +267,25 @@ def test_a_hiccup_during_a_trial_does_not_end_trials() -> None:
     assert machine.trial.gain > 1.3
 
 
+@pytest.mark.parametrize(("share", "hiccup_s"), [(0.01, 0.15), (0.03, 0.15), (0.01, 0.5)])
+def test_hiccups_of_the_machine_do_not_end_speculation_that_pays(share: float, hiccup_s: float) -> None:
+    """Of one row whose drafts are worth 1.6. Time that hiccups take is not counted."""
+
+    def speed(seed: int) -> float:
+        """Return the speed over plain decoding in the first ten seconds."""
+        trial, rng, seconds, plain_s = SpeculationTrial(lambda rows: 0.01), random.Random(seed), 0.0, 0.0
+        while seconds < 10:
+            speculates = trial.speculates(1)
+            tokens = 1 + (rng.random() < 0.75) if speculates else 1
+            step_s = 0.015 * (1.75 / 1.6 if speculates else 1) * rng.uniform(0.85, 1.15)
+            stolen_s = hiccup_s * (rng.random() < share)
+            trial.note(1, tokens, step_s + stolen_s, work_s=tokens * 0.01, drafted=speculates, offered=speculates)
+            seconds, plain_s = seconds + step_s, plain_s + tokens * 0.015
+        return plain_s / seconds
+
+    assert mean(speed(seed) for seed in range(20)) > 1.55
+
+
 def test_bad_luck_with_few_tokens_ends_no_trial() -> None:
     """A row's drafts are all right or all wrong. A step with a draft takes twice as long, and pays on average."""
     trial, rng, seconds, tokens = SpeculationTrial(lambda rows: 0.02), random.Random(0), 0.0, 0
