@@ -54,7 +54,7 @@ class HttpConfig(StrictModel):
     stream_interval_s: Annotated[float, Field(ge=0, le=10)] = Field(
         0.1,
         description="Longest time, in seconds, for which a stream under load collects events to send them together. It "
-        "grows by 3 ms with each answer in progress, since sending takes a server's time. First and last tokens don't "
+        "grows by 5 ms with each answer in progress, since sending takes a server's time. First and last tokens don't "
         "wait. 0: nothing does.",
     )
     cached_tokens: Annotated[int, Field(ge=0)] = Field(

@@ -4,13 +4,12 @@ Whatever leaves at once costs this process, the proxy and the client about the s
 """
 
 import asyncio
-from contextlib import suppress
 
 from actors.coordinator.request import Delta
 
 DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
 
-_STREAM_S = 0.003  # so all streams together send 333 times a second, which takes about a fifth of a core
+_STREAM_S = 0.005  # so all streams together send 200 times a second, which takes about a tenth of a core
 
 
 class StreamPace:
@@ -28,32 +27,37 @@ class StreamPace:
 
 
 class DeltaQueue:
-    """The deltas of one answer. It belongs to one event loop."""
+    """The deltas of one answer. It belongs to one event loop.
+
+    A batch leaves when a delta comes after the interval, since other streams get theirs then, too. A timer for each
+    stream would wake the process more often, so there is one only for twice the interval.
+    """
 
     def __init__(self, pace: StreamPace | None = None) -> None:
         """pace: of its batches; None: they are passed on at once."""
         self._pace = pace
-        self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-        self._ending = asyncio.Event()  # set while it holds a request's last delta
+        self._deltas: DeltaBatch = []
+        self._ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._next_s = 0.0  # when the next batch is due, by the loop's clock
+        self._timer: asyncio.TimerHandle | None = None  # while it holds deltas back
 
     def put(self, index: int, delta: Delta) -> None:
-        """Add a delta of the request with that index."""
-        self._deltas.put_nowait((index, delta))
-        if delta.finish is not None or delta.error is not None:
-            self._ending.set()
+        """Add a delta of the request with that index. A request's last one does not wait."""
+        self._deltas.append((index, delta))
+        if delta.finish is not None or delta.error is not None or self._loop.time() >= self._next_s:
+            self._ready.set()
+        elif self._timer is None and self._pace is not None:
+            self._timer = self._loop.call_at(self._next_s + self._pace.interval_s, self._ready.set)
 
     async def batch(self) -> DeltaBatch:
-        """Return all deltas that have come, at least one, once they are due: at once if one is a request's last."""
-        batch = [await self._deltas.get()]
-        loop = asyncio.get_running_loop()
-        if self._pace is not None and loop.time() < self._next_s:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(self._next_s):
-                    await self._ending.wait()
-        while not self._deltas.empty():
-            batch.append(self._deltas.get_nowait())
-        self._ending.clear()
+        """Return all deltas that have come, at least one, once they are due."""
+        await self._ready.wait()
+        self._ready.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._pace is not None:
-            self._next_s = loop.time() + self._pace.interval_s
+            self._next_s = self._loop.time() + self._pace.interval_s
+        batch, self._deltas = self._deltas, []
         return batch

@@ -35,7 +35,7 @@ def test_the_interval_grows_with_the_number_of_streams_up_to_its_limit() -> None
     intervals = []
     for pace.streams in (0, 1, 10, 100):
         intervals.append(pace.interval_s)
-    assert intervals == [0, 0.003, pytest.approx(0.03), 0.1]
+    assert intervals == [0, 0.005, pytest.approx(0.05), 0.1]
     none = StreamPace()
     none.streams = 100
     assert none.interval_s == 0
@@ -43,15 +43,31 @@ def test_the_interval_grows_with_the_number_of_streams_up_to_its_limit() -> None
 
 def test_what_comes_meanwhile_leaves_together() -> None:
     async def test() -> None:
-        queue = paced(0.05)
+        queue = paced(0.5)
         queue.put(0, delta("a"))
         assert [each.text for _, each in await queue.batch()] == ["a"]
         queue.put(0, delta("b"))
         next_batch = asyncio.create_task(queue.batch())
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         assert not next_batch.done()
         queue.put(1, delta("c"))
         assert [(index, each.text) for index, each in await next_batch] == [(0, "b"), (1, "c")]
+
+    in_loop(test)
+
+
+def test_a_delta_after_the_interval_leaves_at_once() -> None:
+    async def test() -> None:
+        queue = paced(1.0)
+        queue.put(0, delta("a"))
+        await queue.batch()
+        queue.put(0, delta("b"))
+        await asyncio.sleep(1.1)
+        waiting = asyncio.create_task(queue.batch())
+        queue.put(0, delta("c"))
+        await asyncio.sleep(0)
+        assert waiting.done()  # and not after twice the interval
+        assert len(await waiting) == 2
 
     in_loop(test)
 
@@ -76,7 +92,7 @@ def test_other_answers_wait_again_after_the_last_delta_of_one() -> None:
         await queue.batch()
         queue.put(1, delta("b"))
         waiting = asyncio.create_task(queue.batch())
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
         assert not waiting.done()
         queue.put(1, delta("c", finish="stop"))
         assert len(await waiting) == 2
