@@ -75,13 +75,13 @@ class ColocatedDrafter:
         request_id, sent = row.key[1], self._sent_lengths.get(row.key)
         self._sent_lengths[row.key] = len(row.tokens)
         if sent is not None:
-            return structs.replace(row.advance(sent, row.useful_draft_length), coordinator=_TARGET)
+            return structs.replace(row.advance(sent, row.in_step_draft_length), coordinator=_TARGET)
         return Admit(
             request_id=request_id,
             tokens=list(row.tokens),
             prompt_length=row.prompt_length,
             params=row.params,
-            draft_length=row.useful_draft_length,
+            draft_length=row.in_step_draft_length,
             drafter=True,
             target=self._address,
             admission=row.admission,

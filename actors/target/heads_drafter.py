@@ -126,7 +126,7 @@ class HeadsDrafter:
         if not row.heads:
             return 0
         most = min(self._heads.length, row.usable_draft_length)
-        return min(most, row.useful_draft_length) if self._heads.chained else most
+        return min(most, row.in_step_draft_length) if self._heads.chained else most
 
     def _offer(self, row: TargetRow, choices: Sequence[DraftChoice]) -> None:
         choices = choices[: self._draft_length(row)]

@@ -115,7 +115,7 @@ class Target:
         self._proposers.draft(rows if self._rows.drafting else [], self._planner.mean_step_s)
         now_s = time.perf_counter()
         self.times.drafted_s += now_s - began_s
-        drafts = self._planner.choose_drafts(rows, now_s, others=others, spent_s=now_s - began_s)
+        drafts = self._planner.choose_drafts(rows, now_s, others=others, drafting_s=now_s - began_s)
         for row, draft in zip(rows, drafts, strict=True):
             row.step_draft = draft if self._scheduler.speculates else draft.first(0)
 

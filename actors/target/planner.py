@@ -13,7 +13,8 @@ from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, cho
 
 _PATIENCE = 1.5  # draft latencies that a row waits for a draft
 _SMOOTHING = 0.1  # weight of the newest value in running means
-_DRIFT = 0.99  # factor on the latency estimate per step, so that waiting is tried again
+_DRIFT = 0.99  # factor on the estimates of drafting's time per step, so that waiting and drafting are tried again
+_MOST_DELAY = 3.0  # times the usual, as which a longer delay counts
 
 
 class DraftPlanner:
@@ -31,11 +32,16 @@ class DraftPlanner:
         self._round_cost_s = deepcopy(self._step_cost_s)  # of ensembles: until the last reply
         # Measured while drafters rest: steps, by whether they are rounds of ensembles, and prefill chunks.
         self._plain_cost_s = {leading: deepcopy(self._step_cost_s) for leading in (False, True)}
+        first_cost_s = deepcopy(self._step_cost_s)  # never corrected, so that times of two sizes can be compared
         self._prefill_cost_s = deepcopy(self._step_cost_s)
         # Since the last step: actual and expected seconds of prefill, and whether a draft was offered.
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
         self._mean_step_s = self._step_cost_s(1)
-        self.trial = SpeculationTrial(self._plain_cost_s[False], lambda: self.acceptance)
+        self.trial = SpeculationTrial(
+            self._plain_cost_s[False],
+            draft_cost=lambda rows: first_cost_s(2 * rows) / first_cost_s(rows),
+            acceptance=lambda: self.acceptance,
+        )
         self.active_rows = 1  # includes rows in prefill, which will run soon
         self._latency_token_s: float | None = None  # of a draft token that a row waits for
         self._drafting_token_s: float | None = None  # by which a draft token of all rows delays the step
@@ -51,11 +57,11 @@ class DraftPlanner:
         return self._acceptance.value
 
     def choose_drafts(
-        self, rows: Sequence[TargetRow], now_s: float, *, others: int = 0, spent_s: float = 0.0
+        self, rows: Sequence[TargetRow], now_s: float, *, others: int = 0, drafting_s: float = 0.0
     ) -> list[Draft]:
         """Return as much of each row's draft as pays in this step.
 
-        others: tokens of other rows in the same forward. spent_s: seconds of the step that are over.
+        others: tokens of other rows in the same forward. drafting_s: by which drafting has delayed the step.
         """
         if self.speculates():
             drafts = [row.best_draft(branching=self._branching) for row in rows]
@@ -69,7 +75,7 @@ class DraftPlanner:
         if not self._adaptive or not any(probabilities):
             return drafts
         cost_s = self._cost_s(rows)
-        counts = choose_draft_tokens(probabilities, lambda tokens: spent_s + cost_s(tokens + others))
+        counts = choose_draft_tokens(probabilities, lambda tokens: drafting_s + cost_s(tokens + others))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
 
     def speculates(self) -> bool:
@@ -82,19 +88,19 @@ class DraftPlanner:
         Rows that just committed begin to wait for it, for at most the time of a step.
         """
         limits = [row.usable_draft_length if row.speculates else 0 for row in rows]
-        delayed = self._alternating or any(row.heads for row in rows)
-        delay_s = self._drafting_token_s if delayed else None
-        useful = wanted = self._lengths(rows, limits, latency_s=delay_s or 0.0, alternating=delayed)
-        if self._latency_token_s and not self._alternating:
-            wanted = self._lengths(rows, limits, latency_s=self._latency_token_s, alternating=False)
-        self._latency_token_s = self._latency_token_s and _DRIFT * self._latency_token_s
-        self._drafting_token_s = self._drafting_token_s and _DRIFT * self._drafting_token_s
-        for row, wanted_length, useful_length in zip(rows, wanted, useful, strict=True):
-            row.wanted_draft_length, row.useful_draft_length = wanted_length, useful_length
+        useful = wanted = in_step = self._lengths(rows, limits)
+        if self._latency_token_s:
+            wanted = self._lengths(rows, limits, latency_s=self._latency_token_s)
+            self._latency_token_s *= _DRIFT
+        if self._drafting_token_s:
+            in_step = self._lengths(rows, limits, latency_s=self._drafting_token_s, alternating=True)
+            self._drafting_token_s *= _DRIFT
+        for row, *lengths in zip(rows, wanted, useful, in_step, strict=True):
+            row.wanted_draft_length, row.useful_draft_length, row.in_step_draft_length = lengths
             if not row.expects_drafts or self._alternating:
                 continue
             if row.key in committed:
-                row.await_draft(now_s, self._patience_s(wanted_length))
+                row.await_draft(now_s, self._patience_s(row.wanted_draft_length))
             elif row.incomplete_since_s is not None and row.has_wanted_draft():
                 row.deadline_s = now_s
 
@@ -156,8 +162,9 @@ class DraftPlanner:
         self._prefilled_s, self._prefill_work_s, self._offered = 0.0, 0.0, False
 
     def note_drafting(self, token_s: float) -> None:
-        """Learn by how much a draft token of all rows together delays the step."""
-        self._drafting_token_s = _smooth(self._drafting_token_s, token_s)
+        """Learn by how much a draft token of all rows together delays the step. Hiccups of the machine count little."""
+        mean_s = self._drafting_token_s or token_s
+        self._drafting_token_s = _smooth(mean_s, min(token_s, _MOST_DELAY * mean_s))
 
     def note_offer(self, row: TargetRow, now_s: float, *, fits: bool = True) -> None:
         """Learn from an offer. If it fits the text, it may complete the draft that the row waits for."""
@@ -176,7 +183,7 @@ class DraftPlanner:
         row.incomplete_since_s = None
 
     def _lengths(
-        self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float, alternating: bool
+        self, rows: Sequence[TargetRow], limits: list[int], *, latency_s: float = 0.0, alternating: bool = False
     ) -> list[int]:
         if not self._adaptive or not any(limits):
             return limits

@@ -53,6 +53,7 @@ class TargetRow(ServedRow):
         self.expects_drafts = self.drafter and self.draft_length > 0
         self.wanted_draft_length = self.draft_length  # worth waiting for
         self.useful_draft_length = self.draft_length  # worth verifying without a wait
+        self.in_step_draft_length = self.draft_length  # worth the time by which drafting delays the step
         self.incomplete_since_s: float | None = None  # start of the wait for the wanted draft, while it is incomplete
         self.drafted_at_plan = 0  # draft tokens that were there when the wait began
         self.deadline_s = 0.0

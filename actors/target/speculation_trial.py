@@ -29,7 +29,8 @@ _MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the le
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
 _MAX_AGREEING = 20  # trials are counted
-_MAX_STEP = 4.0  # times the expected time, as which a longer step counts: another process had the machine meanwhile
+_MAX_STEP = 4.0  # times the least of the last steps; a longer one counts as so long, since it was a hiccup
+_RISING = 1.02  # factor per step on that least time
 _MAX_LOSS = 2.0  # times the expected time; what is beyond, or needed to catch up, is a hiccup, which no trial caused
 _CATCH_UP_SHARE = 0.3  # of the time that the target would need to read what drafters have missed, before it is measured
 _SMOOTHING = 0.6  # weight of the newest trial
@@ -56,13 +57,16 @@ class _Window:
     tokens: int = 0
     work_s: float = 0.0  # expected seconds of plain decoding
     seconds: float = 0.0
+    least: float = math.inf  # of the last steps, the seconds over those of a plain step
     total_s: float = 0.0  # since it began, like `total_work_s`
     total_work_s: float = 0.0
 
-    def note(self, tokens: int, work_s: float, seconds: float, *, most_s: float, drafted: bool, offered: bool) -> None:
-        """most_s: as which a longer step counts, unless drafters catch up."""
+    def note(self, tokens: int, work_s: float, seconds: float, *, plain_s: float, drafted: bool, offered: bool) -> None:
+        """plain_s: expected seconds of a plain step of these rows, with its prompts."""
+        self.least = min(_RISING * self.least, seconds / plain_s)
+        seconds = min(seconds, _MAX_STEP * self.least * plain_s + (0.0 if self.settled else self.catch_up_s))
         self.steps += 1
-        self.total_s += min(seconds, most_s + self.catch_up_s)
+        self.total_s += seconds
         self.total_work_s += work_s
         if not self.settled:
             drafters_follow = drafted if self.speculating else not offered
@@ -74,7 +78,7 @@ class _Window:
         self.drafted_steps += drafted
         self.tokens += tokens
         self.work_s = fading * self.work_s + work_s
-        self.seconds = fading * self.seconds + min(seconds, most_s)
+        self.seconds = fading * self.seconds + seconds
 
     @property
     def speed(self) -> float:
@@ -114,12 +118,19 @@ class _Evidence:
 class SpeculationTrial:
     """A continued comparison of speculative with plain decoding on one target."""
 
-    def __init__(self, plain_step_s: Callable[[int], float], acceptance: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(
+        self,
+        plain_step_s: Callable[[int], float],
+        *,
+        draft_cost: Callable[[int], float] = lambda rows: 1.0,
+        acceptance: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         """
         plain_step_s: the expected seconds of a plain step, by rows.
+        draft_cost: the time of a step that verifies a draft token of each row, relative to a plain one's, by rows.
         acceptance: the expected rate at which draft tokens are accepted.
         """
-        self._expected_step_s, self._acceptance = plain_step_s, acceptance
+        self._expected_step_s, self._draft_cost, self._acceptance = plain_step_s, draft_cost, acceptance
         self._size = -1  # of current batches, as a power of two; -1: there was none
         self._visit_steps = 0  # consecutive steps at that size …
         self._away_steps = 0  # … and since then, of smaller batches
@@ -184,8 +195,9 @@ class SpeculationTrial:
         self._credit_s = min(self._max_credit_s, self._credit_s + _BUDGET * seconds)
         self._since_trial_s += seconds
         window, was_settled = self._window, self._window.settled
-        most_s = _MAX_STEP * work_s / self._plain_speed
-        window.note(tokens, work_s, seconds, most_s=most_s, drafted=drafted, offered=offered)
+        more = max(0.0, tokens / rows - 1)  # tokens of a row than in a plain step
+        plain_s = max(work_s - more * self._expected_step_s(rows), work_s / (1 + more))
+        window.note(tokens, work_s, seconds, plain_s=plain_s, drafted=drafted, offered=offered)
         if window.settled and not was_settled:
             self._learn_catch_up(window)
         if window.trying:
@@ -247,9 +259,9 @@ class SpeculationTrial:
     @property
     def _may_begin(self) -> bool:
         """Whether to speculate with batches of a size that was never tried. If it hardly pays, that must be earned."""
-        promises = 1 + self._acceptance() > self._draft_cost(self._size)
-        expected_s = self._unknown_loss_s + self._expected_catch_up_s
-        return self._size <= _TRIED_AT_ONCE or self._credit_s + promises * _FIRST_S >= expected_s
+        may_pay = 1 + self._acceptance() > self._draft_cost(2**self._size)
+        credit_s = self._credit_s + _FIRST_S if may_pay else self._credit_s
+        return self._size <= _TRIED_AT_ONCE or credit_s >= self._unknown_loss_s + self._expected_catch_up_s
 
     @property
     def _unknown_loss_s(self) -> float:
@@ -348,10 +360,6 @@ class SpeculationTrial:
         if nearest is None:
             return
         log_gain = self._evidence[nearest].log_gain
-        log_gain += math.log(self._draft_cost(nearest) / self._draft_cost(self._size))
+        log_gain += math.log(self._draft_cost(2**nearest) / self._draft_cost(2**self._size))
         if abs(nearest - self._size) <= _INHERITED or (nearest > self._size) == (log_gain > 0):
             self._evidence[self._size] = _Evidence(log_gain)
-
-    def _draft_cost(self, size: int) -> float:
-        """Return the time of a step that verifies one draft token of each row, relative to a plain step's."""
-        return self._expected_step_s(2 ** (size + 1)) / self._expected_step_s(2**size)

@@ -70,11 +70,11 @@ class StepProposers:
         for proposer in self._asked:
             began_s = time.perf_counter()
             drafted.append(proposer.draft([row for row in rows if proposer.drafts_for(row)]))
-            self._costs[proposer.name].note(time.perf_counter() - began_s)
+            if drafted[-1]:  # one that reads a prompt, or drafts nothing at all, says nothing of the usual time
+                self._costs[proposer.name].note(time.perf_counter() - began_s)
         self._drafted = set().union(*drafted) if all(drafted) else set()
-        token_s = sum(proposer.token_s for proposer in self._asked)
-        if token_s:
-            self._note_drafting(token_s)
+        if self._drafted and all(self._costs[proposer.name].is_known for proposer in self._asked):
+            self._note_drafting(sum(proposer.token_s for proposer in self._asked))
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
         """Learn from verdicts what each proposer that was asked adds to the others."""
@@ -113,6 +113,10 @@ class _RunningMean:
         """smoothing: the least weight of a new value."""
         self.value = 0.0
         self._smoothing, self._count = smoothing, 0
+
+    @property
+    def is_known(self) -> bool:
+        return self._count > 1
 
     def note(self, value: float) -> None:
         """Add a value."""

@@ -252,16 +252,19 @@ def main() -> None:
     """Print and write the findings."""
     options = _options()
     begin, end = options.only or (0, options.prompts)
+    end = min(end, options.prompts)
     totals: dict[tuple[str, float], Finding] = {}
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
         starts = range(begin, end, options.part)
-        for part in as_completed(
-            [pool.submit(_find, options, start, min(start + options.part, end)) for start in starts]
-        ):
-            for finding in part.result():
-                key = finding.condition, finding.temperature
-                totals[key] = totals[key] + finding if key in totals else finding
-            _report(options, list(totals.values()))
+        parts = [pool.submit(_find, options, start, min(start + options.part, end)) for start in starts]
+        try:
+            for part in as_completed(parts):
+                for finding in part.result():
+                    key = finding.condition, finding.temperature
+                    totals[key] = totals[key] + finding if key in totals else finding
+                _report(options, list(totals.values()))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after a part that failed, nothing else begins
 
 
 def _find(options: argparse.Namespace, begin: int, end: int) -> list[Finding]:
@@ -301,7 +304,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--without", nargs="+", choices=_WITHOUT, default=[], help="measures to leave out")
     parser.add_argument("--output", type=Path)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.part % max(options.company):
+        parser.error("--part must be a multiple of --company, so that all prompts have company")
+    return options
 
 
 if __name__ == "__main__":

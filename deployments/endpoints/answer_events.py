@@ -25,6 +25,7 @@ def answer_events(
     key: ApiKey = ANYBODY,
     priority: int = 0,
     arrived_s: float | None = None,
+    streamed: bool = False,
 ) -> AsyncGenerator[EventBatch, None]:
     """Yield deltas of all requests as they arrive, or progress and then an outcome for each.
 
@@ -32,12 +33,13 @@ def answer_events(
 
     Args:
         arrived_s: arrival of the client's request, by the monotonic clock; None: now.
+        streamed: whether each batch is sent to the client, so that under load fewer batches are better.
 
     Raises:
         ConsortError: a request was refused, or failed; the others are cancelled.
     """
     if served.strategy is None:
-        return service.run(requests, key=key, priority=priority, arrived_s=arrived_s, paced=True)
+        return service.run(requests, key=key, priority=priority, arrived_s=arrived_s, paced=streamed)
     check = partial(service.check_wait, served, requests, key, priority)
     run: Run = partial(service.run, key=key, priority=priority, admitted=True)
     return _deliberate(service, served.config.models, served.strategy, requests, run, check)

@@ -9,46 +9,49 @@ from actors.coordinator.request import Delta
 
 DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
 
-_STREAM_S = 0.005  # so all streams together send 200 times a second, which takes about a tenth of a core
+_OTHER_STREAM_S = 0.005  # so all streams together send 200 times a second, which takes about a tenth of a core
 
 
 class StreamPace:
-    """How often streams pass on what they have: the more there are, the less often."""
+    """How long streams hold deltas back: the more there are, the longer. One stream alone holds nothing back."""
 
     def __init__(self, most_s: float = 0.0) -> None:
-        """most_s: the longest interval; 0: everything is passed on at once."""
+        """most_s: the longest time, in seconds; 0: nothing is held back."""
         self._most_s = most_s
-        self.streams = 0  # in progress
+        self.streams = 0  # that have begun
 
     @property
     def interval_s(self) -> float:
-        """The least time between two batches of a stream, in seconds."""
-        return min(_STREAM_S * self.streams, self._most_s)
+        """Seconds from one batch of a stream until the next is due. After twice as long it leaves in any case."""
+        return min(_OTHER_STREAM_S * max(self.streams - 1, 0), self._most_s / 2)
 
 
 class DeltaQueue:
     """The deltas of one answer. It belongs to one event loop.
 
-    A batch leaves when a delta comes after the interval, since other streams get theirs then, too. A timer for each
-    stream would wake the process more often, so there is one only for twice the interval.
+    What is due leaves when the next delta comes, since other streams get theirs then, too. A timer for each stream
+    would wake the process more often, so there is one only for twice the interval.
     """
 
     def __init__(self, pace: StreamPace | None = None) -> None:
         """pace: of its batches; None: they are passed on at once."""
         self._pace = pace
         self._deltas: DeltaBatch = []
+        self._begun: set[int] = set()  # indices of requests
         self._ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._next_s = 0.0  # when the next batch is due, by the loop's clock
+        self._due_s = 0.0  # when the next batch is due, by the loop's clock
         self._timer: asyncio.TimerHandle | None = None  # while it holds deltas back
 
     def put(self, index: int, delta: Delta) -> None:
-        """Add a delta of the request with that index. A request's last one does not wait."""
+        """Add a delta of the request with that index. A request's first and last ones are due at once."""
         self._deltas.append((index, delta))
-        if delta.finish is not None or delta.error is not None or self._loop.time() >= self._next_s:
+        is_edge = index not in self._begun or delta.finish is not None or delta.error is not None
+        self._begun.add(index)
+        if is_edge or self._loop.time() >= self._due_s:
             self._ready.set()
         elif self._timer is None and self._pace is not None:
-            self._timer = self._loop.call_at(self._next_s + self._pace.interval_s, self._ready.set)
+            self._timer = self._loop.call_at(self._due_s + self._pace.interval_s, self._ready.set)
 
     async def batch(self) -> DeltaBatch:
         """Return all deltas that have come, at least one, once they are due."""
@@ -58,6 +61,11 @@ class DeltaQueue:
             self._timer.cancel()
             self._timer = None
         if self._pace is not None:
-            self._next_s = self._loop.time() + self._pace.interval_s
+            self._due_s = self._loop.time() + self._pace.interval_s
         batch, self._deltas = self._deltas, []
         return batch
+
+    def close(self) -> None:
+        """Pass nothing on any more."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -61,7 +61,7 @@ class Service:
     ) -> None:
         """
         cached_tokens: size of the response cache, in tokens of prompts and answers.
-        stream_interval_s: the longest time for which a paced stream collects deltas under load.
+        stream_interval_s: the longest time for which a paced stream holds deltas back under load.
         templates: prompt templates in Jinja, by name.
         tracer: None disables tracing.
         on_demand: models whose replicas start when requests wait for them.
@@ -238,7 +238,7 @@ class Service:
             arrived_s: arrival of the client's request, by the monotonic clock; None: now.
             admitted: the requests belong to a request that was accepted already; skip the check of the queue.
             charged: as in `Admission.submit`.
-            paced: collect deltas while many answers are in progress; otherwise pass them on at once.
+            paced: hold deltas back while there are many other streams, to pass on those of several steps at once.
 
         Raises:
             ConsortError: a request was refused, or failed; the others are cancelled.
@@ -253,7 +253,7 @@ class Service:
         failure: ConsortError | None = None
         for request in new.values():
             self.metrics.record_arrival(request, arrived_s)
-        self._pace.streams += 1
+        streams = 0  # 1 once it counts as one
         try:
             self._check_loaded(requests[0].endpoint.target)
             group = list(new.values())
@@ -265,20 +265,26 @@ class Service:
                     deltas.put(index, delta)
             while running:
                 batch = await deltas.batch()
+                error = next((delta.error for _, delta in batch if delta.error is not None), None)
+                batch = [(index, delta) for index, delta in batch if delta.error is None]
                 for index, delta in batch:
-                    if delta.error is not None:
-                        raise delta.error
                     collected.get(index, []).append(delta)
                     if delta.finish is not None:
                         del running[index]
                         if index in collected:
                             self.cache.put(requests[index], collected[index])
-                yield _with_others(batch)
+                if batch:
+                    yield _with_others(batch)
+                if error is not None:
+                    raise error
+                if paced and not streams:
+                    self._pace.streams, streams = self._pace.streams + 1, 1
         except ConsortError as error:
             failure = error
             raise
         finally:
-            self._pace.streams -= 1
+            self._pace.streams -= streams
+            deltas.close()
             self._cancel(list(running.values()), failure)
 
     def _submit(

@@ -223,7 +223,13 @@ async def _answer(
     headers = service.cache_headers(requests)
     state = request.state
     priority = body.priority or 0
-    batches = answer_events(service, served, requests, key=state.key, priority=priority, arrived_s=state.arrived_s)
+    batches = answer_events(
+        *(service, served, requests),
+        key=state.key,
+        priority=priority,
+        arrived_s=state.arrived_s,
+        streamed=bool(body.stream),
+    )
     if not body.stream:
         async with aclosing(batches):
             async for batch in batches:

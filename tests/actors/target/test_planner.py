@@ -127,18 +127,30 @@ def test_heads_draft_as_much_as_pays_for_the_time_that_drafting_takes(planner: D
         for _ in range(100):
             planner.note_drafting(token_s)
         planner.plan([row], {row.key}, 0.0)
-        lengths.append(row.useful_draft_length)
+        lengths.append(row.in_step_draft_length)
     assert lengths[0] == 4 > lengths[1] > lengths[2] == 0
     for _ in range(1000):
         planner.plan([row], set(), 0.0)
-    assert row.useful_draft_length > 0  # the estimate fades
+    assert row.in_step_draft_length > 0  # the estimate fades
 
 
-def test_rows_wait_for_no_heads_but_for_drafters(planner: DraftPlanner) -> None:
-    """The time of heads does not tell how long a drafter in another process takes."""
+def test_a_hiccup_while_heads_draft_does_not_stop_them(planner: DraftPlanner) -> None:
     row = running_row(planner)
-    planner.note_drafting(1.0)
+    lengths = []
+    for token_s in (*[0.001] * 20, 0.5):
+        planner.note_drafting(token_s)
+        planner.plan([row], {row.key}, 0.0)
+        lengths.append(row.in_step_draft_length)
+    assert lengths[-1] == lengths[-2] > 0
+
+
+def test_the_time_of_heads_does_not_let_a_drafter_in_another_process_rest(planner: DraftPlanner) -> None:
+    row = running_row(planner)
+    row.heads = True
+    for _ in range(10):
+        planner.note_drafting(0.1)
     planner.plan([row], {row.key}, 0.0)
+    assert row.in_step_draft_length == 0
     assert row.wanted_draft_length == row.useful_draft_length == 4
     assert row.wait_s(0.0) > 0
 
@@ -146,7 +158,7 @@ def test_rows_wait_for_no_heads_but_for_drafters(planner: DraftPlanner) -> None:
 def test_more_is_verified_once_time_was_spent_on_the_step(planner: DraftPlanner) -> None:
     row = running_row(planner)
     row.trie.offer(3, [5, 6, 7, 8], None, [0.5, 0.2, 0.2, 0.2])
-    counts = [len(planner.choose_drafts([row], 0.0, spent_s=spent_s)[0].tokens) for spent_s in (0.0, 0.1, 1.0)]
+    counts = [len(planner.choose_drafts([row], 0.0, drafting_s=drafting_s)[0].tokens) for drafting_s in (0.0, 0.1, 1.0)]
     assert counts[0] < counts[1] <= counts[2]
 
 

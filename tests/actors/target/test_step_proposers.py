@@ -141,3 +141,17 @@ def test_one_row_with_drafts_does_not_delay_many_without() -> None:
         verdicts = [Verdict([0], 0, rejected=False), *[Verdict([], 0, rejected=False)] * 15]
         chosen.learn([Verification(*pair, range(0), None) for pair in zip(rows, drafts, strict=True)], verdicts)
     assert len(heads.log) < 50
+
+
+def test_the_time_of_draft_tokens_is_noted_once_all_that_are_asked_have_warmed_up() -> None:
+    heads, drafter = Simulated("eagle3", 0.5, 0.004), Simulated("drafter", 0.5, 0.008)
+    noted: list[float] = []
+    chosen = StepProposers([drafter, heads], noted.append, adaptive=False)
+    row: Any = SimpleNamespace(key=("c", 1))
+    chosen.draft([row], STEP_S)
+    assert not noted
+    chosen.draft([row], STEP_S)
+    assert noted == [pytest.approx(0.012 / LENGTH)]
+    drafter.draft = lambda rows: set()  # type: ignore[method-assign]
+    chosen.draft([row], STEP_S)
+    assert len(noted) == 1

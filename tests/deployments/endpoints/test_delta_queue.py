@@ -1,73 +1,87 @@
 """Deltas that come while a stream waits leave together; first and last ones don't wait."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 
 import pytest
 
 from actors.coordinator.request import Delta, Statistics
 from decoding.errors import ConsortError
-from deployments.endpoints.delta_queue import DeltaQueue, StreamPace
+from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 
-LONG_S = 60.0  # a batch that waits so long makes a test fail
+TWO = 2  # streams, so that the interval is 5 ms
+
+
+class Clock:
+    """The time of an event loop, set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+        asyncio.get_running_loop().time = lambda: self.now_s  # type: ignore[method-assign]
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and everything that waits for it run."""
+        self.now_s += seconds
+        for _ in range(3):
+            await asyncio.sleep(0)
 
 
 def delta(text: str = "a", **more: object) -> Delta:
     return Delta(text, [1], Statistics(), **more)  # type: ignore[arg-type]
 
 
-def in_loop(test: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(LONG_S / 2):
-            await test()
-
-    asyncio.run(run())
-
-
-def paced(most_s: float) -> DeltaQueue:
-    pace = StreamPace(most_s)
-    pace.streams = 1_000_000
+def paced(streams: int = TWO) -> DeltaQueue:
+    pace = StreamPace(0.2)
+    pace.streams = streams
     return DeltaQueue(pace)
 
 
-def test_the_interval_grows_with_the_number_of_streams_up_to_its_limit() -> None:
-    pace = StreamPace(0.1)
+def texts(batch: DeltaBatch) -> list[tuple[int, str]]:
+    return [(index, each.text) for index, each in batch]
+
+
+def in_loop(test: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(test())
+
+
+def test_the_interval_grows_with_the_number_of_other_streams_up_to_half_the_longest_time() -> None:
+    pace = StreamPace(0.2)
     intervals = []
-    for pace.streams in (0, 1, 10, 100):
+    for pace.streams in (0, 1, 2, 11, 100):
         intervals.append(pace.interval_s)
-    assert intervals == [0, 0.005, pytest.approx(0.05), 0.1]
+    assert intervals == [0, 0, 0.005, pytest.approx(0.05), 0.1]
     none = StreamPace()
     none.streams = 100
     assert none.interval_s == 0
 
 
-def test_what_comes_meanwhile_leaves_together() -> None:
+def test_what_is_due_leaves_with_the_next_delta() -> None:
     async def test() -> None:
-        queue = paced(0.5)
+        clock, queue = Clock(), paced()
         queue.put(0, delta("a"))
-        assert [each.text for _, each in await queue.batch()] == ["a"]
+        assert texts(await queue.batch()) == [(0, "a")]
         queue.put(0, delta("b"))
-        next_batch = asyncio.create_task(queue.batch())
-        await asyncio.sleep(0)
-        assert not next_batch.done()
-        queue.put(1, delta("c"))
-        assert [(index, each.text) for index, each in await next_batch] == [(0, "b"), (1, "c")]
+        batch = asyncio.create_task(queue.batch())
+        await clock.advance(0.006)
+        assert not batch.done()
+        queue.put(0, delta("c"))
+        await clock.advance(0.0)
+        assert texts(batch.result()) == [(0, "b"), (0, "c")]
 
     in_loop(test)
 
 
-def test_a_delta_after_the_interval_leaves_at_once() -> None:
+def test_after_twice_the_interval_it_leaves_in_any_case() -> None:
     async def test() -> None:
-        queue = paced(1.0)
+        clock, queue = Clock(), paced()
         queue.put(0, delta("a"))
         await queue.batch()
         queue.put(0, delta("b"))
-        await asyncio.sleep(1.1)
-        waiting = asyncio.create_task(queue.batch())
-        queue.put(0, delta("c"))
-        await asyncio.sleep(0)
-        assert waiting.done()  # and not after twice the interval
-        assert len(await waiting) == 2
+        batch = asyncio.create_task(queue.batch())
+        await clock.advance(0.009)
+        assert not batch.done()
+        await clock.advance(0.002)
+        assert texts(batch.result()) == [(0, "b")]
 
     in_loop(test)
 
@@ -75,7 +89,8 @@ def test_a_delta_after_the_interval_leaves_at_once() -> None:
 @pytest.mark.parametrize("last", [delta("z", finish="stop"), delta("", error=ConsortError("lost"))])
 def test_the_last_delta_does_not_wait_and_what_came_before_leaves_with_it(last: Delta) -> None:
     async def test() -> None:
-        queue = paced(LONG_S)
+        Clock()
+        queue = paced(100)
         queue.put(0, delta("a"))
         await queue.batch()
         queue.put(0, delta("b"))
@@ -85,26 +100,40 @@ def test_the_last_delta_does_not_wait_and_what_came_before_leaves_with_it(last: 
     in_loop(test)
 
 
-def test_other_answers_wait_again_after_the_last_delta_of_one() -> None:
+def test_the_first_delta_of_each_request_does_not_wait() -> None:
     async def test() -> None:
-        queue = paced(LONG_S)
-        queue.put(0, delta("a", finish="stop"))
-        await queue.batch()
-        queue.put(1, delta("b"))
-        waiting = asyncio.create_task(queue.batch())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        queue.put(1, delta("c", finish="stop"))
-        assert len(await waiting) == 2
+        Clock()
+        queue = paced(100)
+        for index in range(3):
+            queue.put(index, delta())
+            assert len(await queue.batch()) == 1
 
     in_loop(test)
 
 
-def test_without_a_pace_nothing_waits() -> None:
+def test_other_answers_wait_again_after_the_last_delta_of_one() -> None:
     async def test() -> None:
-        queue = DeltaQueue()
-        for _ in range(3):
-            queue.put(0, delta())
-            assert len(await queue.batch()) == 1
+        clock, queue = Clock(), paced()
+        queue.put(0, delta("a", finish="stop"))
+        queue.put(1, delta("b"))
+        await queue.batch()
+        queue.put(1, delta("c"))
+        batch = asyncio.create_task(queue.batch())
+        await clock.advance(0.004)
+        assert not batch.done()
+        queue.put(1, delta("d", finish="stop"))
+        await clock.advance(0.0)
+        assert len(batch.result()) == 2
+
+    in_loop(test)
+
+
+def test_without_a_pace_or_other_streams_nothing_waits() -> None:
+    async def test() -> None:
+        Clock()
+        for queue in (DeltaQueue(), paced(1)):
+            for _ in range(3):
+                queue.put(0, delta())
+                assert len(await queue.batch()) == 1
 
     in_loop(test)
