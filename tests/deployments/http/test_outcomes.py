@@ -90,6 +90,26 @@ def test_what_clients_see_under_overload_is_what_is_counted(endpoints: dict[str,
     assert failed == {'endpoint="consort",key="anybody",reason="timeout"': seen[408]}
 
 
+class Failing(FakeCoordinator):
+    """Loses its target after two deltas."""
+
+    def submit(self, request: Request, sink: Callable[[Delta], None]) -> None:
+        for text in ("a", "b"):
+            sink(Delta(text, [9], Statistics(steps=1, committed=1), ["plain"]))
+        sink(Delta("", (), Statistics(), error=UnavailableError("the target is lost")))
+
+
+def test_what_was_written_before_an_error_is_sent(endpoints: dict[str, ServedEndpoint]) -> None:
+    """Also if both reach the stream at the same time, as they do where streams hold events back."""
+    coordinator: Any = Failing()
+    with TestClient(make_api(Service(endpoints, coordinator, stream_interval_s=10.0))) as client:
+        events = client.post("/v1/completions", json={**BODY, "stream": True}).text.strip().split("\n\n")
+    texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-1]]
+    assert texts == ["a", "b"]
+    assert events[-1].startswith("event: error")
+    assert "the target is lost" in events[-1]
+
+
 def outcome_of(
     *messages: Message, error: BaseException | None = None, known: Exception | None = None
 ) -> list[tuple[str, str, Outcome]]:
