@@ -21,6 +21,7 @@ _MIN_STEPS, _MIN_TOKENS, _CLEARLY_SLOWER = 3, 24, 0.85  # below this speed ratio
 _BUDGET = 0.01  # the share of the time that trials of the slower mode may lose
 _TRIED_AT_ONCE = 1  # powers of two: so few rows begin with drafts however slow a step is, since they leave it idle time
 _FIRST_S = 0.2  # what the first trial of a size may lose before it is earned: 0.7 % of the first half minute
+_DRAFTING = 1.2  # factor on the cost of a step that verifies drafts, since making them takes time, too
 _MAX_CREDIT_S, _MAX_CREDIT = 2.0, 4.0  # the most that is kept: seconds, and first trials
 _UNKNOWN_LOSS_STEPS = _MIN_SETTLING_STEPS + _MIN_STEPS  # plain steps that a first trial is expected to lose
 _PATIENCE = 1.5  # multiple of the expected loss at which a trial is broken off …
@@ -259,7 +260,7 @@ class SpeculationTrial:
     @property
     def _may_begin(self) -> bool:
         """Whether to speculate with batches of a size that was never tried. If it hardly pays, that must be earned."""
-        may_pay = 1 + self._acceptance() > self._draft_cost(2**self._size)
+        may_pay = 1 + self._acceptance() > _DRAFTING * self._draft_cost(2**self._size)
         credit_s = self._credit_s + _FIRST_S if may_pay else self._credit_s
         return self._size <= _TRIED_AT_ONCE or credit_s >= self._unknown_loss_s + self._expected_catch_up_s
 
