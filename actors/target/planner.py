@@ -14,7 +14,7 @@ from decoding.drafts.length import AcceptanceEstimate, choose_draft_lengths, cho
 _PATIENCE = 1.5  # draft latencies that a row waits for a draft
 _SMOOTHING = 0.1  # weight of the newest value in running means
 _DRIFT = 0.99  # factor on the estimates of drafting's time per step, so that waiting and drafting are tried again
-_MOST_DELAY = 3.0  # times the usual, as which a longer delay counts
+_MOST_DELAY = 3.0  # a longer delay by drafting counts as so many times the usual one
 
 
 class DraftPlanner:
@@ -61,7 +61,7 @@ class DraftPlanner:
     ) -> list[Draft]:
         """Return as much of each row's draft as pays in this step.
 
-        others: tokens of other rows in the same forward. drafting_s: by which drafting has delayed the step.
+        others: tokens of other rows in the same forward. drafting_s: seconds that drafting has taken.
         """
         if self.speculates():
             drafts = [row.best_draft(branching=self._branching) for row in rows]
@@ -144,7 +144,7 @@ class DraftPlanner:
         is_typical = 2 * len(rows) > self.active_rows  # few rows say little about the cost of many
         with_prompts = len(rows) + prompt_tokens
         self._prefill_work_s += self._prefill_cost_s(with_prompts) - self._prefill_cost_s(len(rows))
-        if self._adaptive and is_typical and any(row.speculates for row in rows):
+        if self._adaptive and is_typical and committed and any(row.speculates for row in rows):
             missed = sum([row.missed_tokens for row in rows]) if self.trial.is_resting else 0
             self.trial.note(
                 self.active_rows,

@@ -58,7 +58,7 @@ class _Window:
     tokens: int = 0
     work_s: float = 0.0  # expected seconds of plain decoding
     seconds: float = 0.0
-    least: float = math.inf  # of the last steps, the seconds over those of a plain step
+    least: float = math.inf  # of the last steps: a step's seconds over those of a plain one
     total_s: float = 0.0  # since it began, like `total_work_s`
     total_work_s: float = 0.0
 
@@ -182,7 +182,7 @@ class SpeculationTrial:
 
         Args:
             rows: active rows, those in prefill included.
-            tokens: committed in the step.
+            tokens: committed in the step, at least one.
             seconds: of the step, with the prefill and the wait before it.
             work_s: estimated seconds of plain decoding for the same tokens and prefill, while drafters rest.
             drafted: whether the step verified draft tokens.
@@ -196,8 +196,8 @@ class SpeculationTrial:
         self._credit_s = min(self._max_credit_s, self._credit_s + _BUDGET * seconds)
         self._since_trial_s += seconds
         window, was_settled = self._window, self._window.settled
-        more = max(0.0, tokens / rows - 1)  # tokens of a row than in a plain step
-        plain_s = max(work_s - more * self._expected_step_s(rows), work_s / (1 + more))
+        extra = max(0.0, tokens / rows - 1)  # tokens of a row, beyond the one of a plain step
+        plain_s = max(work_s - extra * self._expected_step_s(rows), work_s / (1 + extra))
         window.note(tokens, work_s, seconds, plain_s=plain_s, drafted=drafted, offered=offered)
         if window.settled and not was_settled:
             self._learn_catch_up(window)

@@ -73,8 +73,9 @@ class StepProposers:
             if drafted[-1]:  # one that reads a prompt, or drafts nothing at all, says nothing of the usual time
                 self._costs[proposer.name].note(time.perf_counter() - began_s)
         self._drafted = set().union(*drafted) if all(drafted) else set()
-        if self._drafted and all(self._costs[proposer.name].is_known for proposer in self._asked):
-            self._note_drafting(sum(proposer.token_s for proposer in self._asked))
+        token_s = sum(proposer.token_s for proposer in self._asked)
+        if token_s and self._drafted and all(self._costs[proposer.name].is_known for proposer in self._asked):
+            self._note_drafting(token_s)
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
         """Learn from verdicts what each proposer that was asked adds to the others."""

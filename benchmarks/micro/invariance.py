@@ -305,8 +305,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--without", nargs="+", choices=_WITHOUT, default=[], help="measures to leave out")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    if options.part % max(options.company):
-        parser.error("--part must be a multiple of --company, so that all prompts have company")
+    if any(options.part % company for company in options.company):
+        parser.error("--part must be a multiple of each --company")
     return options
 
 

@@ -53,9 +53,9 @@ class HttpConfig(StrictModel):
     )
     stream_interval_s: Annotated[float, Field(ge=0, le=10)] = Field(
         0.2,
-        description="Longest time, in seconds, for which a stream holds events back to send those of several steps "
-        "together. That saves a server's time: 5 ms for each other stream, and twice as long if no step ends. First "
-        "and last tokens don't wait. 0: nothing does.",
+        description="Longest time, in seconds, for which a stream holds events back, to send those of several steps "
+        "together when a step ends. It usually holds them for 5 ms for each other stream, up to half the longest time. "
+        "First and last tokens don't wait. 0: nothing does.",
     )
     cached_tokens: Annotated[int, Field(ge=0)] = Field(
         0,

@@ -9,7 +9,7 @@ from actors.coordinator.request import Delta
 
 DeltaBatch = list[tuple[int, Delta]]  # index of the request, its delta
 
-_OTHER_STREAM_S = 0.005  # so all streams together send 200 times a second, which takes about a tenth of a core
+_OTHER_STREAM_S = 0.005  # so up to 21 streams together send 200 times a second, which takes about a tenth of a core
 
 
 class StreamPace:
@@ -42,6 +42,7 @@ class DeltaQueue:
         self._loop = asyncio.get_running_loop()
         self._due_s = 0.0  # when the next batch is due, by the loop's clock
         self._timer: asyncio.TimerHandle | None = None  # while it holds deltas back
+        self._counts = False  # whether it is one of the pace's streams
 
     def put(self, index: int, delta: Delta) -> None:
         """Add a delta of the request with that index. A request's first and last ones are due at once."""
@@ -54,18 +55,36 @@ class DeltaQueue:
             self._timer = self._loop.call_at(self._due_s + self._pace.interval_s, self._ready.set)
 
     async def batch(self) -> DeltaBatch:
-        """Return all deltas that have come, at least one, once they are due."""
+        """Return all deltas that have come, at least one, once they are due.
+
+        Raises:
+            ConsortError: a delta's error, after the deltas before it.
+        """
         await self._ready.wait()
         self._ready.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         if self._pace is not None:
+            self._pace.streams += not self._counts
+            self._counts = True
             self._due_s = self._loop.time() + self._pace.interval_s
         batch, self._deltas = self._deltas, []
+        for position, (_, delta) in enumerate(batch):
+            if delta.error is not None:
+                if position == 0:
+                    raise delta.error
+                self._deltas = batch[position:]
+                self._ready.set()
+                return batch[:position]
         return batch
 
     def close(self) -> None:
-        """Pass nothing on any more."""
+        """Hold nothing back any more, and count as no stream."""
+        self._stop_timer()
+        if self._pace is not None:
+            self._pace.streams -= self._counts
+            self._counts = False
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None

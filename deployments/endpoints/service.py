@@ -253,7 +253,6 @@ class Service:
         failure: ConsortError | None = None
         for request in new.values():
             self.metrics.record_arrival(request, arrived_s)
-        streams = 0  # 1 once it counts as one
         try:
             self._check_loaded(requests[0].endpoint.target)
             group = list(new.values())
@@ -265,25 +264,17 @@ class Service:
                     deltas.put(index, delta)
             while running:
                 batch = await deltas.batch()
-                error = next((delta.error for _, delta in batch if delta.error is not None), None)
-                batch = [(index, delta) for index, delta in batch if delta.error is None]
                 for index, delta in batch:
                     collected.get(index, []).append(delta)
                     if delta.finish is not None:
                         del running[index]
                         if index in collected:
                             self.cache.put(requests[index], collected[index])
-                if batch:
-                    yield _with_others(batch)
-                if error is not None:
-                    raise error
-                if paced and not streams:
-                    self._pace.streams, streams = self._pace.streams + 1, 1
+                yield _with_others(batch)
         except ConsortError as error:
             failure = error
             raise
         finally:
-            self._pace.streams -= streams
             deltas.close()
             self._cancel(list(running.values()), failure)
 

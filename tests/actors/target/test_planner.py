@@ -186,6 +186,12 @@ def speculated_share(planner: DraftPlanner, *, drafted_step_s: float, tokens: fl
     return sum(shares) / len(shares)
 
 
+def test_a_step_that_commits_nothing_is_no_part_of_a_comparison(planner: DraftPlanner) -> None:
+    """As one whose only row was cancelled, or wanted its prompt's log-probabilities alone."""
+    planner.note_round([running_row(planner)], 0, STEP_S, drafted=False)
+    assert planner.speculates()
+
+
 def test_what_drafters_take_from_every_step_is_not_taken_for_the_cost_of_plain_ones(planner: DraftPlanner) -> None:
     """Drafts slow decoding down by a third, but would win against plain steps at the cost of steps with drafts."""
     assert speculated_share(planner, drafted_step_s=2.8 * STEP_S, tokens=2) < 0.05

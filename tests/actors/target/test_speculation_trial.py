@@ -273,7 +273,7 @@ def test_a_hiccup_during_a_trial_does_not_end_trials() -> None:
 
 @pytest.mark.parametrize(("share", "hiccup_s"), [(0.03, 0.15), (0.01, 0.5)])
 def test_hiccups_of_the_machine_do_not_end_speculation_that_pays(share: float, hiccup_s: float) -> None:
-    """Of one row whose drafts are worth 1.6. Time that hiccups take is not counted."""
+    """One row, whose drafts are worth 1.6. Time that hiccups take is not counted."""
 
     def speed(seed: int) -> float:
         """Return the speed over plain decoding in the first ten seconds."""

@@ -31,8 +31,9 @@ def delta(text: str = "a", **more: object) -> Delta:
 
 
 def paced(streams: int = TWO) -> DeltaQueue:
+    """Return the queue of one of so many streams."""
     pace = StreamPace(0.2)
-    pace.streams = streams
+    pace.streams = streams - 1  # that have begun
     return DeltaQueue(pace)
 
 
@@ -41,7 +42,8 @@ def texts(batch: DeltaBatch) -> list[tuple[int, str]]:
 
 
 def in_loop(test: Callable[[], Coroutine[None, None, None]]) -> None:
-    asyncio.run(test())
+    with asyncio.Runner() as runner:
+        runner.run(test())
 
 
 def test_the_interval_grows_with_the_number_of_other_streams_up_to_half_the_longest_time() -> None:
@@ -86,16 +88,48 @@ def test_after_twice_the_interval_it_leaves_in_any_case() -> None:
     in_loop(test)
 
 
-@pytest.mark.parametrize("last", [delta("z", finish="stop"), delta("", error=ConsortError("lost"))])
-def test_the_last_delta_does_not_wait_and_what_came_before_leaves_with_it(last: Delta) -> None:
+def test_the_last_delta_does_not_wait_and_what_came_before_leaves_with_it() -> None:
     async def test() -> None:
         Clock()
         queue = paced(100)
         queue.put(0, delta("a"))
         await queue.batch()
         queue.put(0, delta("b"))
-        queue.put(0, last)
-        assert [each for _, each in await queue.batch()] == [delta("b"), last]
+        queue.put(0, delta("z", finish="stop"))
+        assert texts(await queue.batch()) == [(0, "b"), (0, "z")]
+
+    in_loop(test)
+
+
+def test_an_error_does_not_wait_and_is_raised_after_what_came_before() -> None:
+    async def test() -> None:
+        Clock()
+        queue = paced(100)
+        queue.put(0, delta("a"))
+        await queue.batch()
+        queue.put(0, delta("b"))
+        queue.put(0, delta("", error=ConsortError("lost")))
+        assert texts(await queue.batch()) == [(0, "b")]
+        with pytest.raises(ConsortError, match="lost"):
+            await queue.batch()
+
+    in_loop(test)
+
+
+def test_a_stream_counts_from_its_first_batch_until_it_is_closed() -> None:
+    async def test() -> None:
+        pace = StreamPace(0.2)
+        queue, other = DeltaQueue(pace), DeltaQueue(pace)
+        counts = [pace.streams]
+        queue.put(0, delta())
+        counts.append(pace.streams)
+        for _ in range(2):
+            queue.put(0, delta(finish="stop"))
+            await queue.batch()
+            counts.append(pace.streams)
+        for each in (queue, queue, other):
+            each.close()
+        assert [*counts, pace.streams] == [0, 0, 1, 1, 0]
 
     in_loop(test)
 
