@@ -20,9 +20,9 @@ from decoding.sampling.params import SamplingParams
 from deployments.admission.admission import Admission
 from deployments.admission.limits import Limits
 from deployments.admission.shared_limits import SharedLimits
+from deployments.answers.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 from deployments.configuration.access.key_ring import ANYBODY, ApiKey
 from deployments.endpoints.adapters import RunTimeAdapters
-from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 from deployments.endpoints.endpoint import ServedEndpoint
 from deployments.endpoints.prompt_compression import compress_alone, compress_body
 from deployments.endpoints.prompt_templates import PromptTemplates

@@ -7,7 +7,7 @@ import pytest
 
 from actors.coordinator.request import Delta, Statistics
 from decoding.errors import ConsortError
-from deployments.endpoints.delta_queue import DeltaBatch, DeltaQueue, StreamPace
+from deployments.answers.delta_queue import DeltaBatch, DeltaQueue, StreamPace
 
 TWO = 2  # streams, so that the interval is 5 ms
 
