@@ -30,8 +30,8 @@ _MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the le
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
 _MAX_AGREEING = 20  # trials are counted
-_MAX_STEP = 4.0  # times the least of the last steps; a longer one counts as so long, since it was a hiccup
-_RISING = 1.02  # factor per step on that least time
+_MAX_STEP = 4.0  # a step counts as at most so many times the shortest of the last ones; what is beyond is a hiccup
+_RISING = 1.02  # factor per step on the shortest, so that it is forgotten
 _MAX_LOSS = 2.0  # times the expected time; what is beyond, or needed to catch up, is a hiccup, which no trial caused
 _CATCH_UP_SHARE = 0.3  # of the time that the target would need to read what drafters have missed, before it is measured
 _SMOOTHING = 0.6  # weight of the newest trial
@@ -58,14 +58,14 @@ class _Window:
     tokens: int = 0
     work_s: float = 0.0  # expected seconds of plain decoding
     seconds: float = 0.0
-    least: float = math.inf  # of the last steps: a step's seconds over those of a plain one
+    shortest: float = math.inf  # of the last steps: a step's seconds over the expected ones of a plain step
     total_s: float = 0.0  # since it began, like `total_work_s`
     total_work_s: float = 0.0
 
     def note(self, tokens: int, work_s: float, seconds: float, *, plain_s: float, drafted: bool, offered: bool) -> None:
         """plain_s: expected seconds of a plain step of these rows, with its prompts."""
-        self.least = min(_RISING * self.least, seconds / plain_s)
-        seconds = min(seconds, _MAX_STEP * self.least * plain_s + (0.0 if self.settled else self.catch_up_s))
+        self.shortest = min(_RISING * self.shortest, seconds / plain_s)
+        seconds = min(seconds, _MAX_STEP * self.shortest * plain_s + (0.0 if self.settled else self.catch_up_s))
         self.steps += 1
         self.total_s += seconds
         self.total_work_s += work_s
