@@ -1,5 +1,7 @@
 """A member's row: computes logits for the text and drafts that the leader of an ensemble sends. Samples nothing."""
 
+import time
+
 from torch import Tensor
 
 from actors.loops.served_row import ServedRow
@@ -34,6 +36,7 @@ class MemberRow(ServedRow):
         self._draft = NO_DRAFT  # of the last request
         self._best_count = join.best_count
         self.joined = False
+        self._idle_since_s = 0.0
         self.request: LogitsRequest | None = None  # without a reply yet
 
     @property
@@ -46,6 +49,10 @@ class MemberRow(ServedRow):
         return self.ready and (self.prefilling or self.request is not None)
 
     @property
+    def blocked_since_s(self) -> float | None:
+        return self._idle_since_s if self.joined and not self.due else None
+
+    @property
     def step_tokens(self) -> int:
         return 1 + len(self._draft.tokens)
 
@@ -56,7 +63,7 @@ class MemberRow(ServedRow):
     def announce(self) -> Joined | None:
         if self.joined or self.prefilling or not self.ready:
             return None
-        self.joined = True
+        self.joined, self._idle_since_s = True, time.perf_counter()
         return Joined(self.key[1], self.admission)
 
     def rejoins(self, join: Join) -> bool:
@@ -110,6 +117,7 @@ class MemberRow(ServedRow):
         """Close the request. logits: [K + 1, V of the leader]; best: [K + 1] most probable tokens."""
         assert self.request is not None
         request, self.request = self.request, None
+        self._idle_since_s = time.perf_counter()
         packed = pack(logits, request.transport, self.memory)
         return LogitsReply(self.key[1], request.step, packed, best, self.admission)
 

@@ -63,6 +63,13 @@ class EnsembleRounds:
         return self.round is None and self.is_joined
 
     @property
+    def waiting_since_s(self) -> float | None:
+        """When it began to wait for other members; None if it does not."""
+        if self.round is not None:
+            return None if self.is_complete else self.round.requested_at_s
+        return None if self.is_joined else self._began_s
+
+    @property
     def others(self) -> list[str]:
         """The replicas of the present members, without the leader."""
         pairs = zip(self.replicas, self.present, strict=True)

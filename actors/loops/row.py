@@ -58,6 +58,11 @@ class Row:
         return self.ready and self.pending > 0
 
     @property
+    def blocked_since_s(self) -> float | None:
+        """When it began to wait for another replica; None if it does not."""
+        return None
+
+    @property
     def prefilling(self) -> bool:
         """Whether it runs a chunk of text next, which may end anywhere. A step can't be divided."""
         return len(self.tokens) - self.cached > 1

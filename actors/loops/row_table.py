@@ -6,10 +6,11 @@ Rows take over pages that others have computed, before they enter and while thei
 from collections.abc import Callable, Iterator
 from typing import Generic
 
-from actors.loops.row import R, RowKey
+from actors.loops.row import R, Row, RowKey
 from actors.model.page_tables import PageTables, extend_keys
 from actors.wire.messages import AdaptationState, Report
 
+_PATIENCE_S = 1.0  # for which a row may hold a slot while it waits for another replica, if older requests want it
 PREPARING_S = 0.002  # polling period while no row is ready
 
 
@@ -104,6 +105,26 @@ class RowTable(Generic[R]):
         row.resume(0)
         self._waiting = {row.key: row, **self._waiting}
 
+    def let_oldest_enter(self, now_s: float) -> bool:
+        """Preempt a younger row that has waited long for another replica, if that gives the oldest waiting row room.
+
+        Else two replicas full of leaders that want each other's slots would wait for ever. Request ids have the same
+        order on all replicas, so there is always a request that nothing blocks. Returns whether it preempted one.
+        """
+        oldest = min(self._waiting.values(), key=_request_id, default=None)
+        if oldest is None:
+            return False
+        began_s = now_s - _PATIENCE_S
+        blocked = [row for row in self._active.values() if (row.blocked_since_s or now_s) < began_s]
+        youngest = max(blocked, key=_request_id, default=oldest)
+        if _request_id(youngest) <= _request_id(oldest):
+            return False
+        self.preempt(youngest)
+        self._waiting = {oldest.key: oldest, **self._waiting}
+        self._is_full = False
+        self._fill_slots()
+        return True
+
     def note_forward(self) -> None:
         """Note that a forward had enough pages."""
         self._is_full = False
@@ -196,3 +217,7 @@ class RowTable(Generic[R]):
         self._note_text(row)
         for slot in row.slots:
             self._cache.give_back(slot)
+
+
+def _request_id(row: Row) -> int:
+    return row.key[1]

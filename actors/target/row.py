@@ -69,6 +69,10 @@ class TargetRow(ServedRow):
         return self.ready and (len(self.tokens) - self.cached > 1 or self.ensemble is None or self.ensemble.is_idle)
 
     @property
+    def blocked_since_s(self) -> float | None:
+        return None if self.ensemble is None or self.due else self.ensemble.waiting_since_s
+
+    @property
     def verifies(self) -> bool:
         return len(self.tokens) - self.cached <= 1 and self.ready and (self.ensemble is None or self.ensemble.is_idle)
 

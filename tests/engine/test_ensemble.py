@@ -148,6 +148,21 @@ def test_different_ensembles_and_plain_requests_share_their_models() -> None:
     assert texts == [reference(*names[r.endpoint.name], r.prompt, r.params) for r in requests]
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_leaders_that_fill_each_others_replicas_do_not_wait_for_each_other(slots: int) -> None:
+    """Each slot of both replicas is a leader's that waits for a member at the other."""
+    there = ensemble(BlendParams())
+    back = Endpoint("b", "second", None, 0, decode=str, members=("first",), ensemble=EnsembleOptions())
+    names = {"e": ("first", "second"), "b": ("second", "first")}
+    requests = [Request((there, back)[i % 2], prompt, params(i)) for i, prompt in enumerate(PROMPTS)]
+    with mock.patch("actors.loops.row_table._PATIENCE_S", 0.05), running(slots=slots) as engine:
+        began_s = time.perf_counter()
+        texts = [tokens(answer) for answer in engine.generate(requests)]
+        assert time.perf_counter() - began_s < 60
+        wait_until_idle(engine)
+    assert texts == [reference(names[r.endpoint.name], BlendParams(), r.prompt, r.params) for r in requests]
+
+
 def test_answers_tell_who_contributed() -> None:
     with running() as engine:
         answer = list(engine.stream(Request(ensemble(BlendParams(weights=(3, 1))), PROMPTS[2], params(0))))
