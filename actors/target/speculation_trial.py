@@ -29,6 +29,7 @@ _AFTER_BREAK_OFF = 1.5  # … and factor on that loss: the next trial may lose m
 _MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the length of the last trial
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
+_CHANGED = 0.95  # the speed with drafts over that in the last trial below which no long pause is made
 _MAX_AGREEING = 20  # trials are counted
 _MAX_STEP = 4.0  # a step counts as at most so many times the shortest of the last ones; what is beyond is a hiccup
 _RISING = 1.02  # factor per step on the shortest, so that it is forgotten
@@ -105,6 +106,7 @@ class _Evidence:
     """Results of the trials with batches of about one size."""
 
     log_gain: float = 0.0  # of the speed with speculation over that without
+    speed: float = 0.0  # with speculation, in the last trial
     trials: int = 0  # with batches of this size; 0: `log_gain` is from batches of another size
     agreeing: int = 0  # the last trials with the same winner
     loss_s: dict[bool, float] = field(default_factory=dict)  # of the last lost trial, by whether it speculated
@@ -226,8 +228,10 @@ class SpeculationTrial:
             return window.speculating or self._may_begin
         grown_s = self._min_pause_s * _GROWTH[window.speculating] ** (evidence.agreeing - 1)
         pause_s = max(self._min_pause_s, min(grown_s, _MAX_PAUSE_S[window.speculating]))
-        if window.speculating and window.speed < _CLEARLY_SLOWER * self._plain_speed:  # a trial is more likely to gain
-            cost_s, pause_s = -math.inf, self._min_pause_s
+        if window.speculating and window.speed < max(self._plain_speed, _CHANGED * evidence.speed):
+            pause_s = self._min_pause_s  # drafts may have ceased to pay
+            if window.speed < _CLEARLY_SLOWER * self._plain_speed:
+                cost_s = -math.inf
         return self._since_trial_s >= pause_s and credit_s >= cost_s
 
     @property
@@ -299,7 +303,9 @@ class SpeculationTrial:
         evidence = self._evidence.setdefault(self._size, _Evidence())
         log_ratio = math.log(trial.speed / before.speed)
         evidence.note(log_ratio if trial.speculating else -log_ratio)
-        self._plain_speed = before.speed if trial.speculating else trial.speed
+        evidence.speed, self._plain_speed = trial.speed, before.speed
+        if before.speculating:
+            evidence.speed, self._plain_speed = before.speed, trial.speed
         self._begin_pause(trial)
         self.trials += 1
         winner = evidence.log_gain > 0
