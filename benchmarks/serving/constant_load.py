@@ -1,0 +1,119 @@
+"""`python -m benchmarks.serving.constant_load`: a running server with drafts and without, in turn, at a constant load.
+
+A stream sends its next request when it has its answer. So answers that end early leave no stream idle, as they do at
+the end of a fixed number of requests.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from urllib.request import urlopen
+
+import click
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.report import table, write
+from benchmarks.serving.http_exchange import ask
+from training.heldout import read_prompts
+
+_COUNTER = "vllm:generation_tokens_total"
+_SETTLING_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Tokens per second of one load, by round."""
+
+    temperature: float
+    streams: int
+    on: list[float] = field(default_factory=list)
+    off: list[float] = field(default_factory=list)
+
+    def row(self) -> Sequence[str]:
+        """Return the cells of a table."""
+        ratios = sorted(on / off for on, off in zip(self.on, self.off, strict=True))
+        span = f"({ratios[0]:.2f} – {ratios[-1]:.2f})"
+        rates = f"{median(self.on):.1f}", f"{median(self.off):.1f}"
+        return f"{self.temperature:g}", str(self.streams), *rates, f"{median(ratios):.2f}", span
+
+
+class ConstantLoad:
+    """Streams of requests to one model of a server."""
+
+    def __init__(self, url: str, model: str, prompts: Sequence[str], new_tokens: int) -> None:
+        self._url, self._model, self._prompts, self._new_tokens = url, model, prompts, new_tokens
+        self._indices = itertools.count()
+
+    async def tokens_per_s(self, streams: int, temperature: float, seconds: float, *, speculate: bool) -> float:
+        """Measure for some seconds, by the server's own count. Requests in flight are given up afterwards."""
+        options = {"temperature": temperature, **({} if speculate else {"speculate": False})}
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._stream(options, (i + 1) / streams)) for i in range(streams)]
+            await asyncio.sleep(_SETTLING_S)
+            before = await asyncio.to_thread(self._count)
+            await asyncio.sleep(seconds)
+            tokens = await asyncio.to_thread(self._count) - before
+            for task in tasks:
+                task.cancel()
+        return tokens / seconds
+
+    async def _stream(self, options: Mapping[str, object], first: float) -> None:
+        """Send one request after the other. first: the relative length of the first answer."""
+        max_tokens = max(1, round(first * self._new_tokens))
+        while True:
+            index = next(self._indices)
+            body = {"model": self._model, "prompt": self._prompts[index % len(self._prompts)], "seed": index, **options}
+            body |= {"max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+            exchange = await ask(self._url, "/v1/completions", body)
+            if not exchange.is_whole:
+                raise RuntimeError(f"status {exchange.status}: {exchange.body[-200:]!r}")
+            max_tokens = self._new_tokens
+
+    def _count(self) -> float:
+        with urlopen(f"{self._url}/metrics", timeout=10) as response:
+            families = text_string_to_metric_families(response.read().decode())
+        return sum(sample.value for family in families for sample in family.samples if sample.name == _COUNTER)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--url", default="http://127.0.0.1:8000", help="Of a server that nothing else loads.")
+@click.option("--model", required=True)
+@click.option("--prompts", type=click.Path(path_type=Path), default=Path("models/heldout.jsonl"))
+@click.option("--streams", type=int, multiple=True, default=(1, 4, 8, 16, 32, 64))
+@click.option("--temperature", "temperatures", type=float, multiple=True, default=(0.0, 1.0))
+@click.option("--seconds", default=10.0, help="Of each measurement.")
+@click.option("--rounds", default=4, help="Of measurements with drafts and without.")
+@click.option("--new-tokens", default=128, help="Of each answer.")
+@click.option("--output", type=click.Path(path_type=Path), default=Path(".bench/constant-load.json"))
+def main(
+    url: str,
+    model: str,
+    prompts: Path,
+    streams: Sequence[int],
+    temperatures: Sequence[float],
+    seconds: float,
+    rounds: int,
+    new_tokens: int,
+    output: Path,
+) -> None:
+    """Measure, print, and write JSON."""
+    load = ConstantLoad(url, model, read_prompts(prompts), new_tokens)
+    comparisons = []
+    for temperature, count in itertools.product(temperatures, streams):
+        comparison = Comparison(temperature, count)
+        for number in range(2 * rounds):
+            speculate = number % 4 in (0, 3)
+            rate = asyncio.run(load.tokens_per_s(count, temperature, seconds, speculate=speculate))
+            (comparison.on if speculate else comparison.off).append(rate)
+        comparisons.append(comparison)
+        click.echo(" ".join(comparison.row()))
+    click.echo(table(("T", "streams", "on", "off", "on / off", "(min – max)"), [c.row() for c in comparisons]))
+    settings = {"model": model, "seconds": seconds, "rounds": rounds, "new_tokens": new_tokens}
+    write(output, "benchmarks.serving.constant_load", settings, loads=[asdict(c) for c in comparisons])
+
+
+if __name__ == "__main__":
+    main()
