@@ -1,6 +1,7 @@
 """A client's request, and the deltas of its answer. Knows nothing of replicas and links."""
 
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -50,8 +51,8 @@ class Endpoint:
 
 
 def new_request_id() -> int:
-    """Return a random 63-bit id."""
-    return secrets.randbits(63)
+    """Return a 63-bit id, greater than those of earlier seconds until the clock's 20 bits repeat, after 13 days."""
+    return (time.time_ns() >> 30) % 2**20 << 43 | secrets.randbits(43)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """A member's row: computes logits for the text and drafts that the leader of an ensemble sends. Samples nothing."""
 
-import time
-
 from torch import Tensor
 
 from actors.loops.served_row import ServedRow
@@ -36,7 +34,7 @@ class MemberRow(ServedRow):
         self._draft = NO_DRAFT  # of the last request
         self._best_count = join.best_count
         self.joined = False
-        self._idle_since_s = 0.0
+        self._started = False
         self.request: LogitsRequest | None = None  # without a reply yet
 
     @property
@@ -49,8 +47,16 @@ class MemberRow(ServedRow):
         return self.ready and (self.prefilling or self.request is not None)
 
     @property
-    def blocked_since_s(self) -> float | None:
-        return self._idle_since_s if self.joined and not self.due else None
+    def spans_replicas(self) -> bool:
+        return True
+
+    @property
+    def started(self) -> bool:
+        return self._started
+
+    @property
+    def blocked(self) -> bool:
+        return not self._started and self.ready and not self.prefilling
 
     @property
     def step_tokens(self) -> int:
@@ -63,7 +69,7 @@ class MemberRow(ServedRow):
     def announce(self) -> Joined | None:
         if self.joined or self.prefilling or not self.ready:
             return None
-        self.joined, self._idle_since_s = True, time.perf_counter()
+        self.joined = True
         return Joined(self.key[1], self.admission)
 
     def rejoins(self, join: Join) -> bool:
@@ -80,7 +86,7 @@ class MemberRow(ServedRow):
             return "a member was asked about a draft that is no tree"
         if not self._extend(request.text[self.length - request.base :], Draft(request.tokens, request.parents)):
             return "a member has no room for the text, or not its tokens"
-        self.request = request
+        self.request, self._started = request, True
         return None
 
     def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
@@ -117,7 +123,6 @@ class MemberRow(ServedRow):
         """Close the request. logits: [K + 1, V of the leader]; best: [K + 1] most probable tokens."""
         assert self.request is not None
         request, self.request = self.request, None
-        self._idle_since_s = time.perf_counter()
         packed = pack(logits, request.transport, self.memory)
         return LogitsReply(self.key[1], request.step, packed, best, self.admission)
 

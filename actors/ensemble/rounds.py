@@ -31,6 +31,7 @@ class Round:
     logits: list[Tensor | None]  # [M] of [K + 1, V] each
     best: list[list[list[int]]]  # [M] of [K + 1] each: the other members' most probable tokens, if wanted
     mask: Tensor | None = None  # [K + 1, ⌈V / 32⌉]
+    text_length: int = 0  # of the text that the other members have been sent with it
 
 
 class EnsembleRounds:
@@ -41,7 +42,7 @@ class EnsembleRounds:
         self.models = [ensemble.leader, *(member.model for member in ensemble.members)]
         self.replicas = ["", *(member.address.name if member.address else "" for member in ensemble.members)]
         self.present = [True, *(member.address is not None for member in ensemble.members)]
-        self.sent_length = 0  # length of the text that the other members have been sent
+        self.read_length = 0  # of the text that all other members have
         self.round: Round | None = None
         self.views: list[list[MemberView]] | None = None  # of each token of the last round, if wanted
         self._steps = 0
@@ -61,13 +62,6 @@ class EnsembleRounds:
     def is_idle(self) -> bool:
         """Whether a round may begin."""
         return self.round is None and self.is_joined
-
-    @property
-    def waiting_since_s(self) -> float | None:
-        """When it began to wait for other members; None if it does not."""
-        if self.round is not None:
-            return None if self.is_complete else self.round.requested_at_s
-        return None if self.is_joined else self._began_s
 
     @property
     def others(self) -> list[str]:
@@ -158,6 +152,7 @@ class EnsembleRounds:
                 preferred = logits[list(rows)].argmax(dim=-1).tolist()
                 self._tokens[member] += len(tokens)
                 self._agreed[member] += sum(a == b for a, b in zip(preferred, tokens, strict=True))
+        self.read_length = self.round.text_length
         self.round = None
 
     def _views(self, round_: Round, rows: list[int], tokens: list[int]) -> list[list[MemberView]]:

@@ -58,9 +58,19 @@ class Row:
         return self.ready and self.pending > 0
 
     @property
-    def blocked_since_s(self) -> float | None:
-        """When it began to wait for another replica; None if it does not."""
-        return None
+    def spans_replicas(self) -> bool:
+        """Whether the request needs slots on several replicas at once."""
+        return False
+
+    @property
+    def started(self) -> bool:
+        """Whether a request that needs several slots has had them all."""
+        return True
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it only waits until its request has slots on other replicas, too."""
+        return False
 
     @property
     def prefilling(self) -> bool:

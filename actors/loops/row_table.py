@@ -10,7 +10,7 @@ from actors.loops.row import R, Row, RowKey
 from actors.model.page_tables import PageTables, extend_keys
 from actors.wire.messages import AdaptationState, Report
 
-_PATIENCE_S = 1.0  # for which a row may hold a slot while it waits for another replica, if older requests want it
+_PATIENCE_S = 5.0  # a row that is blocked keeps its slot for so long, although an older request waits for it
 PREPARING_S = 0.002  # polling period while no row is ready
 
 
@@ -23,6 +23,7 @@ class RowTable(Generic[R]):
         self._removed = removed
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
+        self._blocked_since_s: dict[RowKey, float] = {}
         self._is_full = False  # whether a row was preempted, and no forward has run since
         self.drafting = True  # whether drafts are wanted
         self.in_trial = False  # whether `drafting` was set for a trial only
@@ -105,25 +106,25 @@ class RowTable(Generic[R]):
         row.resume(0)
         self._waiting = {row.key: row, **self._waiting}
 
-    def let_oldest_enter(self, now_s: float) -> bool:
-        """Preempt a younger row that has waited long for another replica, if that gives the oldest waiting row room.
+    def resolve_deadlock(self, now_s: float) -> None:
+        """Preempt a row that has long been blocked, if an older request that spans replicas waits for a slot.
 
-        Else two replicas full of leaders that want each other's slots would wait for ever. Request ids have the same
-        order on all replicas, so there is always a request that nothing blocks. Returns whether it preempted one.
+        Else replicas full of leaders that want each other's slots would wait until they give up. A request that has
+        started never loses its slot by this. Request ids have the same order on all replicas, so the first of those
+        that have not started gets all of its slots.
         """
-        oldest = min(self._waiting.values(), key=_request_id, default=None)
-        if oldest is None:
-            return False
-        began_s = now_s - _PATIENCE_S
-        blocked = [row for row in self._active.values() if (row.blocked_since_s or now_s) < began_s]
-        youngest = max(blocked, key=_request_id, default=oldest)
-        if _request_id(youngest) <= _request_id(oldest):
-            return False
-        self.preempt(youngest)
-        self._waiting = {oldest.key: oldest, **self._waiting}
-        self._is_full = False
-        self._fill_slots()
-        return True
+        waiting = [row for row in self._waiting.values() if row.spans_replicas]
+        blocked = {row.key: row for row in self._active.values() if row.blocked} if waiting else {}
+        self._blocked_since_s = {key: self._blocked_since_s.get(key, now_s) for key in blocked}
+        eligible = [row for key, row in blocked.items() if now_s - self._blocked_since_s[key] > _PATIENCE_S]
+        if not eligible:
+            return
+        oldest, youngest = min(waiting, key=_order), max(eligible, key=_order)
+        if _order(oldest) < _order(youngest):
+            self.preempt(youngest)
+            self._waiting = {oldest.key: oldest, **self._waiting}
+            self._is_full = False
+            self._fill_slots()
 
     def note_forward(self) -> None:
         """Note that a forward had enough pages."""
@@ -219,5 +220,6 @@ class RowTable(Generic[R]):
             self._cache.give_back(slot)
 
 
-def _request_id(row: Row) -> int:
-    return row.key[1]
+def _order(row: Row) -> tuple[bool, int]:
+    """Return what requests that span replicas are served by, the least first."""
+    return not row.started, row.key[1]

@@ -52,7 +52,7 @@ class EnsembleLeader:
         """Invite the members of a new row's ensemble."""
         request_id = row.key[1]
         row.ensemble = EnsembleRounds(ensemble, now_s)
-        row.ensemble.sent_length = len(row.tokens)
+        row.ensemble.read_length = len(row.tokens)
         self._rows[request_id] = row
         for member in ensemble.members:
             if member.address is not None:
@@ -92,14 +92,14 @@ class EnsembleLeader:
         request = LogitsRequest(
             request_id=row.key[1],
             step=ensemble.round.step,
-            base=ensemble.sent_length,
-            text=row.tokens[ensemble.sent_length :],
+            base=ensemble.read_length,
+            text=row.tokens[ensemble.read_length :],
             tokens=draft.tokens,
             parents=draft.parents,
             transport=LogitsTransport(ensemble.options.member_dtype, ensemble.options.member_top_k),
             admission=row.admission,
         )
-        ensemble.sent_length = len(row.tokens)
+        ensemble.round.text_length = len(row.tokens)
         for replica in ensemble.others:
             self._put((row.key[1], replica), request)
 

@@ -231,9 +231,9 @@ class Target:
     def _update_rows(self) -> None:
         """Begin what is ready, fail what can't go on, announce what has read its text."""
         self._choose_mode()
-        self.times.preemptions += self._rows.let_oldest_enter(time.perf_counter())
         for row, error in [*self._rows.make_ready(), *self._adapters.make_ready()]:
             self._inbox.fail(row, error)
+        self._rows.resolve_deadlock(time.perf_counter())
         for row, reason in self._leader.drop_late_members(time.perf_counter()):
             self._inbox.fail(row, reason)
         for reader in self._rows.readers:

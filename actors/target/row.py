@@ -69,8 +69,16 @@ class TargetRow(ServedRow):
         return self.ready and (len(self.tokens) - self.cached > 1 or self.ensemble is None or self.ensemble.is_idle)
 
     @property
-    def blocked_since_s(self) -> float | None:
-        return None if self.ensemble is None or self.due else self.ensemble.waiting_since_s
+    def spans_replicas(self) -> bool:
+        return self.ensemble is not None
+
+    @property
+    def started(self) -> bool:
+        return self.ensemble is None or self.ensemble.is_joined
+
+    @property
+    def blocked(self) -> bool:
+        return not self.started and self.ready and not self.prefilling
 
     @property
     def verifies(self) -> bool:

@@ -29,7 +29,7 @@ _AFTER_BREAK_OFF = 1.5  # … and factor on that loss: the next trial may lose m
 _MIN_PAUSE_S, _MIN_PAUSE = 1.0, 4.0  # between trials: seconds, and times the length of the last trial
 _GROWTH = {True: 4.0, False: 2.0}  # factor on the pause after each agreeing trial, by whether speculation is in use
 _MAX_PAUSE_S = {True: 120.0, False: 30.0}  # a loss shows while speculation is in use; a gain shows only in a trial
-_CHANGED = 0.95  # the speed with drafts over that in the last trial below which no long pause is made
+_CHANGED = 0.95  # of the speed with drafts in the last trial: below that, or the plain speed, no long pause is made
 _MAX_AGREEING = 20  # trials are counted
 _MAX_STEP = 4.0  # a step counts as at most so many times the shortest of the last ones; what is beyond is a hiccup
 _RISING = 1.02  # factor per step on the shortest, so that it is forgotten
@@ -303,9 +303,8 @@ class SpeculationTrial:
         evidence = self._evidence.setdefault(self._size, _Evidence())
         log_ratio = math.log(trial.speed / before.speed)
         evidence.note(log_ratio if trial.speculating else -log_ratio)
-        evidence.speed, self._plain_speed = trial.speed, before.speed
-        if before.speculating:
-            evidence.speed, self._plain_speed = before.speed, trial.speed
+        speculative, plain = (trial, before) if trial.speculating else (before, trial)
+        evidence.speed, self._plain_speed = speculative.speed, plain.speed
         self._begin_pause(trial)
         self.trials += 1
         winner = evidence.log_gain > 0

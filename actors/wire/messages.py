@@ -9,9 +9,9 @@
     leader of an ensemble -> member:  Join, LogitsRequest, Cancel, Report (both are targets)
     member -> leader:                 Joined, LogitsReply, Failed, Report
 
-`request_id` is a random 63-bit integer, unique among all coordinators. Texts are token ids. Only LogitsReply carries a
-tensor, packed by `logits_codec.py`. The garbage collector skips messages of which a step has one per row (`gc=False`):
-no message is ever part of a cycle.
+`request_id` is a 63-bit integer, unique among all coordinators; later requests have greater ones. Texts are token ids.
+Only LogitsReply carries a tensor, packed by `logits_codec.py`. The garbage collector skips messages of which a step has
+one per row (`gc=False`): no message is ever part of a cycle.
 """
 
 import msgspec

@@ -6,6 +6,7 @@ the end of a fixed number of requests.
 
 import asyncio
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -53,12 +54,13 @@ class ConstantLoad:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._stream(options, (i + 1) / streams)) for i in range(streams)]
             await asyncio.sleep(_SETTLING_S)
-            before = await asyncio.to_thread(self._count)
+            before, began_s = await asyncio.to_thread(self._count), time.monotonic()
             await asyncio.sleep(seconds)
             tokens = await asyncio.to_thread(self._count) - before
+            took_s = time.monotonic() - began_s
             for task in tasks:
                 task.cancel()
-        return tokens / seconds
+        return tokens / took_s
 
     async def _stream(self, options: Mapping[str, object], first: float) -> None:
         """Send one request after the other. first: the relative length of the first answer."""

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from actors.coordinator.request import Delta, Endpoint, Request
 from actors.loops.options import LoopOptions
+from actors.loops.row_table import RowTable
 from actors.model.forward_input import RowInput
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
@@ -154,13 +155,48 @@ def test_leaders_that_fill_each_others_replicas_do_not_wait_for_each_other(slots
     there = ensemble(BlendParams())
     back = Endpoint("b", "second", None, 0, decode=str, members=("first",), ensemble=EnsembleOptions())
     names = {"e": ("first", "second"), "b": ("second", "first")}
-    requests = [Request((there, back)[i % 2], prompt, params(i)) for i, prompt in enumerate(PROMPTS)]
-    with mock.patch("actors.loops.row_table._PATIENCE_S", 0.05), running(slots=slots) as engine:
+    requests = [Request((there, back)[i % 2], prompt, params(i), request_id=i) for i, prompt in enumerate(PROMPTS)]
+    with (
+        mock.patch("actors.loops.row_table._PATIENCE_S", 0.05),
+        mock.patch.object(RowTable, "preempt", autospec=True, side_effect=RowTable.preempt) as preempted,
+        running(slots=slots) as engine,
+    ):
         began_s = time.perf_counter()
         texts = [tokens(answer) for answer in engine.generate(requests)]
         assert time.perf_counter() - began_s < 60
         wait_until_idle(engine)
+    assert preempted.called
     assert texts == [reference(names[r.endpoint.name], BlendParams(), r.prompt, r.params) for r in requests]
+
+
+def test_an_ensemble_with_more_requests_than_slots_preempts_none() -> None:
+    requests = [Request(ensemble(BlendParams()), PROMPTS[i % 8], params(i)) for i in range(16)]
+    with (
+        mock.patch("actors.loops.row_table._PATIENCE_S", 0.1),
+        mock.patch.object(RowTable, "preempt") as preempted,
+        running(slots=2, runner=SlowRunner) as engine,
+    ):
+        engine.generate(requests)
+    assert not preempted.called
+
+
+def test_a_round_that_is_undone_sends_its_text_again() -> None:
+    """A request for logits is lost, and its round begins anew before it is sent again."""
+    handle, lost = TargetInbox._handle, [LogitsRequest]
+
+    def lossy(inbox: TargetInbox, peer: str, message: Message) -> None:
+        if lost and isinstance(message, LogitsRequest) and message.step == 3:
+            lost.clear()
+            engine.loops["first"]._rows.writers[0].undo()  # type: ignore[union-attr]
+        else:
+            handle(inbox, peer, message)
+
+    with mock.patch.object(TargetInbox, "_handle", lossy), running() as engine:
+        answer = list(engine.stream(Request(ensemble(BlendParams()), PROMPTS[3], params(1))))
+    assert not lost
+    assert answer[-1].members is not None
+    assert answer[-1].members[0].tokens == 16  # the request was not begun anew
+    assert tokens(answer) == reference(("first", "second"), BlendParams(), PROMPTS[3], params(1))
 
 
 def test_answers_tell_who_contributed() -> None:

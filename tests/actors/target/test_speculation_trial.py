@@ -231,7 +231,7 @@ def test_a_change_of_load_is_noticed(before: Load, after: Load, most: float) -> 
 
 @pytest.mark.parametrize("rows", [4, 16])
 def test_drafts_that_cost_a_little_since_the_load_changed_are_found_out_soon(rows: int) -> None:
-    """Such as sampled texts after greedy ones. Of the 10 % that they cost, most is saved within a quarter of a minute."""
+    """Such as sampled texts after greedy ones. Of the 10 % that they cost, most is saved within 15 s."""
     before = Load(rows=rows, plain_s=0.025, tokens=2.6, slowdown=2.0, contention=1.0)
     machines = [Machine(seed=seed, spread=0.35) for seed in range(10)]
     for machine in machines:
