@@ -139,7 +139,7 @@ class KnowingProposer:
             chains.append([*chains[0][:1], *chains[0][2:]])
         tree = TokenTree()
         for chain in chains:
-            tree.add([token if rng.random() < _RIGHT else token + 1 for token in chain], [0.9] * len(chain))
+            tree.add([token if rng.random() < _RIGHT else token ^ 1 for token in chain], [0.9] * len(chain))
         return tree.draft
 
 
