@@ -55,10 +55,6 @@ class MemberRow(ServedRow):
         return self._started
 
     @property
-    def blocked(self) -> bool:
-        return not self._started and self.ready and not self.prefilling
-
-    @property
     def step_tokens(self) -> int:
         return 1 + len(self._draft.tokens)
 

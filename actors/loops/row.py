@@ -58,21 +58,6 @@ class Row:
         return self.ready and self.pending > 0
 
     @property
-    def spans_replicas(self) -> bool:
-        """Whether the request needs slots on several replicas at once."""
-        return False
-
-    @property
-    def started(self) -> bool:
-        """Whether a request that needs several slots has had them all."""
-        return True
-
-    @property
-    def blocked(self) -> bool:
-        """Whether it only waits until its request has slots on other replicas, too."""
-        return False
-
-    @property
     def prefilling(self) -> bool:
         """Whether it runs a chunk of text next, which may end anywhere. A step can't be divided."""
         return len(self.tokens) - self.cached > 1

@@ -6,11 +6,10 @@ Rows take over pages that others have computed, before they enter and while thei
 from collections.abc import Callable, Iterator
 from typing import Generic
 
-from actors.loops.row import R, Row, RowKey
+from actors.loops.row import R, RowKey
 from actors.model.page_tables import PageTables, extend_keys
 from actors.wire.messages import AdaptationState, Report
 
-_PATIENCE_S = 5.0  # a row that is blocked keeps its slot for so long, although an older request waits for it
 PREPARING_S = 0.002  # polling period while no row is ready
 
 
@@ -23,7 +22,6 @@ class RowTable(Generic[R]):
         self._removed = removed
         self._active: dict[RowKey, R] = {}
         self._waiting: dict[RowKey, R] = {}
-        self._blocked_since_s: dict[RowKey, float] = {}
         self._is_full = False  # whether a row was preempted, and no forward has run since
         self.drafting = True  # whether drafts are wanted
         self.in_trial = False  # whether `drafting` was set for a trial only
@@ -105,26 +103,6 @@ class RowTable(Generic[R]):
         row.undo()
         row.resume(0)
         self._waiting = {row.key: row, **self._waiting}
-
-    def resolve_deadlock(self, now_s: float) -> None:
-        """Preempt a row that has long been blocked, if an older request that spans replicas waits for a slot.
-
-        Else replicas full of leaders that want each other's slots would wait until they give up. A request that has
-        started never loses its slot by this. Request ids have the same order on all replicas, so the first of those
-        that have not started gets all of its slots.
-        """
-        waiting = [row for row in self._waiting.values() if row.spans_replicas]
-        blocked = {row.key: row for row in self._active.values() if row.blocked} if waiting else {}
-        self._blocked_since_s = {key: self._blocked_since_s.get(key, now_s) for key in blocked}
-        eligible = [row for key, row in blocked.items() if now_s - self._blocked_since_s[key] > _PATIENCE_S]
-        if not eligible:
-            return
-        oldest, youngest = min(waiting, key=_order), max(eligible, key=_order)
-        if _order(oldest) < _order(youngest):
-            self.preempt(youngest)
-            self._waiting = {oldest.key: oldest, **self._waiting}
-            self._is_full = False
-            self._fill_slots()
 
     def note_forward(self) -> None:
         """Note that a forward had enough pages."""
@@ -218,8 +196,3 @@ class RowTable(Generic[R]):
         self._note_text(row)
         for slot in row.slots:
             self._cache.give_back(slot)
-
-
-def _order(row: Row) -> tuple[bool, int]:
-    """Return what requests that span replicas are served by, the least first."""
-    return not row.started, row.key[1]

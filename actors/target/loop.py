@@ -229,7 +229,7 @@ class Target:
         self._mailbox.flush()
 
     def _update_rows(self) -> None:
-        """Begin what is ready, fail what can't go on, announce what has read its text."""
+        """Begin what is ready, fail what can't go on, announce what has read its text, make room."""
         self._choose_mode()
         for row, error in [*self._rows.make_ready(), *self._adapters.make_ready()]:
             self._inbox.fail(row, error)

@@ -77,10 +77,6 @@ class TargetRow(ServedRow):
         return self.ensemble is None or self.ensemble.is_joined
 
     @property
-    def blocked(self) -> bool:
-        return not self.started and self.ready and not self.prefilling
-
-    @property
     def verifies(self) -> bool:
         return len(self.tokens) - self.cached <= 1 and self.ready and (self.ensemble is None or self.ensemble.is_idle)
 

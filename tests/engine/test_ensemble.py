@@ -19,6 +19,8 @@ from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
 from actors.target.inbox import TargetInbox
+from actors.target.loop import Target
+from actors.target.row import TargetRow
 from actors.wire.link import LocalLink
 from actors.wire.messages import Join, Joined, LogitsReply, LogitsRequest, Message
 from decoding.blending.blend import BlendBatch, blend
@@ -157,7 +159,7 @@ def test_leaders_that_fill_each_others_replicas_do_not_wait_for_each_other(slots
     names = {"e": ("first", "second"), "b": ("second", "first")}
     requests = [Request((there, back)[i % 2], prompt, params(i), request_id=i) for i, prompt in enumerate(PROMPTS)]
     with (
-        mock.patch("actors.loops.row_table._PATIENCE_S", 0.05),
+        mock.patch("actors.target.rows._PATIENCE_S", 0.05),
         mock.patch.object(RowTable, "preempt", autospec=True, side_effect=RowTable.preempt) as preempted,
         running(slots=slots) as engine,
     ):
@@ -172,7 +174,7 @@ def test_leaders_that_fill_each_others_replicas_do_not_wait_for_each_other(slots
 def test_an_ensemble_with_more_requests_than_slots_preempts_none() -> None:
     requests = [Request(ensemble(BlendParams()), PROMPTS[i % 8], params(i)) for i in range(16)]
     with (
-        mock.patch("actors.loops.row_table._PATIENCE_S", 0.1),
+        mock.patch("actors.target.rows._PATIENCE_S", 1.0),
         mock.patch.object(RowTable, "preempt") as preempted,
         running(slots=2, runner=SlowRunner) as engine,
     ):
@@ -180,18 +182,28 @@ def test_an_ensemble_with_more_requests_than_slots_preempts_none() -> None:
     assert not preempted.called
 
 
-def test_a_round_that_is_undone_sends_its_text_again() -> None:
-    """A request for logits is lost, and its round begins anew before it is sent again."""
-    handle, lost = TargetInbox._handle, [LogitsRequest]
+def test_a_round_that_ran_out_of_memory_sends_its_text_again() -> None:
+    """Its request for logits is lost, and would be sent again only later."""
+    handle, forward, lost = TargetInbox._handle, Target._forward, [3, 3]  # steps: of the request, and of the forward
 
     def lossy(inbox: TargetInbox, peer: str, message: Message) -> None:
-        if lost and isinstance(message, LogitsRequest) and message.step == 3:
-            lost.clear()
-            engine.loops["first"]._rows.writers[0].undo()  # type: ignore[union-attr]
+        if isinstance(message, LogitsRequest) and message.step in lost:
+            lost.remove(message.step)
         else:
             handle(inbox, peer, message)
 
-    with mock.patch.object(TargetInbox, "_handle", lossy), running() as engine:
+    def failing(target: Target, inputs: Sequence[Sequence[RowInput]], samplers: list[TargetRow]) -> Tensor:
+        rounds = [row.ensemble.round for row in samplers if row.ensemble is not None]
+        if any(round_ is not None and round_.step in lost for round_ in rounds):
+            lost.remove(3)
+            raise torch.OutOfMemoryError
+        return forward(target, inputs, samplers)
+
+    with (
+        mock.patch.object(TargetInbox, "_handle", lossy),
+        mock.patch.object(Target, "_forward", failing),
+        running() as engine,
+    ):
         answer = list(engine.stream(Request(ensemble(BlendParams()), PROMPTS[3], params(1))))
     assert not lost
     assert answer[-1].members is not None
