@@ -1,9 +1,12 @@
 """The text of a request: assembled from commits, cut at stop strings, complete at the end."""
 
+import time
+from unittest import mock
+
 import pytest
 
 from actors.coordinator.active_request import ActiveRequest
-from actors.coordinator.request import Delta, Endpoint, Request, Statistics
+from actors.coordinator.request import Delta, Endpoint, Request, Statistics, new_request_id
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Adapter, Commit
 from decoding.errors import InvalidRequestError
@@ -89,6 +92,17 @@ def test_a_shortened_prompt_keeps_its_positions_wherever_it_goes() -> None:
     assert (admit.prompt_positions, admit.prompt_length) == (positions, len(prompt))
     with pytest.raises(InvalidRequestError, match=f"one for each of {len(prompt) + 1} tokens"):
         Request(request.endpoint, [*prompt, 1], params, prompt_positions=positions)
+
+
+def test_ids_of_later_requests_are_greater_and_those_of_one_moment_differ() -> None:
+    now_ns = time.time_ns() >> 50 << 50  # the clock's 20 bits begin anew
+    with mock.patch("time.time_ns") as clock:
+        ids = []
+        for clock.return_value in (now_ns, now_ns + 2 * 10**9, now_ns + 12 * 24 * 3600 * 10**9):
+            ids.append({new_request_id() for _ in range(100)})
+    assert [len(same) for same in ids] == [100] * 3
+    assert 0 <= min(ids[0]) < max(ids[0]) < min(ids[1]) < max(ids[1]) < min(ids[2])
+    assert max(ids[2]) < 2**63
 
 
 def test_the_rates() -> None:
