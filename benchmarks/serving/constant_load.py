@@ -101,9 +101,10 @@ def main(
     new_tokens: int,
     output: Path,
 ) -> None:
-    """Measure, print, and write JSON."""
+    """Measure, write JSON after each load, and print."""
     load = ConstantLoad(url, model, read_prompts(prompts), new_tokens)
-    comparisons = []
+    settings = {"model": model, "seconds": seconds, "rounds": rounds, "new_tokens": new_tokens}
+    comparisons: list[Comparison] = []
     for temperature, count in itertools.product(temperatures, streams):
         comparison = Comparison(temperature, count)
         for number in range(2 * rounds):
@@ -111,10 +112,8 @@ def main(
             rate = asyncio.run(load.tokens_per_s(count, temperature, seconds, speculate=speculate))
             (comparison.on if speculate else comparison.off).append(rate)
         comparisons.append(comparison)
-        click.echo(" ".join(comparison.row()))
+        write(output, "benchmarks.serving.constant_load", settings, loads=[asdict(c) for c in comparisons])
     click.echo(table(("T", "streams", "on", "off", "on / off", "(min – max)"), [c.row() for c in comparisons]))
-    settings = {"model": model, "seconds": seconds, "rounds": rounds, "new_tokens": new_tokens}
-    write(output, "benchmarks.serving.constant_load", settings, loads=[asdict(c) for c in comparisons])
 
 
 if __name__ == "__main__":
