@@ -34,7 +34,8 @@ def heads_module(kind: HeadsKind) -> Any:
 
 
 def make(kind: HeadsKind | None, *, slots: int, graphs: bool = False, pages: int | None = None) -> tuple[Runner, Any]:
-    runner = Runner(TARGET, slots=slots, max_length=128, max_query=64, pages=pages)
+    model = tiny_model("llama-gqa")  # each replica its own: hooks of two threads on one model would mix their states
+    runner = Runner(model, slots=slots, max_length=128, max_query=64, pages=pages)
     if kind is None:
         return runner, None
     runner.keep_hidden_states(STATES if kind == "eagle3" else ())
