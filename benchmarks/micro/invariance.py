@@ -254,7 +254,8 @@ def main() -> None:
     begin, end = options.only or (0, options.prompts)
     end = min(end, options.prompts)
     totals: dict[tuple[str, float], Finding] = {}
-    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+    # A process ends with its part, and so its two models do not stay in memory.
+    with ProcessPoolExecutor(options.processes, get_context("spawn"), max_tasks_per_child=1) as pool:
         starts = range(begin, end, options.part)
         parts = [pool.submit(_find, options, start, min(start + options.part, end)) for start in starts]
         try:
@@ -264,7 +265,7 @@ def main() -> None:
                     totals[key] = totals[key] + finding if key in totals else finding
                 _report(options, list(totals.values()))
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after a part that failed, nothing else begins
+            pool.shutdown(cancel_futures=True)  # after a part that failed, nothing else begins
 
 
 def _find(options: argparse.Namespace, begin: int, end: int) -> list[Finding]:

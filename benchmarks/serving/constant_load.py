@@ -6,11 +6,12 @@ the end of a fixed number of requests.
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, stdev
 from urllib.request import urlopen
 
 import click
@@ -35,10 +36,10 @@ class Comparison:
 
     def row(self) -> Sequence[str]:
         """Return the cells of a table."""
-        ratios = sorted(on / off for on, off in zip(self.on, self.off, strict=True))
-        span = f"({ratios[0]:.2f} – {ratios[-1]:.2f})"
-        rates = f"{median(self.on):.1f}", f"{median(self.off):.1f}"
-        return f"{self.temperature:g}", str(self.streams), *rates, f"{median(ratios):.2f}", span
+        ratios = [on / off for on, off in zip(self.on, self.off, strict=True)]
+        error = stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
+        rates = f"{mean(self.on):.1f}", f"{mean(self.off):.1f}"
+        return f"{self.temperature:g}", str(self.streams), *rates, f"{mean(ratios):.3f}", f"{error:.3f}"
 
 
 class ConstantLoad:
@@ -113,7 +114,7 @@ def main(
             (comparison.on if speculate else comparison.off).append(rate)
         comparisons.append(comparison)
         write(output, "benchmarks.serving.constant_load", settings, loads=[asdict(c) for c in comparisons])
-    click.echo(table(("T", "streams", "on", "off", "on / off", "(min – max)"), [c.row() for c in comparisons]))
+    click.echo(table(("T", "streams", "on", "off", "on / off", "standard error"), [c.row() for c in comparisons]))
 
 
 if __name__ == "__main__":

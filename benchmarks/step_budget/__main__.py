@@ -116,15 +116,16 @@ def _find_step(metered: MeteredRunner, name: str, options: argparse.Namespace) -
     with Stage(metered, load) as stage:
         traffic = stage.traffic()
         with cProfile.Profile() if options.profile else nullcontext() as profile:
-            host_s = stage.host_s(options.steps)
+            host_s, exposed_s = stage.host_s(options.steps)
     if profile is not None:
         profile.dump_stats(options.profile)
     times = options.many // options.rows
+    finding = Finding(name, traffic, _floor(metered, load), 1e3 * host_s, 1e3 * exposed_s)
     if times < 2:
-        return Finding(name, traffic, _floor(metered, load), 1e3 * host_s)
+        return finding
     with Stage(metered, replace(load, rows=times * options.rows)) as stage:
-        many_s = stage.host_s(options.steps // 4)
-    return Finding(name, traffic, _floor(metered, load), 1e3 * host_s, 1e3 * many_s, times)
+        many_s, _ = stage.host_s(options.steps // 4)
+    return replace(finding, host_ms_of_many=1e3 * many_s, times=times)
 
 
 def _floor(metered: MeteredRunner, load: Load) -> dict[str, int]:

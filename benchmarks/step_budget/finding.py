@@ -22,6 +22,7 @@ class Finding:
     traffic: Traffic
     floor: Mapping[str, int]  # bytes by category: weights, keys and values, and logits once each
     host_ms: float
+    exposed_ms: float | None = None  # of `host_ms`: while the device has nothing to do
     host_ms_of_many: float | None = None  # with `times` as many rows
     times: int = 1
 
@@ -54,6 +55,7 @@ class Finding:
             "bytes_to_host": traffic.to_host_bytes,
             "waits": traffic.waits,
             "host_ms": self.host_ms,
+            "exposed_ms": self.exposed_ms,
             "host_ms_of_many": self.host_ms_of_many,
             "host_of_linear": self.host_of_linear,
         }
@@ -83,14 +85,26 @@ def as_text(findings: list[Finding], graphs: Graphs) -> str:
                 *(f"{size / _BYTES_PER_S * 1e3:.1f}" for size in (traffic.bytes, floor)),
             ]
         )
-    other_head = ["a step", "kernels", "to device", "to host", "waits", "host ms", "host ms of many", "of linear"]
+    other_head = [
+        "a step",
+        "kernels",
+        "to device",
+        "to host",
+        "waits",
+        "host ms",
+        "exposed",
+        "host ms of many",
+        "of linear",
+    ]
     other_rows = [
         [
             finding.name,
             *(str(getattr(finding.traffic, name)) for name in ("kernels", "to_device", "to_host", "waits")),
             f"{finding.host_ms:.2f}",
-            "" if finding.host_ms_of_many is None else f"{finding.host_ms_of_many:.2f}",
-            "" if finding.host_of_linear is None else f"{finding.host_of_linear:.2f}",
+            *(
+                "" if number is None else f"{number:.2f}"
+                for number in (finding.exposed_ms, finding.host_ms_of_many, finding.host_of_linear)
+            ),
         ]
         for finding in findings
     ]

@@ -20,6 +20,8 @@ class HostClock(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seconds = 0.0
+        self.exposed_s = 0.0  # of `seconds`: while the device has nothing to do
+        self._idle_since_s: float | None = 0.0  # in `seconds`; None: the device computes
 
     def __enter__(self) -> "HostClock":
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -28,7 +30,17 @@ class HostClock(TorchDispatchMode):
 
     def __exit__(self, *error: object) -> None:
         self.seconds += time.thread_time()
+        self._end_idleness(self.seconds)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def note_forward(self) -> None:
+        """Note that the device has begun to compute. It ends when the host reads from it."""
+        self._end_idleness(self.seconds + time.thread_time())
+
+    def _end_idleness(self, now_s: float) -> None:
+        if self._idle_since_s is not None:
+            self.exposed_s += now_s - self._idle_since_s
+        self._idle_since_s = None
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -36,7 +48,13 @@ class HostClock(TorchDispatchMode):
         began_s = time.thread_time()
         result = function(*args, **(kwargs or {}))
         ended_s = time.thread_time()
-        on_device = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs, result)))
-        self.seconds += LAUNCH_S if on_device else ended_s - began_s
+        given, made = _on_device((args, kwargs)), _on_device(result)
+        self.seconds += LAUNCH_S if given or made else ended_s - began_s
         self.seconds -= time.thread_time() - began_s  # with the clock's own work
+        if given and not made and self._idle_since_s is None:  # a read, which waits for the device
+            self._idle_since_s = self.seconds + time.thread_time()
         return result
+
+
+def _on_device(values: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(values))

@@ -16,6 +16,7 @@ class FakeCapture:
         self.captured = 0
         self.capturing = False
         self.traffic: Traffic | None = None  # where replays are counted
+        self.on_replay: Callable[[], None] = lambda: None
         self._make_meter = make_meter
 
     def __call__(self, run: Replay) -> Replay:
@@ -29,6 +30,7 @@ class FakeCapture:
         def replay() -> Tensor:
             if self.traffic is not None:
                 self.traffic.add(meter.traffic)
+            self.on_replay()
             return output
 
         return replay

@@ -107,15 +107,20 @@ class Stage:
             if capture.captured == captured:
                 return meter.traffic
 
-    def host_s(self, steps: int) -> float:
-        """Take some steps; return the median of the host's time for one, in seconds of a core."""
-        for _ in range(WARM_UPS):
-            self._host_s()
-        return median(self._host_s() for _ in range(steps))
+    def host_s(self, steps: int) -> tuple[float, float]:
+        """Take some steps; return medians of one: the host's time, and its part while the device has nothing to do.
 
-    def _host_s(self) -> float:
+        In seconds of a core.
+        """
+        for _ in range(WARM_UPS):
+            self._step()
+        clocks = [self._step() for _ in range(steps)]
+        return median(clock.seconds for clock in clocks), median(clock.exposed_s for clock in clocks)
+
+    def _step(self) -> HostClock:
         self._prepare()
         with HostClock() as clock:
+            self._metered.capture.on_replay = clock.note_forward
             self._target.turn()
         self._read()
-        return clock.seconds
+        return clock
