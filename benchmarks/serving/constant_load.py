@@ -22,7 +22,6 @@ from benchmarks.serving.http_exchange import ask
 from training.heldout import read_prompts
 
 _COUNTER = "vllm:generation_tokens_total"
-_SETTLING_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,10 @@ class Comparison:
 class ConstantLoad:
     """Streams of requests to one model of a server."""
 
-    def __init__(self, url: str, model: str, prompts: Sequence[str], new_tokens: int) -> None:
+    def __init__(self, url: str, model: str, prompts: Sequence[str], new_tokens: int, *, settling_s: float) -> None:
+        """settling_s: from the first request until the measurement begins."""
         self._url, self._model, self._prompts, self._new_tokens = url, model, prompts, new_tokens
+        self._settling_s = settling_s
         self._indices = itertools.count()
 
     async def tokens_per_s(self, streams: int, temperature: float, seconds: float, *, speculate: bool) -> float:
@@ -54,7 +55,7 @@ class ConstantLoad:
         options = {"temperature": temperature, **({} if speculate else {"speculate": False})}
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._stream(options, (i + 1) / streams)) for i in range(streams)]
-            await asyncio.sleep(_SETTLING_S)
+            await asyncio.sleep(self._settling_s)
             before, began_s = await asyncio.to_thread(self._count), time.monotonic()
             await asyncio.sleep(seconds)
             tokens = await asyncio.to_thread(self._count) - before
@@ -88,6 +89,7 @@ class ConstantLoad:
 @click.option("--streams", type=int, multiple=True, default=(1, 4, 8, 16, 32, 64))
 @click.option("--temperature", "temperatures", type=float, multiple=True, default=(0.0, 1.0))
 @click.option("--seconds", default=10.0, help="Of each measurement.")
+@click.option("--settling", default=3.0, help="Seconds before each; 0 and one round: a server that has just begun.")
 @click.option("--rounds", default=4, help="Of measurements with drafts and without.")
 @click.option("--new-tokens", default=128, help="Of each answer.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path(".bench/constant-load.json"))
@@ -98,13 +100,14 @@ def main(
     streams: Sequence[int],
     temperatures: Sequence[float],
     seconds: float,
+    settling: float,
     rounds: int,
     new_tokens: int,
     output: Path,
 ) -> None:
     """Measure, write JSON after each load, and print."""
-    load = ConstantLoad(url, model, read_prompts(prompts), new_tokens)
-    settings = {"model": model, "seconds": seconds, "rounds": rounds, "new_tokens": new_tokens}
+    load = ConstantLoad(url, model, read_prompts(prompts), new_tokens, settling_s=settling)
+    settings = {"model": model, "seconds": seconds, "settling": settling, "rounds": rounds, "new_tokens": new_tokens}
     comparisons: list[Comparison] = []
     for temperature, count in itertools.product(temperatures, streams):
         comparison = Comparison(temperature, count)
