@@ -9,14 +9,13 @@ class StepTimer:
     """Started before a step's first kernel is launched."""
 
     def __init__(self, device: torch.device) -> None:
-        self._began_s = time.perf_counter()
+        self._began_s, self._device = time.perf_counter(), device
         self._start = self._event() if device.type == "cuda" else None
         self._end: torch.cuda.Event | None = None
 
-    @staticmethod
-    def _event() -> torch.cuda.Event:
+    def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def stop(self) -> None:

@@ -24,12 +24,13 @@ def choose(logits: Tensor, settings: Tensor, count: int, *, block: int = _BLOCK)
     rows, vocab_size = logits.shape
     tokens = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
     scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
-    _choose[(rows,)](
-        *(logits, settings, tokens, scores, vocab_size, count),
-        BLOCK=min(block, triton.next_power_of_2(vocab_size)),
-        num_warps=8,
-        enable_fp_fusion=False,
-    )
+    with torch.cuda.device_of(logits):
+        _choose[(rows,)](
+            *(logits, settings, tokens, scores, vocab_size, count),
+            BLOCK=min(block, triton.next_power_of_2(vocab_size)),
+            num_warps=8,
+            enable_fp_fusion=False,
+        )
     return tokens, scores
 
 

@@ -59,7 +59,8 @@ def _compile(name: str, kernel: Any, values: dict[str, Any], options: dict[str, 
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-        if isinstance(value, torch.Tensor) or (is_special and value % 16 == 0):
+        is_tensor = isinstance(value, torch.Tensor)
+        if (is_tensor and not parameter.do_not_specialize_on_alignment) or (is_special and value % 16 == 0):
             divisible[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)

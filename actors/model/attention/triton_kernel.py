@@ -14,12 +14,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actors.model.attention.triton_parts import LOG2_E, entries_of, finish, merge, merge_parts, store_part, visible
+from actors.model.attention.triton_parts import (
+    LOG2_E,
+    PACKED,
+    entries_of,
+    finish,
+    merge,
+    merge_parts,
+    store_part,
+    visible,
+)
 from actors.model.attention.triton_writer import as_bytes, load_as, write
 from actors.model.ragged_batch import RaggedBatch
 
 _PROGRAMS = 2048  # that keep a GPU busy
 _MOST_STRIDES = 8  # programs for a long row's parts beside many rows
+_LEAST_ROWS = 128  # one for each thread of a program; fewer would be another kernel, to be compiled while requests wait
 
 
 class Tiling(NamedTuple):
@@ -79,7 +89,7 @@ def attend(
         "HAS_SINKS": sinks is not None,
         "WINDOWED": window is not None,
         "PART": tiling.part,
-        "ROWS": triton.next_power_of_2(rows),
+        "ROWS": max(triton.next_power_of_2(rows), _LEAST_ROWS),
         "SPLIT_TOKENS": tiling.split_tokens,
         "GROUP": group,
         "FOLDED": folded,
@@ -87,33 +97,34 @@ def attend(
         "VALUE_BLOCK": max(triton.next_power_of_2(value_size), 16),
         "enable_fp_fusion": False,  # or programs that divide the work differently could round differently
     }
-    _attend_to_parts[tiles, kv_heads, strides](
-        *(query, as_bytes(keys), as_bytes(values), tables, batch.slots, batch.offsets, batch.lengths),
-        *(batch.positions, batch.trunks, branches, output, partials, statistics),
-        *(scale, window or 0, softcap or 1.0, *query.stride()[:2], tables.shape[1], rows, entries),
-        CAPPED=softcap is not None,
-        QUERIES=queries,
-        BLOCK=tiling.block,
-        KV_HEADS=kv_heads,
-        PAGE=page_size,
-        SIZE=size,
-        SIZE_BLOCK=max(triton.next_power_of_2(size), 16),
-        num_warps=4,
-        num_stages=3,
-        **shared,
-    )
-    if most_parts > 1:
-        merge_parts[tokens, kv_heads](
-            *(batch.offsets, batch.lengths, batch.row_of, batch.positions, batch.trunks, branches),
-            *(output, partials, statistics, window or 0, rows, entries),
+    with torch.cuda.device_of(query):
+        _attend_to_parts[tiles, kv_heads, strides](
+            *(query, as_bytes(keys), as_bytes(values), tables, batch.slots, batch.offsets, batch.lengths),
+            *(batch.positions, batch.trunks, branches, output, partials, statistics),
+            *(scale, window or 0, softcap or 1.0, *query.stride()[:2], tables.shape[1], rows, entries),
+            CAPPED=softcap is not None,
+            QUERIES=queries,
+            BLOCK=tiling.block,
             KV_HEADS=kv_heads,
-            num_warps=1,
+            PAGE=page_size,
+            SIZE=size,
+            SIZE_BLOCK=max(triton.next_power_of_2(size), 16),
+            num_warps=4,
+            num_stages=3,
             **shared,
         )
+        if most_parts > 1:
+            merge_parts[tokens, kv_heads](
+                *(batch.offsets, batch.lengths, batch.row_of, batch.positions, batch.trunks, branches),
+                *(output, partials, statistics, window or 0, rows, entries),
+                KV_HEADS=kv_heads,
+                num_warps=1,
+                **shared,
+            )
     return output
 
 
-@triton.jit(do_not_specialize=["rows", "entries"])
+@triton.jit(do_not_specialize=["rows", "entries"], do_not_specialize_on_alignment=PACKED)
 def _attend_to_parts(
     query: tl.tensor,  # [N, heads, D]
     keys: tl.tensor,  # [pages, kv_heads, D, page]

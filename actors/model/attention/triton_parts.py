@@ -7,9 +7,11 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Parts of one packed tensor, whose alignment depends on the numbers of rows and tokens. No kernel is compiled for that.
+PACKED = "slots", "offsets", "lengths", "columns", "row_of", "positions", "trunks", "branches"
 
 
-@triton.jit(do_not_specialize=["rows", "entries"])
+@triton.jit(do_not_specialize=["rows", "entries"], do_not_specialize_on_alignment=PACKED)
 def merge_parts(
     offsets: tl.tensor,  # [B + 1] int64
     lengths: tl.tensor,  # [B] int64

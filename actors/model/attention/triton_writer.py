@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from actors.model.attention.triton_parts import PACKED
 from actors.model.ragged_batch import RaggedBatch
 
 
@@ -23,19 +24,20 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, tables: Tens
     """
     key, value = (as_bytes(new.to(pages.dtype)) for new, pages in ((key, keys), (value, values)))
     tokens, kv_heads, size = key.shape
-    _write[tokens, kv_heads](
-        *(key, value, as_bytes(keys), as_bytes(values), tables, batch.slots, batch.row_of, batch.columns),
-        *(*key.stride()[:2], *value.stride()[:2], tables.shape[1]),
-        KV_HEADS=kv_heads,
-        PAGE=keys.shape[-1],
-        SIZE=size,
-        VALUE_SIZE=value.shape[-1],
-        BLOCK=triton.next_power_of_2(max(size, value.shape[-1])),
-        num_warps=1,
-    )
+    with torch.cuda.device_of(key):
+        _write[tokens, kv_heads](
+            *(key, value, as_bytes(keys), as_bytes(values), tables, batch.slots, batch.row_of, batch.columns),
+            *(*key.stride()[:2], *value.stride()[:2], tables.shape[1]),
+            KV_HEADS=kv_heads,
+            PAGE=keys.shape[-1],
+            SIZE=size,
+            VALUE_SIZE=value.shape[-1],
+            BLOCK=triton.next_power_of_2(max(size, value.shape[-1])),
+            num_warps=1,
+        )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PACKED)
 def _write(
     key: tl.tensor,  # [N, kv_heads, D]
     value: tl.tensor,  # [N, kv_heads, Dv]

@@ -47,16 +47,17 @@ def fixed_order_linear(
     tile = _tile(tokens, x.dtype)
     blocks = triton.cdiv(features, tile.features) * triton.cdiv(tokens, tile.tokens)
     if blocks:
-        _multiply[(blocks,)](
-            *(flat, weight, weight if bias is None else bias, output),
-            *(tokens, features, inputs, flat.stride(0)),
-            HAS_BIAS=bias is not None,
-            TOKENS=tile.tokens,
-            FEATURES=tile.features,
-            INPUTS=tile.inputs,
-            num_stages=tile.stages,
-            num_warps=tile.warps,
-        )
+        with torch.cuda.device_of(x):
+            _multiply[(blocks,)](
+                *(flat, weight, weight if bias is None else bias, output),
+                *(tokens, features, inputs, flat.stride(0)),
+                HAS_BIAS=bias is not None,
+                TOKENS=tile.tokens,
+                FEATURES=tile.features,
+                INPUTS=tile.inputs,
+                num_stages=tile.stages,
+                num_warps=tile.warps,
+            )
     return output.view(*x.shape[:-1], features)
 
 

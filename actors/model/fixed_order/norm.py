@@ -15,12 +15,13 @@ def fixed_order_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     flat = x.reshape(-1, size)
     output = torch.empty_like(flat)
     if len(flat):
-        _normalise[(len(flat),)](
-            *(flat, weight, output, size, flat.stride(0), eps),
-            BLOCK=triton.next_power_of_2(size),
-            num_warps=4 if size <= 4096 else 8,
-            enable_fp_fusion=False,
-        )
+        with torch.cuda.device_of(x):
+            _normalise[(len(flat),)](
+                *(flat, weight, output, size, flat.stride(0), eps),
+                BLOCK=triton.next_power_of_2(size),
+                num_warps=4 if size <= 4096 else 8,
+                enable_fp_fusion=False,
+            )
     return output.view(x.shape)
 
 
