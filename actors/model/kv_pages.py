@@ -62,14 +62,16 @@ class KVPages(PageTables):
         """
         entries, copies = self.pop_entries(), self.pop_copies()
         if copies or len(entries) > most:
-            self.apply(entries[most:], copies)
+            try:
+                self.apply(entries[most:], copies)
+            except torch.OutOfMemoryError:
+                self.put_back(entries, copies)
+                raise
         return entries[:most]
 
     def flush(self) -> None:
         """Copy the pages that are to be copied, and send new entries of the tables to the devices."""
-        entries, copies = self.pop_entries(), self.pop_copies()
-        if entries or copies:
-            self.apply(entries, copies)
+        self.pop_updates(0)
 
     @torch.inference_mode()
     def apply(self, entries: Sequence[tuple[int, int, int]], copies: Sequence[tuple[int, int]]) -> None:

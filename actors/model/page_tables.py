@@ -158,6 +158,11 @@ class PageTables:
         copies, self._copies = list(self._copies.items()), {}
         return copies
 
+    def put_back(self, entries: Sequence[tuple[int, int, int]], copies: Sequence[tuple[int, int]]) -> None:
+        """Take back what was popped last, because it could not be sent."""
+        self._written |= {(slot, index): None for slot, index, _ in entries}
+        self._copies |= dict(copies)
+
     def _hold(self, slot: int, index: int, page: int) -> None:
         """Let a slot hold a known page at an index, in place of its own if it has one there."""
         pages = self._pages[slot]
