@@ -5,6 +5,7 @@ into one buffer. It does not depend on how long the rows are, or on how many tok
 slot that no request has.
 """
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, product
@@ -20,6 +21,7 @@ from actors.model.kv_pages import KVPages
 from actors.model.ragged_batch import PackedInputs, RaggedBatch, pack_inputs, padding_row
 from decoding.sampling.transfer import copy_into
 
+_log = logging.getLogger(__name__)
 _ROWS = (64, 256)
 MAX_ROWS = _ROWS[-1]
 _TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536)
@@ -75,9 +77,17 @@ class CudaGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture the graphs of all shapes, the largest first, because the others use its memory again."""
-        for shape in reversed(self._shapes):
-            self.outputs(shape, [padding_row(self._cache.slots)], [0])
+        """Capture the graphs of all shapes, the largest first, because the others use its memory again.
+
+        Shapes for which there is too little memory run without a graph.
+        """
+        for shape in list(reversed(self._shapes)):
+            try:
+                self.outputs(shape, [padding_row(self._cache.slots)], [0])
+            except torch.OutOfMemoryError:
+                _log.warning("no CUDA graph of %d tokens, which costs speed: out of memory", shape.tokens)
+                self._shapes.remove(shape)
+                torch.cuda.empty_cache()
 
     def shape(self, rows: Sequence[RowInput], wanted: int, *, adapted: bool = False) -> Shape | None:
         """Return the smallest shape with room for the rows and so many logits; None if there is none."""
@@ -174,6 +184,9 @@ def graph_bytes(
     wanted, tokens = max(shape.wanted for shape in every), max(shape.tokens for shape in every)
     hidden = int(config.hidden_size)
     inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    logits = wanted * int(config.vocab_size) * (4 + model.dtype.itemsize)  # in float32, and before that
+    copies = (
+        3 if getattr(config, "final_logit_softcapping", None) else 2
+    )  # float32: the model's, capped, the graphs'
+    logits = wanted * int(config.vocab_size) * copies * torch.float32.itemsize
     activations = tokens * (6 * hidden + 3 * inner) * model.dtype.itemsize
     return {model.device: logits + activations + len(every) * _GRAPH_BYTES}

@@ -6,6 +6,7 @@ It knows nothing of models. A recorded call reads and writes the same memory eac
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -18,11 +19,15 @@ Replay = Callable[[], Tensor]
 
 
 class GraphRecorder:
-    """Records calls in one pool of memory: a result is valid until the next replay of any of them."""
+    """Records calls in one pool of memory: a result is valid until the next replay of any of them.
 
-    def __init__(self, capture: Callable[[Replay], Replay] | None = None) -> None:
+    If one call can't be recorded, no other is: the operator that forbids it is in all forwards of the model.
+    """
+
+    def __init__(self, device: torch.device, capture: Callable[[Replay], Replay] | None = None) -> None:
         """capture: another way to record a call, for tests without a GPU."""
-        self._capture = capture or _Pool().capture
+        self._capture = capture or _Pool(device).capture
+        self.error: RuntimeError | None = None  # why a call could not be recorded
 
     def record(self, run: Replay) -> Replay:
         """Return a replay of the call, or the call itself if it can't be recorded.
@@ -30,23 +35,27 @@ class GraphRecorder:
         Raises:
             torch.OutOfMemoryError: there is too little memory now.
         """
+        if self.error is not None:
+            return run
         try:
             return self._capture(run)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            _log.warning("no CUDA graph, which costs speed: %s", error)
+            _log.warning("no CUDA graphs, which costs speed: %s", error)
+            self.error = error
             return run
 
 
 class _Pool:
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._handle = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # one stream for all, because its workspaces are in the pool
+        self._stream = torch.cuda.Stream(device)  # one stream for all, because its workspaces are in the pool
 
     def capture(self, run: Replay) -> Replay:
         """Capture a call's kernels as a graph. Other threads may go on; only this one must not wait or allocate."""
-        current, side, graph = torch.cuda.current_stream(), self._stream, torch.cuda.CUDAGraph()
+        current, side, graph = torch.cuda.current_stream(self._device), self._stream, torch.cuda.CUDAGraph()
         with _one_at_a_time:
             side.wait_stream(current)
             try:
@@ -55,6 +64,9 @@ class _Pool:
                     run()
                 with torch.cuda.graph(graph, pool=self._handle, stream=side, capture_error_mode="thread_local"):
                     output = run()
+            except RuntimeError:
+                self._stop_allocating()
+                raise
             finally:
                 torch.cuda.set_stream(current)  # torch does not do so after a failed capture
             current.wait_stream(side)
@@ -64,3 +76,11 @@ class _Pool:
             return output
 
         return replay
+
+    def _stop_allocating(self) -> None:
+        """End what a failed capture leaves behind in older versions of torch: the allocator still gives from the pool.
+
+        Until then it frees nothing in `torch.cuda.empty_cache` (pytorch/pytorch issue 180395).
+        """
+        with suppress(RuntimeError, AttributeError):  # it has ended; there is no such function
+            torch._C._cuda_endAllocateToPool(self._device.index or 0, self._handle)

@@ -107,7 +107,7 @@ class Runner:
         """
         if not self.single_device:
             return
-        self.recorder = GraphRecorder(capture)
+        self.recorder = GraphRecorder(self.device, capture)
         self._graphs = CudaGraphs(
             self._outputs,
             device=self.device,

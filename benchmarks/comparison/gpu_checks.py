@@ -22,24 +22,27 @@ _ROUNDS = 20
 class GraphChecks:
     """Results of the checks, and the cost of a draft token in milliseconds."""
 
+    recorded: bool  # whether all calls could be recorded
     same_text: bool  # greedy texts of the target, token by token
     same_drafts: bool  # chains of the drafter, every other row sampled
     single_ms: float  # a draft token of all rows, if the host reads every token
     chain_ms: float  # if it reads chains of four tokens
 
     @property
-    def same(self) -> bool:
-        return self.same_text and self.same_drafts
+    def passed(self) -> bool:
+        return self.recorded and self.same_text and self.same_drafts
 
 
 def check_graphs(target: Runner, drafter: Runner, prompts: Sequence[list[int]]) -> GraphChecks:
     """Compare replays with calls. Overwrites a slot of both runners for each prompt."""
     replayed = _text(target, prompts), _drafts(drafter, prompts)
     single_ms, chain_ms = (_token_ms(drafter, prompts, length) for length in (1, _CHAIN))
+    recorders = [runner.recorder for runner in (target, drafter)]
+    recorded = all(recorder is not None and recorder.error is None for recorder in recorders)
     for runner in (target, drafter):
         runner.use_graphs(capture=lambda run: run)
     called = _text(target, prompts), _drafts(drafter, prompts)
-    return GraphChecks(replayed[0] == called[0], replayed[1] == called[1], single_ms, chain_ms)
+    return GraphChecks(recorded, replayed[0] == called[0], replayed[1] == called[1], single_ms, chain_ms)
 
 
 def _text(runner: Runner, prompts: Sequence[list[int]]) -> list[list[int]]:

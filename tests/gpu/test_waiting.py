@@ -36,6 +36,8 @@ def runner() -> Runner:
 def waiting_is_an_error(runner: Runner) -> Iterator[None]:
     """Forbid waiting, once everything has run: recording a graph needs it."""
     step(runner, 0)
+    assert runner.recorder is not None
+    assert runner.recorder.error is None
     torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")

@@ -41,6 +41,21 @@ def test_all_graphs_are_captured_at_the_start() -> None:
     assert len(captured) == before
 
 
+def test_shapes_that_do_not_fit_into_memory_run_without_a_graph() -> None:
+    def capture(run: Replay) -> Replay:
+        if run().shape[0] > 4:
+            raise torch.OutOfMemoryError
+        return run
+
+    runner = Runner(tiny_model("llama-gqa"), slots=4, max_length=64, max_query=16)
+    runner.logits([RowInput(0, 0, [0])])
+    runner.use_graphs(capture)
+    runner.warm_up()
+    assert runner.padded_sizes == [2, 4]
+    logits = [runner.logits([RowInput(0, 0, list(range(count)))]) for count in (3, 6)]
+    torch.testing.assert_close(logits[1][:3], logits[0])
+
+
 def test_a_step_that_is_too_large_runs_without_a_graph() -> None:
     runner = Runner(tiny_model("llama-gqa"), slots=4, max_length=64, max_query=16)
     runner.use_graphs(lambda run: run)
@@ -55,5 +70,5 @@ def test_their_memory() -> None:
     config = LlamaConfig(vocab_size=128000, hidden_size=4096, intermediate_size=14336)
     model = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16, config=config)
     (size,) = graph_bytes(cast(PreTrainedModel, model), 64, 256).values()
-    assert size == 512 * 128000 * 6 + 768 * (6 * 4096 + 3 * 14336) * 2 + 15 * 2**23
+    assert size == 512 * 128000 * 8 + 768 * (6 * 4096 + 3 * 14336) * 2 + 15 * 2**23
     assert graph_bytes(tiny_model("llama-gqa"), 64, 256) == {}
