@@ -37,6 +37,7 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     && pip install --no-cache-dir --no-deps -r /tmp/install/requirements.txt
 USER 1000
 WORKDIR /home/consort
+ENV TRITON_CACHE_DIR=/home/consort/.cache/triton
 EXPOSE 8000
 HEALTHCHECK --start-period=300s --interval=10s --timeout=5s \
     CMD ["wget", "--quiet", "--no-proxy", "--output-document=/dev/null", "http://127.0.0.1:8000/health"]

@@ -41,6 +41,7 @@ from actors.replica.weights import copy_weights
 from actors.wire.messages import Report
 from actors.wire.zmq_link import ReplicaZmqLink
 from decoding.errors import ConfigError
+from decoding.sampling import sampler
 
 _NOTICE_S = 2.5  # until all coordinators know that a replica is stopping; they ask every second
 _POLL_S = 0.05
@@ -199,6 +200,7 @@ def _allocate(loaded: Sequence[_Loaded], *, copies: int = 1) -> list[Runner]:
             runner.logits([RowInput(slot=0, start=0, tokens=[0], adapter=adapter)])
         runner.cache.clear_all()
         runner.warm_up()
+        sampler.warm_up(runner.device, runner.vocab_size)
         runners.append(runner)
     return runners
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from decoding.kernels.choice import fused_choice
 from decoding.sampling.batch import SamplingBatch
+from decoding.sampling.history import History, Position
 from decoding.sampling.noise import gumbel
+from decoding.sampling.params import SamplingParams
 from decoding.sampling.processors import COMMON, top_k
 
 
@@ -17,6 +19,12 @@ from decoding.sampling.processors import COMMON, top_k
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """Sample one token per position, [N] int64. logits: [N, V] of any float type."""
     return rank(logits, batch, 1)[0][:, 0]
+
+
+def warm_up(device: torch.device, vocab_size: int) -> None:
+    """Sample once, so that no request waits until a kernel has been compiled."""
+    position = Position(History(SamplingParams(max_tokens=1), [0], 1), [])
+    sample(torch.zeros(1, vocab_size, device=device), SamplingBatch.build([position], vocab_size, device))
 
 
 @torch.inference_mode()
