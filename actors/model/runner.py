@@ -339,4 +339,8 @@ class Runner:
 
     def can_run(self, tokens: Sequence[int]) -> bool:
         """Whether the text is not empty, has only tokens of the vocabulary, and leaves room in a slot."""
-        return 0 < len(tokens) < self.max_length and min(tokens) >= 0 and max(tokens) < self.vocab_size
+        return 0 < len(tokens) < self.max_length and self.has_tokens(tokens)
+
+    def has_tokens(self, tokens: Sequence[int]) -> bool:
+        """Whether all tokens are in the vocabulary."""
+        return not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab_size)

@@ -4,7 +4,7 @@ Each row gets exactly one draft per step and none ahead of verification, because
 message travels between processes, and each model has the whole device while it runs. Knows nothing of coordinators.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -28,11 +28,15 @@ class ColocatedDrafter:
     name: ProposerName = "drafter"
     rests_alone = False
 
-    def __init__(self, runner: Runner, options: LoopOptions = LoopOptions()) -> None:
+    def __init__(
+        self, runner: Runner, has_tokens: Callable[[Sequence[int]], bool], options: LoopOptions = LoopOptions()
+    ) -> None:
         """
         runner: has at least as many slots as the target's.
+        has_tokens: whether the target has these tokens; models with one tokenizer may pad vocabularies differently.
         options: the target's; its only draft mapping, if any, is for that target.
         """
+        self._has_tokens = has_tokens
         self.token_s = 0.0
         exchange = LocalExchange()
         self._link = exchange.join(_TARGET)
@@ -60,7 +64,11 @@ class ColocatedDrafter:
             if isinstance(message, Failed) and message.request_id in drafted:
                 drafted[message.request_id].drafter = False
         offers = self._drafter.offers((_TARGET, request_id) for request_id in drafted)
-        offered = {drafted[offer.request_id].key for offer in offers if drafted[offer.request_id].offer(offer)}
+        offered = {
+            drafted[offer.request_id].key
+            for offer in offers
+            if self._has_tokens(offer.all_tokens()) and drafted[offer.request_id].offer(offer)
+        }
         spent = self._drafter.times - before
         self.token_s = spent.step_s / spent.steps if spent.steps else 0.0
         return offered

@@ -52,7 +52,9 @@ class Target:
         self._rows = TargetRows(runner.cache, removed=self._release)
         self._mailbox = Mailbox(link, self._rows, self.times)
         self._planner = DraftPlanner(runner, adaptive=options.adaptive, alternating=options.colocated is not None)
-        self._colocated_drafter = None if options.colocated is None else ColocatedDrafter(options.colocated, options)
+        self._colocated_drafter = (
+            None if options.colocated is None else ColocatedDrafter(options.colocated, runner.has_tokens, options)
+        )
         self._heads = None if options.heads is None else HeadsDrafter(options.heads, runner, self._rows)
         proposers: list[StepProposer] = [each for each in (self._colocated_drafter, self._heads) if each is not None]
         self._proposers = StepProposers(proposers, self._planner.note_drafting, adaptive=options.adaptive)
@@ -112,7 +114,10 @@ class Target:
         if not rows:
             return
         began_s = time.perf_counter()
-        self._proposers.draft(rows if self._rows.drafting else [], self._planner.mean_step_s)
+        if self._rows.drafting:
+            self._proposers.draft(rows, self._planner.plain_step_s(rows))
+        else:
+            self._proposers.skip(rows)
         now_s = time.perf_counter()
         self.times.drafted_s += now_s - began_s
         drafts = self._planner.choose_drafts(rows, now_s, others=others, drafting_s=now_s - began_s)
@@ -231,7 +236,7 @@ class Target:
     def _update_rows(self) -> None:
         """Begin what is ready, fail what can't go on, announce what has read its text, make room."""
         self._choose_mode()
-        for row, error in [*self._rows.make_ready(), *self._adapters.make_ready()]:
+        for row, error in [*self._rows.make_ready(), *self._adapters.make_ready(time.perf_counter())]:
             self._inbox.fail(row, error)
         self._rows.resolve_deadlock(time.perf_counter())
         for row, reason in self._leader.drop_late_members(time.perf_counter()):

@@ -47,11 +47,6 @@ class DraftPlanner:
         self._drafting_token_s: float | None = None  # by which a draft token of all rows delays the step
 
     @property
-    def mean_step_s(self) -> float:
-        """The running mean of a step's seconds."""
-        return self._mean_step_s
-
-    @property
     def acceptance(self) -> float:
         """The expected acceptance rate of a new row's drafts."""
         return self._acceptance.value
@@ -77,6 +72,10 @@ class DraftPlanner:
         cost_s = self._cost_s(rows)
         counts = choose_draft_tokens(probabilities, lambda tokens: drafting_s + cost_s(tokens + others))
         return [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
+
+    def plain_step_s(self, rows: Sequence[TargetRow]) -> float:
+        """Return the expected seconds of a step of these rows without drafts."""
+        return self._cost_s(rows)(len(rows))
 
     def speculates(self) -> bool:
         """Whether the rows are to use drafts now."""
@@ -143,7 +142,8 @@ class DraftPlanner:
         plain_cost_s = self._plain_cost_s[any(row.ensemble is not None for row in rows)]
         is_typical = 2 * len(rows) > self.active_rows  # few rows say little about the cost of many
         with_prompts = len(rows) + prompt_tokens
-        self._prefill_work_s += self._prefill_cost_s(with_prompts) - self._prefill_cost_s(len(rows))
+        added_s = self._prefill_cost_s(with_prompts) - self._prefill_cost_s(len(rows))
+        self._prefill_work_s += max(0.0, added_s)  # a delay of the machine may make fewer tokens look dearer
         if self._adaptive and is_typical and committed and any(row.speculates for row in rows):
             missed = sum([row.missed_tokens for row in rows]) if self.trial.is_resting else 0
             self.trial.note(

@@ -14,7 +14,9 @@ from actors.target.row import TargetRow, Verification
 from decoding.drafts.draft import ProposerName
 from decoding.drafts.worth import MixtureWorth
 
-_SMOOTHING = 0.05  # weight of the newest time in a running mean
+_SMOOTHING = 0.05  # least weight of the newest time in a running mean
+
+_Mixture = tuple[tuple[ProposerName, ...], int]  # the proposers that are asked together, and the size of the step
 
 
 class StepProposer(Protocol):
@@ -49,19 +51,29 @@ class StepProposers:
         """
         self._proposers, self._note_drafting, self._adaptive = proposers, note_drafting, adaptive
         self._asked: list[StepProposer] = []  # before this step
-        self._costs = {proposer.name: _RunningMean(_SMOOTHING) for proposer in proposers}  # seconds of a call
+        self._size = 0  # of this step, as a power of two: with other numbers of rows, other proposers pay
+        # Seconds of a call, by proposer and size.
+        self._costs: defaultdict[tuple[ProposerName, int], _RunningMean] = defaultdict(_RunningMean)
         self._rows: set[RowKey] = set()  # that were to get drafts
         self._drafted: set[RowKey] = set()  # that got any; none while a proposer can't draft yet: it reads a prompt
-        self._worths: defaultdict[tuple[ProposerName, ...], MixtureWorth] = defaultdict(MixtureWorth)  # by all asked
+        self._worths: defaultdict[_Mixture, MixtureWorth] = defaultdict(MixtureWorth)
+
+    def skip(self, rows: Sequence[TargetRow]) -> None:
+        """Draft nothing in this step. Those that rest come nearer to the end of their rest."""
+        self._asked, self._size = [], len(rows).bit_length()
+        for (_, size), worth in self._worths.items():
+            if size == self._size and worth.resting is not None:
+                worth.note_rest()
 
     def draft(self, rows: Sequence[TargetRow], step_s: float) -> None:
-        """Let those that pay put drafts into the rows' tries. No rows: nothing is drafted in this step.
+        """Let those that pay put drafts into the rows' tries.
 
-        step_s: the mean seconds of a step without drafts.
+        step_s: the expected seconds of a step without drafts.
 
         Raises:
             OutOfPagesError: as in `Runner.logits`.
         """
+        self._size = len(rows).bit_length()
         self._asked = [each for each in self._proposers if any(each.drafts_for(row) for row in rows)]
         if self._adaptive:
             self._drop_idle(step_s)
@@ -71,10 +83,10 @@ class StepProposers:
             began_s = time.perf_counter()
             drafted.append(proposer.draft([row for row in rows if proposer.drafts_for(row)]))
             if drafted[-1]:  # one that reads a prompt, or drafts nothing at all, says nothing of the usual time
-                self._costs[proposer.name].note(time.perf_counter() - began_s)
+                self._cost(proposer).note(time.perf_counter() - began_s)
         self._drafted = set().union(*drafted) if all(drafted) else set()
         token_s = sum(proposer.token_s for proposer in self._asked)
-        if token_s and self._drafted and all(self._costs[proposer.name].is_known for proposer in self._asked):
+        if token_s and self._drafted and all(self._cost(proposer).is_known for proposer in self._asked):
             self._note_drafting(token_s)
 
     def learn(self, verifications: Sequence[Verification], verdicts: Sequence[Verdict]) -> None:
@@ -93,27 +105,32 @@ class StepProposers:
                 rows += 1
         if rows:
             means = {name: tokens / rows for name, tokens in gained.items()}
-            self._worths[_names(self._asked)].note_step(means, committed / rows, len(self._drafted))
+            self._worth().note_step(means, committed / rows, len(self._drafted))
 
     def _drop_idle(self, step_s: float) -> None:
         """Drop the proposers that rest, and those that begin to because they don't pay beside the others."""
         while len(self._asked) > 1 or any(each.rests_alone for each in self._asked):
-            worth = self._worths[_names(self._asked)]
+            worth = self._worth()
             if worth.resting is None:
-                worth.choose({each.name: self._costs[each.name].value for each in self._asked}, step_s)
+                worth.choose({each.name: self._cost(each).value for each in self._asked}, step_s)
             if worth.resting is None:
                 return
             self._asked = [each for each in self._asked if each.name != worth.resting]
             worth.note_rest()
 
+    def _worth(self) -> MixtureWorth:
+        return self._worths[_names(self._asked), self._size]
+
+    def _cost(self, proposer: StepProposer) -> "_RunningMean":
+        return self._costs[proposer.name, self._size]
+
 
 class _RunningMean:
     """The mean of values, weighted towards recent ones. The first value is left out: a first call warms up."""
 
-    def __init__(self, smoothing: float) -> None:
-        """smoothing: the least weight of a new value."""
+    def __init__(self) -> None:
         self.value = 0.0
-        self._smoothing, self._count = smoothing, 0
+        self._count = 0
 
     @property
     def is_known(self) -> bool:
@@ -122,7 +139,7 @@ class _RunningMean:
     def note(self, value: float) -> None:
         """Add a value."""
         if self._count:
-            self.value += max(1 / self._count, self._smoothing) * (value - self.value)
+            self.value += max(1 / self._count, _SMOOTHING) * (value - self.value)
         self._count += 1
 
 

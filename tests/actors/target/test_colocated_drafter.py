@@ -128,7 +128,7 @@ def test_the_drafter_keeps_nothing_of_a_request() -> None:
 
 
 def test_a_request_that_is_given_back_too_late_changes_nothing() -> None:
-    colocated = ColocatedDrafter(runner(0))
+    colocated = ColocatedDrafter(runner(0), lambda tokens: True)
     colocated._drafter._mailbox.put("target", Failed(99, "late"))
     colocated.draft([])
     assert colocated.draft([]) == set()
@@ -142,3 +142,13 @@ def test_other_endpoints_of_the_target_are_not_drafted_for() -> None:
         assert isinstance(target, Target)
         assert target.times.drafted_s < 0.05
     assert statistics.committed == 20
+
+
+def test_drafts_with_tokens_that_the_target_lacks_are_dropped() -> None:
+    larger = Runner(tiny_model("llama-gqa", vocab_size=96), slots=8, max_length=128, max_query=64)
+    with engine(drafter=None) as plain:
+        expected, _ = run(plain, requests([{"temperature": 1.0}] * 4, colocated=False))
+    with engine(drafter=larger) as drafted:
+        texts, statistics = run(drafted, requests([{"temperature": 1.0}] * 4, colocated=True))
+    assert texts == expected
+    assert statistics.drafted > 0

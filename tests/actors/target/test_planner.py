@@ -212,3 +212,15 @@ def test_chains_are_verified_where_trees_round_differently(trees_are_exact: bool
     row.trie.offer(3, [5, 8, 6], [-1, -1, 0], [0.9, 0.8, 0.5])
     row.wanted_draft_length = 3
     assert [draft.tokens for draft in planner.choose_drafts([row], 0.0)] == expected
+
+
+def test_a_delay_of_the_machine_makes_no_work_negative(planner: DraftPlanner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow forward with a short chunk makes more tokens look cheaper than fewer."""
+    work_s: list[float] = []
+    monkeypatch.setattr(planner.trial, "note", lambda *given, **values: work_s.append(values["work_s"]))
+    monkeypatch.setattr(type(planner.trial), "is_resting", True)
+    planner.active_rows = 8
+    rows = [running_row(planner, request_id) for request_id in range(8)]
+    for seconds, prompt_tokens in ((3.0, 1), (STEP_S, 100), (STEP_S, 100), (STEP_S, 60)):
+        planner.note_round(rows, 8, seconds, drafted=False, prompt_tokens=prompt_tokens)
+    assert min(work_s) > 0

@@ -155,3 +155,34 @@ def test_the_time_of_draft_tokens_is_noted_once_all_that_are_asked_have_warmed_u
     drafter.draft = lambda rows: set()  # type: ignore[method-assign]
     chosen.draft([row], STEP_S)
     assert len(noted) == 1
+
+
+def rests(chosen: StepProposers, heads: Simulated, rows: Any) -> bool:
+    """Take a step in which all drafts are wrong. Returns whether the heads were not asked."""
+    asked = len(heads.log)
+    chosen.draft(rows, STEP_S)
+    verifications: Any = [Verification(row, SimpleNamespace(proposers=[]), range(0), None) for row in rows]  # type: ignore[arg-type]
+    chosen.learn(verifications, [Verdict([], 0, rejected=True)] * len(rows))
+    return len(heads.log) == asked
+
+
+def test_what_rests_in_large_batches_is_asked_in_small_ones() -> None:
+    heads = Simulated("eagle3", 0.0, 0.04)
+    chosen = StepProposers([heads], lambda token_s: None, adaptive=True)
+    one, many = ([SimpleNamespace(key=("c", index)) for index in range(count)] for count in (1, 64))
+    for _ in range(600):
+        rests(chosen, heads, many)
+    assert rests(chosen, heads, many)
+    assert not rests(chosen, heads, one)
+
+
+def test_a_rest_ends_while_plain_decoding_is_in_use() -> None:
+    """Else steps without drafts would be compared with those of the others only, for as long as they are better."""
+    heads = Simulated("eagle3", 0.0, 0.04)
+    chosen = StepProposers([heads], lambda token_s: None, adaptive=True)
+    rows: Any = [SimpleNamespace(key=("c", 1))]
+    while not rests(chosen, heads, rows):
+        pass
+    for _ in range(128):
+        chosen.skip(rows)
+    assert not rests(chosen, heads, rows)
