@@ -143,7 +143,8 @@ class BeamRow(ServedRow):
         ended = [answer for answer in finished if len(answer) == length]
         longer = list({tuple(answer): None for answer in (*self.search.live, *ended)})
         beams = {tuple(answer): beam for beam, answer in enumerate(answers)}
-        parents = torch.tensor([beams[answer[:-1]] for answer in longer], device=log_probs.device)
+        longer_from = [beams[answer[:-1]] for answer in longer]
+        parents = torch.tensor(longer_from, dtype=torch.int64, device=log_probs.device)  # there may be none
         tokens = [answer[-1] for answer in longer]
         new_logprobs = token_logprobs(log_probs[parents], tokens, [self.params.logprobs or 0] * len(tokens))
         kept = {tuple(answer): self._logprobs[tuple(answer)] for answer in finished if len(answer) < length}

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal
 
 from decoding.errors import require
 
 MAX_BEAMS = 128
+_MAX_LENGTH_PENALTY = 50  # powers of any length are then finite
+_MAX_DIVERSITY_PENALTY = 1e6
 
 EarlyStopping = bool | Literal["never"]
 
@@ -38,12 +39,14 @@ class BeamOptions:
             self.num_return_sequences,
             f"from 1 to num_beams, {self.num_beams}",
         )
-        require(isfinite(self.length_penalty), "length_penalty", self.length_penalty, "a finite number")
+        bound = _MAX_LENGTH_PENALTY
+        require(abs(self.length_penalty) <= bound, "length_penalty", self.length_penalty, f"from -{bound} to {bound}")
         groups = self.num_beam_groups
         fits = groups >= 1 and self.num_beams % groups == 0
         require(fits, "num_beam_groups", groups, f"a divisor of num_beams, {self.num_beams}")
         penalty = self.diversity_penalty
-        require(isfinite(penalty) and penalty >= 0, "diversity_penalty", penalty, "a number of at least 0")
+        most = _MAX_DIVERSITY_PENALTY
+        require(0 <= penalty <= most, "diversity_penalty", penalty, f"from 0 to {most}")
         is_redundant = groups > 1 and penalty == 0
         require(
             not is_redundant, "diversity_penalty", penalty, "above 0, or num_beam_groups 1: equal groups find the same"

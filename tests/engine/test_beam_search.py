@@ -155,3 +155,21 @@ def test_answers_that_cannot_be_are_not_found(field: str, more: dict, options: B
         with pytest.raises(InvalidRequestError, match=r"the search found [01] answers") as caught:
             engine.generate([Request(ENDPOINT, [1, 2], params(**more), beams=options)])
         assert caught.value.field == field
+
+
+def test_a_search_that_ends_without_live_beams_has_log_probabilities() -> None:
+    """Its last step may make no answer longer: none ends, and none goes on."""
+    ends = [(5 * i % VOCAB, 7 * i % VOCAB, 11 * i % VOCAB, 13 * i % VOCAB) for i in range(40)]
+    requests = [
+        Request(
+            ENDPOINT,
+            prompt(i),
+            params(max_tokens=30, eos_token_ids=ids, logprobs=1),
+            beams=BeamOptions(num_beams=1 + i % 2, early_stopping=(False, "never")[i % 3 == 0]),
+        )
+        for i, ids in enumerate(ends)
+    ]
+    with Engine({"target": ("target", make_runner())}) as engine:
+        answers = engine.generate(requests)
+    for (answer,) in answers:
+        assert len(answer.logprobs or ()) == len(answer.tokens)
