@@ -72,6 +72,11 @@ class CrossTokenizerMember(MemberRow):
         super().resume(count)
         self._tree = TokenTree()  # its columns mean nothing now
 
+    def undo(self) -> None:
+        """Begin the request anew, with its first reading."""
+        self.cached = self.cached_prefix
+        self._tree, self._logits, self._best = TokenTree(), [], []
+
     def _extend(self, new_tokens: list[int], draft: Draft) -> bool:
         if not self._logits_mapping.can_map([*new_tokens, *draft.tokens]):
             return False

@@ -111,16 +111,17 @@ class MemberRow(ServedRow):
 
     def _reply(self, logits: Tensor) -> LogitsReply | None:
         """Return the reply after a step, or None if more steps are needed. logits: [n, V] of the step's tokens."""
-        self.cached += 1
         best = logits.topk(max(0, min(self._best_count, logits.shape[-1])), dim=-1).indices.tolist()
-        return self._make_reply(logits, best)
+        reply = self._make_reply(logits, best)
+        self.cached += 1  # memory may have run out until here
+        return reply
 
     def _make_reply(self, logits: Tensor, best: list[list[int]]) -> LogitsReply:
         """Close the request. logits: [K + 1, V of the leader]; best: [K + 1] most probable tokens."""
         assert self.request is not None
-        request, self.request = self.request, None
-        packed = pack(logits, request.transport, self.memory)
-        return LogitsReply(self.key[1], request.step, packed, best, self.admission)
+        packed = pack(logits, self.request.transport, self.memory)
+        step, self.request = self.request.step, None
+        return LogitsReply(self.key[1], step, packed, best, self.admission)
 
     def _keep_accepted(self, new_tokens: list[int]) -> None:
         """Keep the cache columns of accepted draft tokens. The text's last token is computed again in any case."""

@@ -38,10 +38,15 @@ class EnsembleRounds:
     """The rounds of one request with M members, of which some may be lost."""
 
     def __init__(self, ensemble: Ensemble, now_s: float) -> None:
+        """
+        Raises:
+            UnavailableError: too few members are there.
+        """
         self.options = ensemble.options
         self.models = [ensemble.leader, *(member.model for member in ensemble.members)]
         self.replicas = ["", *(member.address.name if member.address else "" for member in ensemble.members)]
         self.present = [True, *(member.address is not None for member in ensemble.members)]
+        self.options.blend.member_weights(self.present)  # raises
         self.read_length = 0  # of the text that all other members have
         self.round: Round | None = None
         self.views: list[list[MemberView]] | None = None  # of each token of the last round, if wanted

@@ -3,6 +3,7 @@
 Nothing blocks: while members compute, the leader serves other requests, and requests of other leaders.
 """
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -32,6 +33,7 @@ Send = Callable[[str, Message], None]
 MemberMessage = Joined | LogitsReply | MemberLost | Failed
 _MemberKey = tuple[int, str]  # request_id, the member's replica
 
+_log = logging.getLogger(__name__)
 _RESEND_AFTER = 3  # reports without a reply: one may be on its way already, one be from the turn before
 _IDLE_S = 60.0
 _PADDING = 1024  # models with one vocabulary may pad it to different sizes
@@ -127,6 +129,8 @@ class EnsembleLeader:
                 self._handle(row, row.ensemble, replica, message, now_s)
         except ConsortError as error:
             return row, error
+        except torch.OutOfMemoryError as error:
+            _log.warning("no memory for the logits of %s, which are asked for again: %s", replica, error)
         except ValueError as error:
             return row, UnavailableError(f"a member's answer makes no sense: {error}")
         return None

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import cache
+from unittest import mock
 
 import pytest
 import torch
@@ -149,3 +150,25 @@ def test_tokens_that_are_not_the_leaders_are_refused(tokens: list[int]) -> None:
 def test_tokenizers_with_too_little_in_common_are_refused() -> None:
     with pytest.raises(ConfigError, match='role "eos"'):
         LogitsMapping.build(LEADER, speller_of(byte_level_tokenizer()))
+
+
+@pytest.mark.parametrize("max_query", [256, 12])
+def test_a_reply_after_memory_ran_out_is_right(max_query: int) -> None:
+    """In the first step, whose tree begins before the end of what is computed, and where the reply is packed."""
+    tokenizer, text = sentencepiece_tokenizer(), TOKENS[0]
+    expected = unpack(Member(tokenizer, text[:12], max_query=max_query).reply(12, [], text[12:15]).logits)
+    member = Member(tokenizer, text[:12], max_query=max_query)
+    row = member.row
+    row.resume(0)
+    (run,) = row.inputs(len(row.tokens) - 6)
+    member.runner.logits([run])
+    row.cached = run.end
+    request = LogitsRequest(1, 7, 12, [], text[12:15], [-1, 0, 1], LogitsTransport())
+    assert row.take_request(request) is None
+    row.inputs(8)
+    row.undo()
+    with mock.patch("actors.ensemble.member.pack", side_effect=torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError):
+            member.reply(12, [], text[12:15])
+        row.undo()
+    assert torch.equal(unpack(member.reply(12, [], text[12:15]).logits), expected)

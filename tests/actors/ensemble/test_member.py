@@ -1,6 +1,9 @@
 """A member's replies to requests for logits, the wrong ones included."""
 
+from unittest import mock
+
 import pytest
+import torch
 
 from actors.ensemble.member import MemberRow
 from actors.model.forward_input import RowInput
@@ -71,3 +74,17 @@ def test_logits_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r".+"):
             unpack(bad)
+
+
+@pytest.mark.parametrize("failing", ["torch.Tensor.topk", "actors.ensemble.member.pack"])
+def test_a_reply_after_memory_ran_out_is_right(failing: str) -> None:
+    row = member()
+    assert row.take_request(logits_request(10, [], [20, 21])) is None
+    with mock.patch(failing, side_effect=torch.OutOfMemoryError), pytest.raises(torch.OutOfMemoryError):
+        row.take(RUNNER.logits(row.inputs(16)), range(3))
+    row.undo()
+    assert row.due
+    reply = row.take(RUNNER.logits(row.inputs(16)), range(3))
+    assert reply is not None
+    right = RUNNER.logits([RowInput(1, 0, [*TEXT, 20, 21])])[-3:]
+    torch.testing.assert_close(unpack(reply.logits), right, atol=1e-4, rtol=0)

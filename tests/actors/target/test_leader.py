@@ -27,6 +27,7 @@ from actors.wire.messages import (
 )
 from actors.wire.messages import Report as Reported
 from decoding.blending.ensemble_options import EnsembleOptions
+from decoding.blending.params import BlendParams
 from decoding.sampling.params import SamplingParams
 from tests.support.models import VOCAB, tiny_model
 
@@ -150,3 +151,30 @@ def test_what_a_member_says_of_an_earlier_admission_counts_for_nothing() -> None
     assert stage.committed == []
     stage.send_as_member(stage.reply(request.step, 1, token=12))
     assert stage.committed == [12]
+
+
+@pytest.mark.parametrize("weights", [(0, 1), (1, 1, 1)])
+def test_an_ensemble_that_its_members_do_not_suffice_for_is_given_back(weights: tuple[float, ...]) -> None:
+    stage = Stage()
+    options = EnsembleOptions(blend=BlendParams(weights=weights), on_member_failure="drop")
+    ensemble = Ensemble("leader", [Member("m", None)], options)
+    params = SamplingParams(max_tokens=8, temperature=0)
+    stage.send(Admit(1, PROMPT, 4, params, 0, drafter=False, ensemble=ensemble))
+    assert [failed.request_id for failed in stage.failed] == [1]
+    stage.send(Admit(2, PROMPT, 4, params, 0, drafter=False))
+    assert len(stage.committed) == 8
+
+
+def test_a_reply_for_which_memory_ran_out_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unpack(*given: object) -> torch.Tensor:
+        monkeypatch.undo()
+        raise torch.OutOfMemoryError
+
+    stage = Stage()
+    stage.admit(max_tokens=1)
+    (request,) = stage.send_as_member(Joined(1))
+    monkeypatch.setattr("actors.target.leader.unpack", unpack)
+    assert stage.send_as_member(stage.reply(1, 0, 9)) == []
+    assert stage.send_as_member(*[Reported(1, 0, 4, [1])] * 3) == [request]
+    stage.send_as_member(stage.reply(1, 0, 9))
+    assert stage.committed == [9]
