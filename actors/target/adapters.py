@@ -6,11 +6,15 @@ Weights are read in a thread beside the loop, and stay until a slot is needed. K
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import torch
+
 from actors.loading.lora import LoraWeights, read_lora
 from actors.loops.served_row import ServedRow
 from actors.model.lora.layers import LoraLayers
 from actors.wire.messages import Adapter
 from decoding.errors import ConfigError, InvalidRequestError
+
+_PATIENCE_S = 2.0  # an adapter in use takes new rows for so long while another one waits for a slot
 
 
 class _Held:
@@ -20,11 +24,20 @@ class _Held:
         self.slot = slot  # None: its weights are not in the layers yet
         self.reading = reading
         self.rows: set[ServedRow] = set()
+        self.waiting_since_s: float | None = None  # for a slot
+        self.is_leaving = False  # whether its slot is promised to another one: new rows wait until it is back
 
     @property
     def in_use(self) -> bool:
         """Whether a row with a KV slot needs it. Rows that wait for one must not keep it from those that have one."""
-        return any(row.slot >= 0 for row in self.rows)
+        return any(row.slot >= 0 and not (self.is_leaving and row.adapter_slot is None) for row in self.rows)
+
+    def leave(self) -> None:
+        """Take no new rows. Those that run with it go on."""
+        self.is_leaving = True
+        for row in self.rows:
+            if row.slot < 0:
+                row.adapter_slot = None
 
 
 class AdapterTable:
@@ -55,16 +68,23 @@ class AdapterTable:
             held = _Held(None, self._read_weights(adapter))
         self._held[adapter.version] = held
         held.rows.add(row)
-        row.adapter_slot = held.slot
+        row.adapter_slot = None if held.is_leaving else held.slot
 
     def release(self, row: ServedRow) -> None:
-        """Forget a row that was removed. Its adapter's weights stay until their slot is needed."""
-        if row.adapter is not None and row.adapter.version in self._held:
-            self._held[row.adapter.version].rows.discard(row)
+        """Forget a row that was removed. Its adapter's weights stay until their slot is needed, if they have one."""
+        held = None if row.adapter is None else self._held.get(row.adapter.version)
+        if row.adapter is None or held is None:
+            return
+        held.rows.discard(row)
+        if not held.rows and held.slot is None:
+            del self._held[row.adapter.version]
 
-    def make_ready(self) -> list[tuple[ServedRow, BaseException]]:
+    def make_ready(self, now_s: float) -> list[tuple[ServedRow, BaseException]]:
         """Put weights that were read into free slots. Return the rows whose adapter can't be loaded, with the error."""
         failed: list[tuple[ServedRow, BaseException]] = []
+        for version, held in list(self._held.items()):
+            if held.is_leaving and held.slot is not None and not held.in_use:
+                self._free.append(self._evict(version, held.slot))
         for version, held in list(self._held.items()):
             if held.slot is not None or held.reading is None or not held.reading.done():
                 continue
@@ -72,13 +92,28 @@ class AdapterTable:
             if error is not None:
                 del self._held[version]
                 failed += [(row, error) for row in held.rows]
-            elif held.in_use and (slot := self._free_slot()) is not None:
-                self._write(slot, held, held.reading.result())
+            elif held.in_use:
+                self._find_slot(held, held.reading.result(), now_s)
         return failed
+
+    def _find_slot(self, held: _Held, weights: LoraWeights, now_s: float) -> None:
+        """Put weights into a slot, now or in a later turn. Nobody who waits for long is passed by others for ever."""
+        slot = self._free_slot()
+        if slot is not None:
+            self._write(slot, held, weights)
+            return
+        held.waiting_since_s = now_s if held.waiting_since_s is None else held.waiting_since_s
+        others = [other for other in self._held.values() if other.slot is not None]
+        if now_s - held.waiting_since_s > _PATIENCE_S and not any(other.is_leaving for other in others):
+            others[0].leave()
 
     def _write(self, slot: int, held: _Held, weights: LoraWeights) -> None:
         assert self._lora is not None
-        self._lora.write(slot, weights.version, weights.pairs)
+        try:
+            self._lora.write(slot, weights.version, weights.pairs)
+        except torch.OutOfMemoryError:
+            self._free.append(slot)  # a later turn tries again
+            return
         held.slot, held.reading = slot, None
         for row in held.rows:
             row.adapter_slot = slot
@@ -89,11 +124,14 @@ class AdapterTable:
             return self._free.pop(0)
         for version, held in self._held.items():
             if held.slot is not None and not held.in_use:
-                del self._held[version]
-                for row in held.rows:
-                    self.begin(row)  # again, for when it has a KV slot
-                return held.slot
+                return self._evict(version, held.slot)
         return None
+
+    def _evict(self, version: str, slot: int) -> int:
+        """Forget the weights in a slot that no row runs with. Rows that want them begin again."""
+        for row in self._held.pop(version).rows:
+            self.begin(row)
+        return slot
 
     def _read_weights(self, adapter: Adapter) -> Future[LoraWeights]:
         """Read and check weights, in a thread."""

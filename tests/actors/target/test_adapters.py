@@ -1,0 +1,116 @@
+"""Adapters take turns in too few slots, and nothing is kept for rows that are gone."""
+
+from collections.abc import Sequence
+from concurrent.futures import wait
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from actors.loading.lora import LoraWeights
+from actors.loops.served_row import ServedRow
+from actors.model.lora.layers import LoraLayers
+from actors.target.adapters import AdapterTable
+from actors.wire.messages import Adapter, Admit
+from decoding.sampling.params import SamplingParams
+
+
+class Stage:
+    """A table with one slot, and adapters that are named as their versions."""
+
+    def __init__(self, write: Any = lambda *given: None) -> None:
+        layers = SimpleNamespace(versions=[""], check=lambda pairs: None, write=write)
+        self.table = AdapterTable(cast(LoraLayers, layers), self._read)
+        self._count = 0
+
+    @staticmethod
+    def _read(path: str) -> LoraWeights:
+        return cast(LoraWeights, SimpleNamespace(version=path, pairs=()))
+
+    def begin(self, version: str) -> ServedRow:
+        """Begin a row that has a KV slot."""
+        adapter = Adapter(version, version, version)
+        admit = Admit(self._count, [1], 1, SamplingParams(max_tokens=1), 0, drafter=False, adapter=adapter)
+        row = ServedRow("c", admit)
+        row.slot, self._count = self._count, self._count + 1
+        self.table.begin(row)
+        return row
+
+    def turn(self, now_s: float) -> None:
+        """Wait until all weights have been read, then make rows ready."""
+        wait([held.reading for held in self.table._held.values() if held.reading is not None])
+        assert self.table.make_ready(now_s) == []
+
+
+def slots(rows: Sequence[ServedRow]) -> list[int | None]:
+    return [row.adapter_slot for row in rows]
+
+
+def test_an_adapter_that_waits_gets_a_slot_that_others_never_leave_idle() -> None:
+    stage = Stage()
+    first = stage.begin("a")
+    stage.turn(0.0)
+    other = stage.begin("b")
+    stage.turn(1.0)
+    second = stage.begin("a")
+    assert slots([first, other, second]) == [1, None, 1]
+    stage.turn(4.0)
+    third = stage.begin("a")
+    stage.turn(5.0)
+    assert slots([first, other, second, third]) == [1, None, 1, None]
+    stage.table.release(first)
+    stage.table.release(second)
+    stage.turn(6.0)
+    assert slots([other, third]) == [1, None]
+    stage.table.release(other)
+    stage.turn(7.0)
+    assert slots([third]) == [1]
+
+
+def test_rows_go_on_if_nobody_waits_for_their_adapters_slot_any_more() -> None:
+    stage = Stage()
+    first, other = stage.begin("a"), stage.begin("b")
+    for now_s in (0.0, 4.0):
+        stage.turn(now_s)
+    late = stage.begin("a")
+    for row in (other, first):
+        stage.table.release(row)
+    for now_s in (5.0, 6.0):
+        stage.turn(now_s)
+    assert slots([late]) == [1]
+
+
+def test_weights_are_not_kept_for_rows_that_are_gone() -> None:
+    stage = Stage()
+    busy = stage.begin("a")
+    stage.turn(0.0)
+    for index in range(5):
+        row = stage.begin(f"v{index}")
+        stage.turn(0.0)
+        stage.table.release(row)
+    assert list(stage.table._held) == ["a"]
+    stage.table.release(busy)
+    assert list(stage.table._held) == ["a"]  # until its slot is needed
+
+
+def test_weights_for_which_memory_ran_out_are_written_later() -> None:
+    failures = [torch.OutOfMemoryError()]
+
+    def write(*given: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    stage = Stage(write)
+    row = stage.begin("a")
+    stage.turn(0.0)
+    assert row.adapter_slot is None
+    stage.turn(0.0)
+    assert row.adapter_slot == 1
+
+
+def test_a_target_without_adapters_says_so() -> None:
+    stage = Stage()
+    stage.table = AdapterTable(None)
+    with pytest.raises(ValueError, match="takes no adapters"):
+        stage.begin("a")
