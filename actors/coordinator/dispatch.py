@@ -83,6 +83,11 @@ class Dispatch:
         else:
             self.assign(active)
 
+    def _assign_again(self, active: ActiveRequest, now_s: float) -> None:
+        """Assign a new target although none was lost."""
+        self.release(active, now_s)
+        self.assign(active)
+
     def attach_drafter(self, active: ActiveRequest) -> None:
         """Assign a drafter if the request wants one, has none, and there is one."""
         endpoint, request_id = active.request.endpoint, active.request.request_id
@@ -145,13 +150,14 @@ class Dispatch:
             for request_id in self._replica_table.waiting_requests_to_move(model):
                 active = self._active[request_id]
                 if active.request.endpoint.target == model:  # else the model only drafts for it
-                    self.release(active, now_s)
-                    self.assign(active)
+                    self._assign_again(active, now_s)
 
     def _move(self, active: ActiveRequest, name: str, now_s: float) -> None:
         """Move a request from replica `name` to the best one of its model."""
         request_id, drafter = active.request.request_id, active.request.endpoint.drafter
-        if active.target == name:
+        if active.target == name and self._replica_table.leaves_alive(name, now_s):
+            self._assign_again(active, now_s)
+        elif active.target == name:
             self.replace_target(active, now_s)
         elif active.target is not None and active.drafter == name and drafter is not None:
             self._outbox.put(name, Cancel(request_id))
@@ -163,7 +169,11 @@ class Dispatch:
     def _update_members(self, active: ActiveRequest, now_s: float) -> None:
         """Start again if a member should move; else drop leaving members where the quorum permits."""
         replicas = [member.address.name for member in active.members if member.address is not None]
-        if any(map(self._replica_table.should_vacate, replicas)):
+        moving = list(filter(self._replica_table.should_vacate, replicas))
+        if moving and all(self._replica_table.leaves_alive(name, now_s) for name in moving):
+            self._assign_again(active, now_s)
+            return
+        if moving:
             self.replace_target(active, now_s)
             return
         for name in filter(self._replica_table.is_leaving, replicas):

@@ -13,7 +13,8 @@ from actors.coordinator.prefix_table import Prefix, PrefixTable
 from actors.wire.addresses import ReplicaAddress
 from actors.wire.messages import Report
 
-HANG_S = 4.0  # without any sign of life; a loop reports every second
+HANG_S = 4.0  # without any sign of life; a loop reports every second …
+_REPORTED_S = 1.5  # … so one that said something so recently was alive
 _MIN_SILENCE_S = 10.0  # permitted to a healthy replica in any case
 _SILENCE_FACTOR = 3.0  # permitted multiple of the longest silence so far
 _SILENCE_DECAY = 0.999  # of the longest silence, per update
@@ -200,6 +201,10 @@ class ReplicaTable:
     def is_leaving(self, name: str) -> bool:
         return name in self._replicas and self._replicas[name].leaving
 
+    def leaves_alive(self, name: str, now_s: float) -> bool:
+        """Whether a replica leaves and has just reported. One that died may be withdrawn, too, but after a silence."""
+        return self.is_leaving(name) and now_s - self._replicas[name].message_at_s < _REPORTED_S
+
     def should_vacate(self, name: str) -> bool:
         """Whether requests should move: the replica leaves or seems to hang, and its model has an available one."""
         replica = self._replicas.get(name)
@@ -230,8 +235,8 @@ class ReplicaTable:
         free_slots = sum(replica.free_slots for replica in replicas)
         waiting: list[int] = []
         for replica in replicas:
-            if replica.report is not None and replica.report.waiting:
-                last = replica.report.request_ids[-replica.report.waiting :]  # waiting ones come last
+            if replica.report is not None and replica.report.own_waiting:
+                last = replica.report.request_ids[-replica.report.own_waiting :]  # waiting ones come last
                 waiting += [request_id for request_id in last if request_id in replica.request_ids]
         return waiting[: min(free_slots, _MAX_MOVED)]
 

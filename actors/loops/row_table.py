@@ -77,6 +77,7 @@ class RowTable(Generic[R]):
             self._cache.allocator.used,
             self._cache.allocator.shared,
             self.adaptation,
+            sum(row.key in self._waiting for row in rows),
         )
 
     @property

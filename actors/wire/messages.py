@@ -273,6 +273,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     used_pages: int = 0  # that requests hold
     shared_pages: int = 0  # that more than one holds
     adaptation: AdaptationState | None = None  # of a drafter that adapts
+    own_waiting: int = 0  # how many of `request_ids` wait
 
     @property
     def capacity(self) -> int:

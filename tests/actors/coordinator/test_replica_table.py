@@ -87,7 +87,8 @@ def test_a_replica_that_leaves_gets_nothing_new_and_is_given_up_when_silent() ->
 
 
 def report(active: int, waiting: int = 0, request_ids: list[int] | None = None) -> Report:
-    return Report(active=active, waiting=waiting, slots=4, request_ids=request_ids or [])
+    ids = request_ids or []
+    return Report(active=active, waiting=waiting, slots=4, request_ids=ids, own_waiting=min(waiting, len(ids)))
 
 
 def test_loads_are_compared_only_when_they_are_known() -> None:
@@ -114,3 +115,14 @@ def test_no_more_waiting_requests_move_than_there_are_free_slots() -> None:
         table.record_message("a", 1.0, report(4, 6, ids))
         table.record_message("b", 1.0, report(0))
     assert table.waiting_requests_to_move("m") == [4, 5, 6, 7]
+
+
+def test_requests_that_run_do_not_move_because_those_of_others_wait() -> None:
+    table = make_table("a")
+    for request_id in range(4):
+        table.assign("m", request_id)
+    table.add(ReplicaAddress("b", "m"), 0.0)
+    for _ in range(2):
+        table.record_message("a", 1.0, Report(active=4, waiting=3, slots=4, request_ids=[0, 1, 2, 3], own_waiting=1))
+        table.record_message("b", 1.0, report(0))
+    assert table.waiting_requests_to_move("m") == [3]

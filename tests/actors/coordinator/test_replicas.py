@@ -192,6 +192,16 @@ def test_requests_move_off_a_withdrawn_replica(stage: Stage) -> None:
     assert admitted(stage.received("t2")) == [PROMPT]
 
 
+def test_a_request_is_moved_as_often_as_replicas_are_withdrawn(stage: Stage) -> None:
+    """None is lost, so it is not given up."""
+    stage.set_replicas("t0")
+    deltas = stage.submit(speculate=False)
+    for index in range(1, 9):
+        stage.set_replicas(f"t{index}")
+        assert admitted(stage.received(f"t{index}")) == [PROMPT]
+    assert deltas == []
+
+
 def test_a_withdrawn_replica_is_disconnected_once_it_is_drained(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before that it could miss Cancel."""
     disconnected: list[str] = []
@@ -241,7 +251,7 @@ def test_a_request_that_keeps_losing_targets_fails(stage: Stage) -> None:
     deltas = stage.submit()
     for number in range(10):
         stage.set_replicas(f"t{number}")
-        stage.turn(later_s=1)
+        stage.turn(later_s=2)
     assert isinstance(deltas[-1].error, UnavailableError)
     assert "4 target replicas were lost" in str(deltas[-1].error)
 
@@ -284,7 +294,7 @@ def test_a_new_target_takes_over_requests_that_wait_for_a_slot(stage: Stage) -> 
     for request_id in ids:
         stage.submit(request_id)
     stage.set_replicas("t1", "t2")
-    busy = Report(active=2, waiting=1, slots=2, request_ids=list(ids))
+    busy = Report(active=2, waiting=1, slots=2, request_ids=list(ids), own_waiting=1)
     settle(stage, {"t1": busy, "t2": Report(active=0, waiting=0, slots=2, request_ids=[])})
     assert [message.request_id for message in stage.received("t2") if isinstance(message, Admit)] == [3]
 
