@@ -96,7 +96,8 @@ class DrafterRow(Row):
         """Return how many of the wanted tokens may be run as one chain; 0 if the next step can't be one."""
         if not self._chains or self.structure is not None or self.pending > 1:
             return 0
-        return max(0, min(wanted, self._runner.cache.capacity - WIDTH - len(self.tokens) - self.tree.ran))
+        columns = self._runner.cache.capacity - WIDTH - len(self.tokens) - self.tree.ran
+        return max(0, min(wanted, columns, self._runner.max_length - self.tree.tip().position))
 
     @property
     def due(self) -> bool:

@@ -16,6 +16,9 @@ class DraftChoice(NamedTuple):
 
     @classmethod
     def ranked(cls, tokens: Sequence[float], scores: Sequence[float]) -> "DraftChoice":
-        """Build a choice from at least two tokens and their scores, best first; −∞: impossible."""
+        """Build a choice from at least two tokens and their scores, best first; −∞: impossible.
+
+        Where none is possible, or scores are no numbers, it is a guess.
+        """
         possible = [int(token) for token, score in zip(tokens, scores, strict=True) if score > -math.inf]
-        return cls(possible, scores[0] - scores[1])
+        return cls(possible, scores[0] - scores[1]) if possible else cls([0], 0.0)

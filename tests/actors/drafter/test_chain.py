@@ -29,11 +29,13 @@ Paths = dict[tuple[int, ...], float]  # single_device texts with drafts, by requ
 class Stage:
     """A drafter, and what it has offered for each request."""
 
-    def __init__(self, family: str, *, single_device: bool, graphs: bool = False, alternatives: int = 8) -> None:
+    def __init__(
+        self, family: str, *, single_device: bool, graphs: bool = False, alternatives: int = 8, **changes: int
+    ) -> None:
         """single_device: chains need it. graphs: bucketed shapes and fixed buffers, but calls, not replays."""
         exchange = LocalExchange()
         self._link, self._target = exchange.join("coordinator"), exchange.join("t")
-        self.runner = Runner(tiny_model(family), slots=3, max_length=64, max_query=32)
+        self.runner = Runner(tiny_model(family, **changes), slots=3, max_length=64, max_query=32)
         if graphs:
             self.runner.use_graphs(capture=lambda run: run)
         self.runner.single_device = single_device
@@ -166,3 +168,18 @@ def test_usual_graphs_are_recorded_before_the_first_request() -> None:
     drafter.turn()
     assert drafter.times.steps == 3
     assert len(recorded) == before
+
+
+def test_a_chain_ends_with_the_positions_of_the_model() -> None:
+    """GPT-2 learns an embedding for each position, so there is none beyond. The other row wants more tokens."""
+    stage = Stage("gpt2", single_device=True, alternatives=0, n_positions=64)
+    near, far = [token % VOCAB for token in range(62)], [5, 6]
+    settings = [SamplingParams(max_tokens=count, temperature=0) for count in (2, 40)]
+    stage.say(
+        *(
+            Admit(index, text, len(text), settings[index], 4, drafter=True, target=TARGET)
+            for index, text in enumerate((near, far))
+        )
+    )
+    assert stage.offered[0]
+    assert stage.offered[1]
