@@ -116,6 +116,8 @@ class SamplingParams:
             f"a whole number from 0 to max_tokens, {self.max_tokens}",
         )
         require(all(self.bad_words_ids), "bad_words", self.bad_words_ids, "non-empty")
+        for field, tokens in self.named_tokens():
+            require(min(tokens, default=0) >= 0, field, tokens, "token ids, which are not negative")
         require(
             all(-100 <= bias <= 100 for _, bias in self.logit_bias),
             "logit_bias",
