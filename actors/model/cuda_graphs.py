@@ -184,9 +184,7 @@ def graph_bytes(
     wanted, tokens = max(shape.wanted for shape in every), max(shape.tokens for shape in every)
     hidden = int(config.hidden_size)
     inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    copies = (
-        3 if getattr(config, "final_logit_softcapping", None) else 2
-    )  # float32: the model's, capped, the graphs'
+    copies = 3 if getattr(config, "final_logit_softcapping", None) else 2  # float32: the model's, capped, the graphs'
     logits = wanted * int(config.vocab_size) * copies * torch.float32.itemsize
     activations = tokens * (6 * hidden + 3 * inner) * model.dtype.itemsize
     return {model.device: logits + activations + len(every) * _GRAPH_BYTES}

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from actors.coordinator.request import Endpoint, Request
 from actors.loading.checkpoint import ModelSpec
 from actors.loading.tensor_parallel import Rank, TensorParallelGroup, follow, load_sharded_runner
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from actors.replica.roles import Role
@@ -32,7 +33,7 @@ def requests() -> list[Request]:
 
 def answers(target: Runner, drafter: Runner) -> tuple[list[list[int]], int]:
     """Return the tokens of all answers, and how many steps the drafter took."""
-    with Engine({"target": ("target", target), "drafter": ("drafter", drafter)}) as engine:
+    with Engine({"target": ("target", target), "drafter": ("drafter", drafter)}, LoopOptions(adaptive=False)) as engine:
         answers = engine.generate(requests())
         drafter_steps = engine.loops["drafter"].times.steps
     return [[token for delta in answer for token in delta.tokens] for answer in answers], drafter_steps
