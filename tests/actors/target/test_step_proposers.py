@@ -169,11 +169,11 @@ def rests(chosen: StepProposers, heads: Simulated, rows: Any) -> bool:
 def test_what_rests_in_large_batches_is_asked_in_small_ones() -> None:
     heads = Simulated("eagle3", 0.0, 0.04)
     chosen = StepProposers([heads], lambda token_s: None, adaptive=True)
-    one, many = ([SimpleNamespace(key=("c", index)) for index in range(count)] for count in (1, 64))
+    alone, many = ([SimpleNamespace(key=("c", index)) for index in range(count)] for count in (1, 64))
     for _ in range(600):
         rests(chosen, heads, many)
     assert rests(chosen, heads, many)
-    assert not rests(chosen, heads, one)
+    assert not rests(chosen, heads, alone)
 
 
 def test_a_rest_ends_while_plain_decoding_is_in_use() -> None:
