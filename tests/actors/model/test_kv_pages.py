@@ -1,7 +1,9 @@
 """Pages hold what was written to a slot's columns, also after moves and copies, and take memory only when written."""
 
 from pathlib import Path
+from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -112,3 +114,14 @@ def test_pages_have_their_own_type() -> None:
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
+
+
+def test_a_copy_for_which_memory_ran_out_is_made_later() -> None:
+    cache = make_cache()
+    write(cache, 0, 0, [1, 2])
+    cache.fork(0, 1, 2)
+    cache.reserve(1, 2, 3)
+    with mock.patch.object(cache, "apply", side_effect=torch.OutOfMemoryError), pytest.raises(torch.OutOfMemoryError):
+        cache.flush()
+    write(cache, 1, 2, [5])
+    assert read(cache, 1, 3) == [1, 2, 5]

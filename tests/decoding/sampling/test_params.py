@@ -70,7 +70,14 @@ def test_limits_are_allowed_and_cross_the_wire(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("attribute", "field", "value"),
-    [("bad_words_ids", "bad_words", ((1,), ())), ("logit_bias", "logit_bias", ((1, 0.0), (2, 101.0)))],
+    [
+        ("bad_words_ids", "bad_words", ((1,), ())),
+        ("bad_words_ids", "bad_words", ((1, -2),)),
+        ("logit_bias", "logit_bias", ((1, 0.0), (2, 101.0))),
+        ("logit_bias", "logit_bias", ((-1, 1.0),)),
+        ("suppress_tokens", "suppress_tokens", (3, -1000)),
+        ("forced_bos_token_id", "forced_bos_token_id", -1),
+    ],
 )
 def test_a_bad_list_names_its_field(attribute: str, field: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError, match=field) as caught:
