@@ -83,6 +83,13 @@ class Dispatch:
         else:
             self.assign(active)
 
+    def _leave(self, active: ActiveRequest, names: Iterable[str], now_s: float) -> None:
+        """Assign a new target because of these replicas. It counts as a loss, unless all are only withdrawn."""
+        if all(self._replica_table.leaves_alive(name, now_s) for name in names):
+            self._assign_again(active, now_s)
+        else:
+            self.replace_target(active, now_s)
+
     def _assign_again(self, active: ActiveRequest, now_s: float) -> None:
         """Assign a new target although none was lost."""
         self.release(active, now_s)
@@ -155,10 +162,8 @@ class Dispatch:
     def _move(self, active: ActiveRequest, name: str, now_s: float) -> None:
         """Move a request from replica `name` to the best one of its model."""
         request_id, drafter = active.request.request_id, active.request.endpoint.drafter
-        if active.target == name and self._replica_table.leaves_alive(name, now_s):
-            self._assign_again(active, now_s)
-        elif active.target == name:
-            self.replace_target(active, now_s)
+        if active.target == name:
+            self._leave(active, [name], now_s)
         elif active.target is not None and active.drafter == name and drafter is not None:
             self._outbox.put(name, Cancel(request_id))
             self._replica_table.release(name, request_id)
@@ -170,11 +175,8 @@ class Dispatch:
         """Start again if a member should move; else drop leaving members where the quorum permits."""
         replicas = [member.address.name for member in active.members if member.address is not None]
         moving = list(filter(self._replica_table.should_vacate, replicas))
-        if moving and all(self._replica_table.leaves_alive(name, now_s) for name in moving):
-            self._assign_again(active, now_s)
-            return
         if moving:
-            self.replace_target(active, now_s)
+            self._leave(active, moving, now_s)
             return
         for name in filter(self._replica_table.is_leaving, replicas):
             if self._can_drop(active, name):
