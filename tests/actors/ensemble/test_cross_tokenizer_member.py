@@ -160,9 +160,11 @@ def test_a_reply_after_memory_ran_out_is_right(max_query: int) -> None:
     member = Member(tokenizer, text[:12], max_query=max_query)
     row = member.row
     row.resume(0)
+    row.joined = False
+    member.runner.columns[0] = [-1] * member.runner.cache.capacity
     (run,) = row.inputs(len(row.tokens) - 6)
     member.runner.logits([run])
-    row.cached = run.end
+    row.cached, row.joined = run.end, True
     request = LogitsRequest(1, 7, 12, [], text[12:15], [-1, 0, 1], LogitsTransport())
     assert row.take_request(request) is None
     row.inputs(8)

@@ -214,8 +214,12 @@ def test_chains_are_verified_where_trees_round_differently(trees_are_exact: bool
     assert [draft.tokens for draft in planner.choose_drafts([row], 0.0)] == expected
 
 
-def test_a_delay_of_the_machine_makes_no_work_negative(planner: DraftPlanner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delay_of_the_machine_makes_no_work_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow forward with a short chunk makes more tokens look cheaper than fewer."""
+    sizes = [1, 2, 3, 5, 9, 17, 33, 65, 129]
+    cost = StepCost(sizes, [STEP_S + 0.001 * tokens for tokens in sizes])
+    monkeypatch.setattr("actors.target.planner.measure_step_cost", lambda runner: cost)
+    planner = new_planner()
     work_s: list[float] = []
     monkeypatch.setattr(planner.trial, "note", lambda *given, **values: work_s.append(values["work_s"]))
     monkeypatch.setattr(type(planner.trial), "is_resting", True)
