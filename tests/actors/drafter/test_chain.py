@@ -173,13 +173,10 @@ def test_usual_graphs_are_recorded_before_the_first_request() -> None:
 def test_a_chain_ends_with_the_positions_of_the_model() -> None:
     """GPT-2 learns an embedding for each position, so there is none beyond. The other row wants more tokens."""
     stage = Stage("gpt2", single_device=True, alternatives=0, n_positions=64)
-    near, far = [token % VOCAB for token in range(62)], [5, 6]
+    texts = [[token % VOCAB for token in range(62)], [5, 6]]
     settings = [SamplingParams(max_tokens=count, temperature=0) for count in (2, 40)]
-    stage.say(
-        *(
-            Admit(index, text, len(text), settings[index], 4, drafter=True, target=TARGET)
-            for index, text in enumerate((near, far))
-        )
-    )
-    assert stage.offered[0]
+    for index, text in enumerate(texts):
+        stage.say(Admit(index, text, len(text), settings[index], 1, drafter=True, target=TARGET))
+    stage.say(*(advance(index, len(text), [7], 4) for index, text in enumerate(texts)))
+    assert max(map(len, stage.offered[0])) == 64
     assert stage.offered[1]
