@@ -87,7 +87,8 @@ class TargetInbox:
         match message:
             case Offer(request_id):
                 row = self._rows.writer((message.coordinator, request_id))
-                if row is not None and self._runner.has_tokens(message.all_tokens()):
+                is_short = 0 < len(message.tokens) < self._runner.max_length
+                if row is not None and is_short and self._runner.has_tokens(message.all_tokens()):
                     # A late draft never fits if it was drawn at random, so there a misfit tells nothing.
                     fits = row.offer(message) or row.rejects
                     self._planner.note_offer(row, time.perf_counter(), fits=fits)

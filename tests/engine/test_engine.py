@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from actors.coordinator.request import Endpoint, Request
+from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
 from actors.replica.in_process import Engine
 from decoding.errors import InvalidRequestError, UnavailableError
@@ -53,3 +54,13 @@ def test_a_request_that_is_refused_as_a_duplicate_does_not_end_the_first() -> No
         with pytest.raises(InvalidRequestError, match="in progress already"):
             engine.generate([request])
         assert count + sum(len(delta.tokens) for delta in first) == 40
+
+
+def test_distributions_may_have_more_tokens_than_a_text() -> None:
+    """Under rejection sampling each draft token comes with the tokens that it was drawn from."""
+    endpoint = Endpoint("e", "target", "drafter", 4, lambda tokens: "")
+    target, drafter = (Runner(tiny_model("llama-gqa"), slots=1, max_length=48, max_query=64) for _ in range(2))
+    params = SamplingParams(max_tokens=40, temperature=1, seed=1, verification="rejection")
+    with Engine({"target": ("target", target), "drafter": ("drafter", drafter)}, LoopOptions(adaptive=False)) as engine:
+        [answer] = engine.generate([Request(endpoint, [1, 2], params)])
+    assert answer[-1].statistics.accepted > 0
