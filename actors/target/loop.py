@@ -71,7 +71,7 @@ class Target:
         self._scheduler = Scheduler(self._rows, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
         self._texts = TextTables()
-        self._waited_before_s = 0.0  # `times.waited_s` at the end of the last step
+        self._round_began_s = 0.0  # when the round before ended, or rows came; later by forwards that verify nothing
 
     def load(self) -> Report:
         """Return the current load; any thread may ask."""
@@ -87,10 +87,9 @@ class Target:
 
     def _step(self, shares: Shares) -> None:
         """Draft, verify, commit. Chunks of prompts, members' drafts and beams are in the same forward."""
-        round_began_s = time.perf_counter() - (self.times.waited_s - self._waited_before_s)  # with the wait for drafts
         samplers, running = self._rows.sampling(shares), self._rows.verifying(shares)
         self._draft(running, others=sum([share.tokens for share in shares]) - len(running))
-        self._request_logits(running, round_began_s)
+        self._request_logits(running)
         inputs = [row.inputs(limit) for row, limit, _ in shares]
         if self._runner.lora is not None:
             slots = [share.row.adapter_slot or 0 for share in shares]
@@ -107,7 +106,8 @@ class Target:
         tokens = [sum([len(run.tokens) for run in runs]) for runs in inputs]  # a chunk may have run fewer than granted
         prompt_tokens = sum([count for count, share in zip(tokens, shares, strict=True) if share.is_chunk])
         self._note_times(sum(tokens), prompt_tokens, timer.seconds(), alone=not running)
-        self._commit(verifications, verdicts, round_began_s if running else None, prompt_tokens=prompt_tokens)
+        began_s = self._round_began_s if running else None
+        self._commit(verifications, verdicts, began_s, prompt_tokens=prompt_tokens)
 
     def _draft(self, rows: list[TargetRow], *, others: int) -> None:
         """Give each row the draft that its step verifies. others: tokens of other rows in the same forward."""
@@ -124,11 +124,11 @@ class Target:
         for row, draft in zip(rows, drafts, strict=True):
             row.step_draft = draft if self._scheduler.speculates else draft.first(0)
 
-    def _request_logits(self, rows: list[TargetRow], began_s: float) -> None:
+    def _request_logits(self, rows: list[TargetRow]) -> None:
         """Begin the rounds of ensembles, so that members compute their logits while the leader does."""
         ensembles = [(row, row.ensemble) for row in rows if row.ensemble is not None]
         for row, ensemble in ensembles:
-            ensemble.begin_round(row.step_draft, time.perf_counter(), began_s)
+            ensemble.begin_round(row.step_draft, time.perf_counter(), self._round_began_s)
             self._leader.request_logits(row, ensemble)
         if ensembles:
             self._mailbox.flush()
@@ -183,7 +183,7 @@ class Target:
     ) -> None:
         """Commit a step, and plan the next.
 
-        began_s: when the step began, or the wait for drafts before it; None: it was of prompts alone.
+        began_s: when the round began, with the messages and the wait for drafts before it; None: nothing was verified.
         """
         committed = self._committer.commit(verifications, verdicts)
         self._proposers.learn(verifications, verdicts)
@@ -194,9 +194,9 @@ class Target:
         rows = [row for row, *_ in verifications]
         if began_s is not None:
             drafted = any(draft.tokens for _, draft, *_ in verifications)
-            seconds = time.perf_counter() - began_s
+            self._round_began_s = time.perf_counter()
+            seconds = self._round_began_s - began_s
             self._planner.note_round(rows, committed, seconds, drafted=drafted, prompt_tokens=prompt_tokens)
-            self._waited_before_s = self.times.waited_s
         self._planner.plan(self._rows.running, {row.key for row in rows}, time.perf_counter())
 
     def _note_times(self, tokens: int, prompt_tokens: int, seconds: float, *, alone: bool) -> None:
@@ -209,6 +209,8 @@ class Target:
             self._planner.note_step(tokens, seconds)
         elif alone:
             self._planner.note_prefill(tokens, seconds)
+        if alone:
+            self._round_began_s += seconds
 
     def _choose_mode(self) -> None:
         """Choose between speculative and plain decoding for the rows that are here."""
@@ -236,6 +238,8 @@ class Target:
     def _update_rows(self) -> None:
         """Begin what is ready, fail what can't go on, announce what has read its text, make room."""
         self._choose_mode()
+        if not self._rows.running:
+            self._round_began_s = time.perf_counter()
         for row, error in [*self._rows.make_ready(), *self._adapters.make_ready(time.perf_counter())]:
             self._inbox.fail(row, error)
         self._rows.resolve_deadlock(time.perf_counter())

@@ -131,7 +131,7 @@ class DraftPlanner:
     def note_round(
         self, rows: Sequence[TargetRow], committed: int, seconds: float, *, drafted: bool, prompt_tokens: int = 0
     ) -> None:
-        """Learn from a step and the wait before it, which took `seconds` together.
+        """Learn from a step, and the messages and the wait before it, which took `seconds` together.
 
         Args:
             rows: that verified drafts, or none.

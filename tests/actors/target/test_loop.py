@@ -2,6 +2,7 @@
 
 import gc
 import math
+import time
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -12,6 +13,7 @@ import torch
 from actors.ensemble.member import MemberRow
 from actors.loops.options import LoopOptions
 from actors.model.runner import Runner
+from actors.target.inbox import TargetInbox
 from actors.target.loop import Target
 from actors.target.planner import DraftPlanner
 from actors.target.row import TargetRow
@@ -305,6 +307,21 @@ def test_a_fault_while_a_request_is_taken_up_fails_that_request_alone(monkeypatc
         Failed(2, "IndexError: piece id is out of range", admission=3)
     ]
     assert committed(messages) == stage.text()[4:]
+
+
+def test_all_time_counts_while_rows_are_decoded_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are read before each step and during it. Those of drafters take time that plain decoding saves."""
+    stage = Stage()
+    rounds_s: list[float] = []
+    monkeypatch.setattr(DraftPlanner, "note_round", lambda *given, **values: rounds_s.append(given[3]))
+    receive = TargetInbox.receive
+    monkeypatch.setattr(TargetInbox, "receive", lambda inbox, timeout_s: (time.sleep(0.02), receive(inbox, timeout_s)))
+    stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=GREEDY.max_tokens + 1)
+    time.sleep(1.0)
+    stage.send(Admit(2, PROMPT, 4, GREEDY, 0, drafter=False), turns=GREEDY.max_tokens + 1)
+    assert len(rounds_s) == 2 * (GREEDY.max_tokens - 1)
+    assert min(rounds_s) >= 0.04
+    assert max(rounds_s) < 1.0
 
 
 def test_a_row_is_freed_without_a_garbage_collection() -> None:
