@@ -315,7 +315,12 @@ def test_all_time_counts_while_rows_are_decoded_and_no_other(monkeypatch: pytest
     rounds_s: list[float] = []
     monkeypatch.setattr(DraftPlanner, "note_round", lambda *given, **values: rounds_s.append(given[3]))
     receive = TargetInbox.receive
-    monkeypatch.setattr(TargetInbox, "receive", lambda inbox, timeout_s: (time.sleep(0.02), receive(inbox, timeout_s)))
+
+    def receive_slowly(inbox: TargetInbox, timeout_s: float) -> None:
+        time.sleep(0.02)
+        receive(inbox, timeout_s)
+
+    monkeypatch.setattr(TargetInbox, "receive", receive_slowly)
     stage.send(Admit(1, PROMPT, 4, GREEDY, 0, drafter=False), turns=GREEDY.max_tokens + 1)
     time.sleep(1.0)
     stage.send(Admit(2, PROMPT, 4, GREEDY, 0, drafter=False), turns=GREEDY.max_tokens + 1)
