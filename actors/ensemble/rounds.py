@@ -26,7 +26,7 @@ class Round:
 
     step: int
     draft: Draft
-    began_s: float  # includes the wait for drafts before the round
+    began_s: float  # the end of the round before: messages and the wait for drafts count
     requested_at_s: float
     logits: list[Tensor | None]  # [M] of [K + 1, V] each
     best: list[list[list[int]]]  # [M] of [K + 1] each: the other members' most probable tokens, if wanted
@@ -80,7 +80,7 @@ class EnsembleRounds:
             self._joined[self.replicas.index(replica)] = True
 
     def begin_round(self, draft: Draft, now_s: float, began_s: float) -> None:
-        """Begin a round over a draft. began_s: when the wait for the draft began."""
+        """Begin a round over a draft. began_s: the end of the round before."""
         self._steps += 1
         no_logits: list[Tensor | None] = [None] * len(self.models)
         self.round = Round(self._steps, draft, began_s, now_s, no_logits, [[]] * len(self.models))

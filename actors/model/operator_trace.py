@@ -23,15 +23,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_aten = torch.ops.aten
+# Functions that do the same as an operator, and take half the time to call, since torch need not look at its schema.
+_QUICKER: Mapping[object, Callable[..., Any]] = {
+    _aten.add.Tensor: torch.add,
+    _aten.mul.Tensor: torch.mul,
+    _aten.view.default: Tensor.view,
+    _aten.reshape.default: torch.reshape,
+    _aten.transpose.int: torch.transpose,
+    _aten.select.int: torch.select,
+    _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.split_with_sizes.default: torch.split_with_sizes,
+}
+
+
 class UntraceableError(Exception):
     """What a call does depends on more than its size."""
-
-
-# The same operators, which torch calls in half the time by these names.
-_FASTER: Mapping[object, Callable[..., Any]] = {
-    torch.ops.aten.add.Tensor: torch.add,
-    torch.ops.aten.mul.Tensor: torch.mul,
-}
 
 
 class Example(NamedTuple):
@@ -136,31 +143,12 @@ def _looks_at_values(function: Any, args: Sequence[Any]) -> bool:
     return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags))
 
 
-def _only_shows(function: Any) -> bool:
-    """Whether an operator's results are views of its arguments, for these at least; and it writes nothing."""
-    if not isinstance(function, torch._ops.OpOverload):
-        return False
-    aliases = [result.alias_info for result in function._schema.returns]
-    return not function._schema.is_mutable and bool(aliases) and all(alias is not None for alias in aliases)
-
-
-class _View(NamedTuple):
-    """A tensor that only shows what an operator computed. It is made in one go, however many operators led to it."""
-
-    base: fx.Node
-    geometry: Any  # sizes, strides and offset
-    right: Tensor  # in the second trace
-
-
 class _Merger:
     """Makes one function of two traces."""
 
     def __init__(self, first: Example, second: Example) -> None:
         self._graph = fx.Graph()
         self._constants: list[object] = []
-        self._multiples: dict[tuple[fx.Node, int], fx.Node] = {}
-        self._owners: dict[int, tuple[Tensor, Tensor]] = {}  # by the address of the first's memory
-        self._views: dict[int, _View] = {}  # by the id of the first trace's tensor; those that are not in the graph yet
         self._sizes = [
             (self._graph.placeholder(f"size_{index}"), *pair)
             for index, pair in enumerate(zip(first.sizes, second.sizes, strict=True))
@@ -175,11 +163,9 @@ class _Merger:
         for left, right in zip(first.calls, second.calls, strict=True):
             if left.function is not right.function or left.kwargs.keys() != right.kwargs.keys():
                 raise UntraceableError(f"it calls {left.function} or {right.function}")
-            if self._are_views(left, right):
-                continue
             args = self._argument(tuple(left.args), tuple(right.args))
             kwargs = {name: self._argument(left.kwargs[name], right.kwargs[name]) for name in left.kwargs}
-            function = _FASTER.get(left.function, left.function)
+            function = _QUICKER.get(left.function, left.function)
             self._bind_result(left.result, right.result, self._graph.call_function(function, args, kwargs))
         self._graph.output(self._argument(first.result, second.result))
         self._graph.lint()
@@ -190,58 +176,18 @@ class _Merger:
         """Let a node stand for an operator's result in both traces: a tensor or several."""
         if isinstance(left, Tensor):
             self._bind(left, right, node)
-            if left.layout is torch.strided and isinstance(right, Tensor):
-                self._owners.setdefault(left.untyped_storage().data_ptr(), (left, right))
         elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
             if len(left) != len(right):
                 raise UntraceableError("an operator has more results for more tokens")
             for index, parts in enumerate(zip(left, right, strict=True)):
                 self._bind_result(*parts, self._graph.call_function(operator.getitem, (node, index)))
 
-    def _are_views(self, left: _Call, right: _Call) -> bool:
-        """Whether an operator only shows what others computed, where the size says. Its results are then noted."""
-        results: list[Any] = [
-            each if isinstance(each, list | tuple) else [each] for each in (left.result, right.result)
-        ]
-        if not _only_shows(left.function) or len(results[0]) != len(results[1]):
-            return False
-        try:
-            views = {id(pair[0]): self._as_view(*pair) for pair in zip(*results, strict=True)}
-        except UntraceableError:
-            return False
-        self._views |= {key: view for key, view in views.items() if key not in self._nodes[0]}
-        return True
-
-    def _as_view(self, left: Tensor, right: Tensor) -> _View:
-        owner, other = self._owners.get(left.untyped_storage().data_ptr(), (None, None))
-        if owner is None or other is None or left.dtype is not owner.dtype:
-            raise UntraceableError("it shows no result of an operator")
-        if right.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
-            raise UntraceableError("it copies one size only")
-        single = [sizes == (1, 1) for sizes in zip(left.shape, right.shape, strict=True)]  # their strides mean nothing
-        strides = [
-            [1 if alone else stride for alone, stride in zip(single, each.stride(), strict=True)]
-            for each in (left, right)
-        ]
-        geometry = self._argument(
-            ([*left.shape], strides[0], left.storage_offset()), ([*right.shape], strides[1], right.storage_offset())
-        )
-        return _View(self._nodes[0][id(owner)], geometry, right)
-
-    def _node(self, left: object) -> fx.Node | None:
-        """Return what stands for a value of the first trace. A view is made where it is first used."""
-        view = self._views.pop(id(left), None)
-        if view is not None:
-            node = self._graph.call_function(torch.as_strided, (view.base, *view.geometry))
-            self._bind(left, view.right, node)
-        return self._nodes[0].get(id(left))
-
     def _bind(self, left: object, right: object, node: fx.Node) -> None:
         self._nodes[0][id(left)] = self._nodes[1][id(right)] = node
 
     def _argument(self, left: Any, right: Any) -> Any:
         """Return what stands for a pair of values: a node, a constant, or a collection of these."""
-        node = self._node(left)
+        node = self._nodes[0].get(id(left))
         if type(left) is not type(right) or node is not self._nodes[1].get(id(right)):
             raise UntraceableError("its operators follow from each other in several ways")
         if node is not None:
@@ -270,12 +216,5 @@ class _Merger:
     def _size(self, left: object, right: object) -> fx.Node:
         for node, size, other in self._sizes:
             if isinstance(left, int) and isinstance(right, int) and left % size == 0 and left * other == right * size:
-                return self._multiple(node, left // size)
+                return self._graph.call_function(operator.mul, (node, left // size)) if left != size else node
         raise UntraceableError(f"{left} becomes {right} with more tokens")
-
-    def _multiple(self, node: fx.Node, factor: int) -> fx.Node:
-        if factor == 1:
-            return node
-        if (node, factor) not in self._multiples:
-            self._multiples[node, factor] = self._graph.call_function(operator.mul, (node, factor))
-        return self._multiples[node, factor]

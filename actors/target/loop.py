@@ -71,7 +71,7 @@ class Target:
         self._scheduler = Scheduler(self._rows, self.times, self._inbox.fail, prefill_chunk=chunk)
         self._masks = MaskThreads()
         self._texts = TextTables()
-        self._round_began_s = 0.0  # when the round before ended, or rows came; later by forwards that verify nothing
+        self._counted_until_s = 0.0  # the end of the last verified step, or of the wait for rows
 
     def load(self) -> Report:
         """Return the current load; any thread may ask."""
@@ -79,7 +79,10 @@ class Target:
 
     def turn(self) -> None:
         """Receive, schedule, run, take, flush: one forward over whatever the rows have to run."""
+        were_running = bool(self._rows.running)
         self._inbox.receive(self._timeout_s())
+        if not were_running:
+            self._counted_until_s = time.perf_counter()
         self._update_rows()
         self._scheduler.run(self._finish_rounds, self._scheduler.schedule(self._rows.blendable))
         self._scheduler.run(self._step, self._scheduler.schedule(self._due_rows(self._wait_s())))
@@ -106,7 +109,7 @@ class Target:
         tokens = [sum([len(run.tokens) for run in runs]) for runs in inputs]  # a chunk may have run fewer than granted
         prompt_tokens = sum([count for count, share in zip(tokens, shares, strict=True) if share.is_chunk])
         self._note_times(sum(tokens), prompt_tokens, timer.seconds(), alone=not running)
-        began_s = self._round_began_s if running else None
+        began_s = self._counted_until_s if running else None
         self._commit(verifications, verdicts, began_s, prompt_tokens=prompt_tokens)
 
     def _draft(self, rows: list[TargetRow], *, others: int) -> None:
@@ -128,7 +131,7 @@ class Target:
         """Begin the rounds of ensembles, so that members compute their logits while the leader does."""
         ensembles = [(row, row.ensemble) for row in rows if row.ensemble is not None]
         for row, ensemble in ensembles:
-            ensemble.begin_round(row.step_draft, time.perf_counter(), self._round_began_s)
+            ensemble.begin_round(row.step_draft, time.perf_counter(), self._counted_until_s)
             self._leader.request_logits(row, ensemble)
         if ensembles:
             self._mailbox.flush()
@@ -194,13 +197,13 @@ class Target:
         rows = [row for row, *_ in verifications]
         if began_s is not None:
             drafted = any(draft.tokens for _, draft, *_ in verifications)
-            self._round_began_s = time.perf_counter()
-            seconds = self._round_began_s - began_s
+            self._counted_until_s = time.perf_counter()
+            seconds = self._counted_until_s - began_s
             self._planner.note_round(rows, committed, seconds, drafted=drafted, prompt_tokens=prompt_tokens)
         self._planner.plan(self._rows.running, {row.key for row in rows}, time.perf_counter())
 
     def _note_times(self, tokens: int, prompt_tokens: int, seconds: float, *, alone: bool) -> None:
-        """Count a forward over so many tokens. alone: whether no row verified a draft."""
+        """Count a forward over so many tokens. alone: no row verified a draft, so it is no part of the next round."""
         prompt_s = seconds * prompt_tokens / tokens
         self.times.prefill_s += prompt_s
         self.times.step_s += seconds - prompt_s
@@ -210,7 +213,7 @@ class Target:
         elif alone:
             self._planner.note_prefill(tokens, seconds)
         if alone:
-            self._round_began_s += seconds
+            self._counted_until_s += seconds
 
     def _choose_mode(self) -> None:
         """Choose between speculative and plain decoding for the rows that are here."""
@@ -238,8 +241,6 @@ class Target:
     def _update_rows(self) -> None:
         """Begin what is ready, fail what can't go on, announce what has read its text, make room."""
         self._choose_mode()
-        if not self._rows.running:
-            self._round_began_s = time.perf_counter()
         for row, error in [*self._rows.make_ready(), *self._adapters.make_ready(time.perf_counter())]:
             self._inbox.fail(row, error)
         self._rows.resolve_deadlock(time.perf_counter())

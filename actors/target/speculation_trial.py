@@ -185,7 +185,7 @@ class SpeculationTrial:
         Args:
             rows: active rows, those in prefill included.
             tokens: committed in the step, at least one.
-            seconds: of the step, with the prefill and the wait before it.
+            seconds: since the last step, with prefill, messages and the wait for drafts.
             work_s: estimated seconds of plain decoding for the same tokens and prefill, while drafters rest.
             drafted: whether the step verified draft tokens.
             offered: whether drafters offered drafts since the last step, so that they do not rest.

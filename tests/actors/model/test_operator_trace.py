@@ -1,12 +1,10 @@
 """Traces do what their calls do, at any size; calls that can't be traced are refused."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.model.operator_trace import Example, UntraceableError, as_one_operator, trace
 
@@ -53,34 +51,6 @@ def test_python_is_left_out() -> None:
     given = example(4, 4)
     assert torch.equal(run(*given.sizes, *given.inputs), given.inputs[0] * 2)
     assert calls == [3, 5]
-
-
-class Recorder(TorchDispatchMode):
-    """Keeps the names of the operators that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
-def test_a_chain_of_views_is_made_at_once_and_shares_memory() -> None:
-    def call(x: Tensor, keep: Tensor) -> Tensor:
-        heads, rest = (x @ WEIGHT).split([3, 1], dim=-1)
-        heads = heads.view(1, len(x), 3).transpose(1, 2)[0].transpose(0, 1).unsqueeze(0).squeeze(0)
-        heads += 1  # seen through every other view
-        return torch.cat([heads, rest], dim=1)[keep]
-
-    run = traced(call)
-    for sizes in ((1, 1), (8, 3)):
-        given = example(*sizes)
-        with Recorder() as recorder:
-            result = run(*given.sizes, *given.inputs)
-        assert torch.equal(result, call(*given.inputs))
-        assert recorder.names == ["mm", "as_strided", "add_", "as_strided", "cat", "index"]
 
 
 def test_what_counts_as_one_operator_may_look_at_values() -> None:
