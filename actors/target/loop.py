@@ -79,14 +79,18 @@ class Target:
 
     def turn(self) -> None:
         """Receive, schedule, run, take, flush: one forward over whatever the rows have to run."""
-        were_running = bool(self._rows.running)
-        self._inbox.receive(self._timeout_s())
-        if not were_running:
-            self._counted_until_s = time.perf_counter()
+        self._receive()
         self._update_rows()
         self._scheduler.run(self._finish_rounds, self._scheduler.schedule(self._rows.blendable))
         self._scheduler.run(self._step, self._scheduler.schedule(self._due_rows(self._wait_s())))
         self._mailbox.close_turn()
+
+    def _receive(self) -> None:
+        """Receive, and wait if there is nothing to compute. That counts as time of a step if rows are being decoded."""
+        were_running = bool(self._rows.running)
+        self._inbox.receive(self._timeout_s())
+        if not were_running:
+            self._counted_until_s = time.perf_counter()
 
     def _step(self, shares: Shares) -> None:
         """Draft, verify, commit. Chunks of prompts, members' drafts and beams are in the same forward."""
