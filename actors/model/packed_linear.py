@@ -20,6 +20,7 @@ from torch.nn.functional import linear, pad
 from transformers.pytorch_utils import Conv1D
 
 from actors.model.fixed_order.layers import FixedOrderLinear, serves
+from actors.model.native.linear import NativeLinear, has_kernel
 from actors.model.operator_trace import as_one_operator
 
 _TOKENS = 8  # the layout is made for so many; it serves other numbers almost as well
@@ -182,6 +183,8 @@ def _replacement(weight: Tensor, bias: Tensor | None, deterministic: bool) -> nn
     """Return a layer for the device of the weights, [out_features, in_features]; None: torch's own is as good."""
     if deterministic and serves(weight):
         return FixedOrderLinear(weight, bias)
+    if has_kernel(weight) and (weight.dtype == torch.float32 or not _is_fast(weight)):
+        return NativeLinear(weight, bias)
     return PackedLinear(weight, bias, deterministic=deterministic) if _is_fast(weight) else None
 
 
@@ -203,7 +206,7 @@ def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:
     weight: Tensor = module.weight  # type: ignore[attr-defined]
     if weight.device.type != "cpu":
         return weight.is_floating_point()
-    return serves(weight) or _is_fast(weight)
+    return serves(weight) or has_kernel(weight) or _is_fast(weight)
 
 
 def _is_fast(weight: Tensor) -> bool:

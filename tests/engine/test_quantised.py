@@ -110,7 +110,7 @@ def test_layers_that_cpu_kernels_cannot_take_stay_as_they_are(tmp_path: Path) ->
     runner = load_runner(spec(tmp_path, quantization="nf4"))
     layer = runner.model.get_submodule("model.layers.0")
     assert type(layer.get_submodule("self_attn.o_proj")).__name__ == "Linear4bit"
-    assert type(layer.get_submodule("mlp.down_proj")).__name__ == "PackedLinear"
+    assert type(layer.get_submodule("mlp.down_proj")).__name__ == "NativeLinear"
 
 
 def test_a_model_without_such_layers_is_refused(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ _MATHS = (
 )
 _pointer, _size, _number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: dict[str, Sequence[Any]] = {  # each function exists for both types of numbers
+    "linear": [_pointer, _pointer, _pointer, _size, _size, _size, _size, _pointer],
     "rms_norm": [_pointer, _pointer, _number, _size, _size, _size, _pointer],
     "rotate": [_pointer] * 7,
     "silu_gate": [_pointer, _size, _size, _size, _pointer],
 }
 _TYPES = ("float32", "bfloat16")
-_OUTPUT_LAYER: Sequence[Any] = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _pointer]
 
 
 @functools.cache
@@ -34,9 +34,9 @@ def library() -> ctypes.CDLL | None:
 
 def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.attend.argtypes, loaded.attend.restype = [_pointer], None
-    for name, arguments in _ARGUMENTS.items():
-        for kind in _TYPES:
-            function = getattr(loaded, f"{name}_{kind}")
-            function.argtypes, function.restype = arguments, None
-    loaded.output_layer_bfloat16.argtypes, loaded.output_layer_bfloat16.restype = _OUTPUT_LAYER, None
+    functions = {f"{name}_{kind}": arguments for name, arguments in _ARGUMENTS.items() for kind in _TYPES}
+    functions["linear_bfloat16_to_float32"] = _ARGUMENTS["linear"]
+    for name, arguments in functions.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
     return loaded

@@ -17,7 +17,7 @@ from actors.model.fixed_order.norm import fixed_order_rms_norm  # isort: skip
 from actors.model.forward_input import RowInput  # isort: skip
 from actors.model.lora.layers import LoraLayers  # isort: skip
 from actors.model.lora.pair import LoraPair  # isort: skip
-from actors.model.native.output_layer import NativeOutputLayer  # isort: skip
+from actors.model.native.linear import NativeLinear  # isort: skip
 from actors.model.packed_linear import PackedLinear  # isort: skip
 from actors.model.runner import Runner  # isort: skip
 from tests.support.models import tiny_model  # isort: skip
@@ -79,7 +79,7 @@ def test_models_compute_the_same_with_layers_of_fixed_order(family: str) -> None
     assert plain.trees_are_exact
     assert not fixed.trees_are_exact
     kinds = {type(module) for module in fixed.model.modules()}
-    assert not kinds & {nn.Linear, Conv1D, LlamaRMSNorm, Gemma3RMSNorm, PackedLinear, NativeOutputLayer}
+    assert not kinds & {nn.Linear, Conv1D, LlamaRMSNorm, Gemma3RMSNorm, PackedLinear, NativeLinear}
     torch.testing.assert_close(fixed.logits(rows), plain.logits(rows), rtol=0.05, atol=0.05)
 
 

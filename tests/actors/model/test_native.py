@@ -17,7 +17,6 @@ from actors.model.native.library import library
 from actors.model.native.norm import NativeRMSNorm, replace_norms
 from actors.model.native.rotary import NativeRotary, replace_rotary
 from actors.model.packed_linear import GroupedLinear, pack_linears
-from tests.support.processors import FAST_DTYPES
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "sh -c 'exit 1'"])
@@ -87,7 +86,7 @@ def test_layers_computed_together_may_be_called_in_any_order() -> None:
         torch.testing.assert_close(model(x), (up, gate))
 
 
-@pytest.mark.parametrize("dtype", FAST_DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 9, 400])
 def test_gated_layers_are_replaced_where_they_compute_the_same(dtype: torch.dtype, tokens: int) -> None:
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}

@@ -1,0 +1,154 @@
+// Products with the weights of a linear layer, on a CPU. See actors/model/native/linear.py.
+//
+// Each result is one sum in float32 over the input features, in order. So it has the same bits for every number of rows or
+// threads. Weights lie in panels of neighbouring output features: [panels, size / depth, panel, depth].
+
+#include "vectors.h"
+
+#include <algorithm>
+
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int64_t panel = 2 * lanes;  // output features whose weights lie together
+constexpr int64_t most_steps = 512;   // of a panel, which then stays in the fastest caches for many rows
+constexpr int64_t most_chunk = 96;    // rows whose inputs stay in the next cache for many panels
+#ifdef __AVX512F__
+constexpr bool many_registers = true;
+#else
+constexpr bool many_registers = false;
+#endif
+
+// An explicit FMA, because the compiler may split or reorder other sums, and differently for each number of rows.
+inline Vector multiply_add(float x, Vector weights, Vector sums) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(spread(x), weights, sums);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return _mm256_fmadd_ps(spread(x), weights, sums);
+#else
+    return spread(x) * weights + sums;
+#endif
+}
+
+struct Float32 {
+    using Number = float;
+    using Weights = Vector;
+    static constexpr int64_t depth = 1;                         // input features that are multiplied at once
+    static constexpr int most_rows = many_registers ? 12 : 6;  // whose sums and weights fit into the registers
+
+    static Vector add_products(const float* x, Vector weights, Vector sums) { return multiply_add(*x, weights, sums); }
+};
+
+struct BFloat16Pairs {
+    using Number = BFloat16;
+    static constexpr int64_t depth = 2;
+    static constexpr int most_rows = many_registers ? 12 : 4;
+#ifdef __AVX512BF16__
+    using Weights = __m512bh;
+
+    static Vector add_products(const BFloat16* x, Weights weights, Vector sums) {
+        int32_t both;
+        std::memcpy(&both, x, sizeof both);
+        return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(_mm512_set1_epi32(both)), weights);
+    }
+#else
+    using Weights = Bits;
+
+    static Vector add_products(const BFloat16* x, Weights weights, Vector sums) {
+        sums = multiply_add(load(x[0]), (Vector)(weights << 16), sums);
+        return multiply_add(load(x[1]), (Vector)(weights & 0xFFFF0000u), sums);
+    }
+#endif
+};
+
+template <typename Kind>
+inline typename Kind::Weights load_weights(const typename Kind::Number* from) {
+    typename Kind::Weights weights;
+    std::memcpy(&weights, from, sizeof weights);
+    return weights;
+}
+
+// Adds products to sums. x: rows that begin every `stride` numbers; weight: [steps, panel, depth]; sums: [rows, panel].
+template <typename Kind, int rows, typename Number = typename Kind::Number>
+void multiply(const Number* __restrict__ x, int64_t stride, const Number* __restrict__ weight, int64_t steps,
+              float* __restrict__ sums) {
+    constexpr int64_t depth = Kind::depth;
+    Registers<rows> left, right;
+    repeat<rows>([&](auto row) {
+        left.template at<row>() = load_vector(sums + row * panel);
+        right.template at<row>() = load_vector(sums + row * panel + lanes);
+    });
+    for (int64_t step = 0; step < steps; ++step) {
+        const auto left_weights = load_weights<Kind>(weight + step * panel * depth);
+        const auto right_weights = load_weights<Kind>(weight + (step * panel + lanes) * depth);
+        repeat<rows>([&](auto row) {
+            const Number* from = x + row * stride + step * depth;
+            Vector &to_left = left.template at<row>(), &to_right = right.template at<row>();
+            to_left = Kind::add_products(from, left_weights, to_left);
+            to_right = Kind::add_products(from, right_weights, to_right);
+        });
+    }
+    repeat<rows>([&](auto row) {
+        store_vector(left.template at<row>(), sums + row * panel);
+        store_vector(right.template at<row>(), sums + row * panel + lanes);
+    });
+}
+
+template <typename Kind, int rows = Kind::most_rows, typename... Arguments>
+void multiply_rows(int64_t count, Arguments... arguments) {
+    if constexpr (rows > 0) {
+        if (count == rows) return multiply<Kind, rows>(arguments...);
+        multiply_rows<Kind, rows - 1>(count, arguments...);
+    }
+}
+
+inline int64_t divide_up(int64_t number, int64_t by) { return (number + by - 1) / by; }
+
+// The size of equal parts of a number, none larger than `most`.
+inline int64_t part(int64_t number, int64_t most) { return number ? divide_up(number, divide_up(number, most)) : most; }
+
+// x: [rows, size]; weight: see above; bias: [panels, panel]; output: [rows, columns].
+template <typename Kind, typename Output, typename Number = typename Kind::Number>
+void linear(const Number* x, const Number* weight, const float* bias, int64_t rows, int64_t size, int64_t columns,
+            int64_t threads, Output* output) {
+    constexpr int64_t depth = Kind::depth;
+    const int64_t chunk = part(rows, most_chunk), block = part(chunk, Kind::most_rows);
+    const int64_t all_steps = size / depth, some_steps = part(all_steps, most_steps);
+    const int64_t panels = divide_up(columns, panel);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t task = 0; task < divide_up(rows, chunk) * panels; ++task) {
+        const int64_t first = task / panels * chunk, column = task % panels * panel;
+        const int64_t count = std::min(chunk, rows - first), width = std::min(panel, columns - column);
+        float sums[most_chunk * panel];
+        for (int64_t row = 0; row < count; ++row) std::copy_n(bias + column, panel, sums + row * panel);
+        for (int64_t step = 0; step < all_steps; step += some_steps)
+            for (int64_t row = 0; row < count; row += block)
+                multiply_rows<Kind>(std::min(block, count - row), x + (first + row) * size + step * depth, size,
+                                    weight + column * size + step * panel * depth,
+                                    std::min(some_steps, all_steps - step), sums + row * panel);
+        for (int64_t row = 0; row < count; ++row)
+            for (int64_t i = 0; i < width; ++i) store(sums[row * panel + i], output + (first + row) * columns + column + i);
+    }
+}
+
+}  // namespace
+
+extern "C" int64_t linear_panel() { return panel; }
+
+extern "C" void linear_float32(const float* x, const float* weight, const float* bias, int64_t rows, int64_t size,
+                               int64_t columns, int64_t threads, float* output) {
+    linear<Float32>(x, weight, bias, rows, size, columns, threads, output);
+}
+
+extern "C" void linear_bfloat16(const BFloat16* x, const BFloat16* weight, const float* bias, int64_t rows, int64_t size,
+                                int64_t columns, int64_t threads, BFloat16* output) {
+    linear<BFloat16Pairs>(x, weight, bias, rows, size, columns, threads, output);
+}
+
+extern "C" void linear_bfloat16_to_float32(const BFloat16* x, const BFloat16* weight, const float* bias, int64_t rows,
+                                           int64_t size, int64_t columns, int64_t threads, float* output) {
+    linear<BFloat16Pairs>(x, weight, bias, rows, size, columns, threads, output);
+}

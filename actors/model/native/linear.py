@@ -1,0 +1,64 @@
+"""Linear layers on a CPU, for few tokens at nearly the speed of its memory.
+
+Each result is one sum, in the order of the input features, so a token gets the same bits whatever runs beside it.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from actors.model.native.library import library
+from actors.model.operator_trace import as_one_operator
+
+_FUNCTIONS = {  # by the dtypes of weights and results
+    (torch.float32, torch.float32): "linear_float32",
+    (torch.bfloat16, torch.bfloat16): "linear_bfloat16",
+    (torch.bfloat16, torch.float32): "linear_bfloat16_to_float32",
+}
+_DEPTHS = {torch.float32: 1, torch.bfloat16: 2}  # input features that are multiplied at once
+
+
+class NativeLinear(nn.Module):
+    """A linear layer; the result equals that of `nn.Linear` up to rounding."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> None:
+        """weight: [out_features, in_features], see `has_kernel`; bias: [out_features].
+
+        out_dtype: of the result: that of the weights, or float32.
+        """
+        super().__init__()
+        native = library()
+        assert native is not None
+        self._columns, size = weight.shape
+        panel, depth = native.linear_panel(), _DEPTHS[weight.dtype]
+        padding = -self._columns % panel
+        panels = pad(weight.detach(), (0, 0, 0, padding)).view(-1, panel, size // depth, depth)
+        self.weight = panels.transpose(1, 2).contiguous()  # [panels, in_features / depth, panel, depth]
+        self.bias = weight.new_zeros(self._columns + padding, dtype=torch.float32)
+        if bias is not None:
+            self.bias[: self._columns] = bias
+        self._out_dtype = out_dtype or weight.dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in_features]; returns [..., out_features]."""
+        return _multiply(x, self.weight, self.bias, self._columns, self._out_dtype)
+
+
+@as_one_operator
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor, columns: int, out_dtype: torch.dtype) -> Tensor:
+    native = library()
+    assert native is not None
+    x = x.contiguous()
+    output = x.new_empty(*x.shape[:-1], columns, dtype=out_dtype)
+    getattr(native, _FUNCTIONS[x.dtype, out_dtype])(
+        *(x.data_ptr(), weight.data_ptr(), bias.data_ptr()),
+        *(x.shape[:-1].numel(), x.shape[-1], columns, torch.get_num_threads()),
+        output.data_ptr(),
+    )
+    return output
+
+
+def has_kernel(weight: Tensor) -> bool:
+    """Whether there is a function for such weights, [out_features, in_features], on this machine."""
+    depth = _DEPTHS.get(weight.dtype)
+    return weight.device.type == "cpu" and depth is not None and weight.shape[1] % depth == 0 and library() is not None
