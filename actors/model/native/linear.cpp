@@ -6,6 +6,7 @@
 #include "vectors.h"
 
 #include <algorithm>
+#include <vector>
 
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int64_t panel = 2 * lanes;  // output features whose weights lie together
 constexpr int64_t most_steps = 512;   // of a panel, which then stays in the fastest caches for many rows
-constexpr int64_t most_chunk = 96;    // rows whose inputs stay in the next cache for many panels
+constexpr int64_t most_chunk = 192;   // rows whose inputs stay in the next cache for many panels
 #ifdef __AVX512F__
 constexpr bool many_registers = true;
 #else
@@ -33,8 +34,10 @@ inline Vector multiply_add(float x, Vector weights, Vector sums) {
 #endif
 }
 
+// How inputs and weights are multiplied.
 struct Float32 {
-    using Number = float;
+    using Input = float;
+    using Stored = float;
     using Weights = Vector;
     static constexpr int64_t depth = 1;                         // input features that are multiplied at once
     static constexpr int most_rows = many_registers ? 12 : 6;  // whose sums and weights fit into the registers
@@ -43,7 +46,8 @@ struct Float32 {
 };
 
 struct BFloat16Pairs {
-    using Number = BFloat16;
+    using Input = BFloat16;
+    using Stored = BFloat16;
     static constexpr int64_t depth = 2;
     static constexpr int most_rows = many_registers ? 12 : 4;
 #ifdef __AVX512BF16__
@@ -64,17 +68,38 @@ struct BFloat16Pairs {
 #endif
 };
 
+#ifndef __AVX512BF16__
+// The same sums for many rows: inputs come as floats, and weights become floats once for all of them.
+struct WidenedPairs {
+    using Input = float;
+    using Stored = BFloat16;
+    static constexpr int64_t depth = 2;
+    static constexpr int most_rows = Float32::most_rows;
+};
+
+// from: [pairs, panel, 2]; to: [2 pairs, panel].
+inline void widen_weights(const BFloat16* from, int64_t pairs, float* to) {
+    for (int64_t half = 0; half < 2 * pairs; ++half, from += 2 * lanes) {  // of a panel
+        Bits both;
+        std::memcpy(&both, from, sizeof both);
+        float* target = to + half / 2 * 2 * panel + half % 2 * lanes;
+        store_vector((Vector)(both << 16), target);
+        store_vector((Vector)(both & 0xFFFF0000u), target + panel);
+    }
+}
+#endif
+
 template <typename Kind>
-inline typename Kind::Weights load_weights(const typename Kind::Number* from) {
+inline typename Kind::Weights load_weights(const typename Kind::Stored* from) {
     typename Kind::Weights weights;
     std::memcpy(&weights, from, sizeof weights);
     return weights;
 }
 
 // Adds products to sums. x: rows that begin every `stride` numbers; weight: [steps, panel, depth]; sums: [rows, panel].
-template <typename Kind, int rows, typename Number = typename Kind::Number>
-void multiply(const Number* __restrict__ x, int64_t stride, const Number* __restrict__ weight, int64_t steps,
-              float* __restrict__ sums) {
+template <typename Kind, int rows>
+void multiply(const typename Kind::Input* __restrict__ x, int64_t stride, const typename Kind::Stored* __restrict__ weight,
+              int64_t steps, float* __restrict__ sums) {
     constexpr int64_t depth = Kind::depth;
     Registers<rows> left, right;
     repeat<rows>([&](auto row) {
@@ -85,7 +110,7 @@ void multiply(const Number* __restrict__ x, int64_t stride, const Number* __rest
         const auto left_weights = load_weights<Kind>(weight + step * panel * depth);
         const auto right_weights = load_weights<Kind>(weight + (step * panel + lanes) * depth);
         repeat<rows>([&](auto row) {
-            const Number* from = x + row * stride + step * depth;
+            const typename Kind::Input* from = x + row * stride + step * depth;
             Vector &to_left = left.template at<row>(), &to_right = right.template at<row>();
             to_left = Kind::add_products(from, left_weights, to_left);
             to_right = Kind::add_products(from, right_weights, to_right);
@@ -97,11 +122,12 @@ void multiply(const Number* __restrict__ x, int64_t stride, const Number* __rest
     });
 }
 
-template <typename Kind, int rows = Kind::most_rows, typename... Arguments>
-void multiply_rows(int64_t count, Arguments... arguments) {
+template <typename Kind, int rows = Kind::most_rows>
+void multiply_rows(int64_t count, const typename Kind::Input* x, int64_t stride, const typename Kind::Stored* weight,
+                   int64_t steps, float* sums) {
     if constexpr (rows > 0) {
-        if (count == rows) return multiply<Kind, rows>(arguments...);
-        multiply_rows<Kind, rows - 1>(count, arguments...);
+        if (count == rows) return multiply<Kind, rows>(x, stride, weight, steps, sums);
+        multiply_rows<Kind, rows - 1>(count, x, stride, weight, steps, sums);
     }
 }
 
@@ -110,13 +136,28 @@ inline int64_t divide_up(int64_t number, int64_t by) { return (number + by - 1) 
 // The size of equal parts of a number, none larger than `most`.
 inline int64_t part(int64_t number, int64_t most) { return number ? divide_up(number, divide_up(number, most)) : most; }
 
+// The same for any number of rows, in blocks of at most `block`.
+template <typename Kind>
+void multiply_chunk(int64_t count, int64_t block, const typename Kind::Input* x, int64_t stride,
+                    const typename Kind::Stored* weight, int64_t steps, float* sums) {
+#ifndef __AVX512BF16__
+    if constexpr (std::is_same_v<Kind, WidenedPairs>) {
+        float wide[most_steps * panel];
+        widen_weights(weight, steps, wide);
+        return multiply_chunk<Float32>(count, block, x, stride, wide, 2 * steps, sums);
+    } else
+#endif
+        for (int64_t row = 0; row < count; row += block)
+            multiply_rows<Kind>(std::min(block, count - row), x + row * stride, stride, weight, steps, sums + row * panel);
+}
+
 // x: [rows, size]; weight: see above; bias: [panels, panel]; output: [rows, columns].
-template <typename Kind, typename Output, typename Number = typename Kind::Number>
-void linear(const Number* x, const Number* weight, const float* bias, int64_t rows, int64_t size, int64_t columns,
-            int64_t threads, Output* output) {
+template <typename Kind, typename Output>
+void linear(const typename Kind::Input* x, const typename Kind::Stored* weight, const float* bias, int64_t rows,
+            int64_t size, int64_t columns, int64_t threads, Output* output) {
     constexpr int64_t depth = Kind::depth;
     const int64_t chunk = part(rows, most_chunk), block = part(chunk, Kind::most_rows);
-    const int64_t all_steps = size / depth, some_steps = part(all_steps, most_steps);
+    const int64_t all_steps = size / depth, some_steps = part(all_steps, most_steps / depth);
     const int64_t panels = divide_up(columns, panel);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t task = 0; task < divide_up(rows, chunk) * panels; ++task) {
@@ -125,13 +166,26 @@ void linear(const Number* x, const Number* weight, const float* bias, int64_t ro
         float sums[most_chunk * panel];
         for (int64_t row = 0; row < count; ++row) std::copy_n(bias + column, panel, sums + row * panel);
         for (int64_t step = 0; step < all_steps; step += some_steps)
-            for (int64_t row = 0; row < count; row += block)
-                multiply_rows<Kind>(std::min(block, count - row), x + (first + row) * size + step * depth, size,
-                                    weight + column * size + step * panel * depth,
-                                    std::min(some_steps, all_steps - step), sums + row * panel);
+            multiply_chunk<Kind>(count, block, x + first * size + step * depth, size,
+                                 weight + column * size + step * panel * depth, std::min(some_steps, all_steps - step),
+                                 sums);
         for (int64_t row = 0; row < count; ++row)
             for (int64_t i = 0; i < width; ++i) store(sums[row * panel + i], output + (first + row) * columns + column + i);
     }
+}
+
+template <typename Output>
+void linear_bfloat16(const BFloat16* x, const BFloat16* weight, const float* bias, int64_t rows, int64_t size,
+                     int64_t columns, int64_t threads, Output* output) {
+#ifndef __AVX512BF16__
+    if (rows > 2 * BFloat16Pairs::most_rows) {
+        std::vector<float> wide(rows * size);
+#pragma omp parallel for num_threads(threads)
+        for (int64_t i = 0; i < rows * size; ++i) wide[i] = load(x[i]);
+        return linear<WidenedPairs>(wide.data(), weight, bias, rows, size, columns, threads, output);
+    }
+#endif
+    linear<BFloat16Pairs>(x, weight, bias, rows, size, columns, threads, output);
 }
 
 }  // namespace
@@ -145,10 +199,10 @@ extern "C" void linear_float32(const float* x, const float* weight, const float*
 
 extern "C" void linear_bfloat16(const BFloat16* x, const BFloat16* weight, const float* bias, int64_t rows, int64_t size,
                                 int64_t columns, int64_t threads, BFloat16* output) {
-    linear<BFloat16Pairs>(x, weight, bias, rows, size, columns, threads, output);
+    linear_bfloat16<BFloat16>(x, weight, bias, rows, size, columns, threads, output);
 }
 
 extern "C" void linear_bfloat16_to_float32(const BFloat16* x, const BFloat16* weight, const float* bias, int64_t rows,
                                            int64_t size, int64_t columns, int64_t threads, float* output) {
-    linear<BFloat16Pairs>(x, weight, bias, rows, size, columns, threads, output);
+    linear_bfloat16<float>(x, weight, bias, rows, size, columns, threads, output);
 }
