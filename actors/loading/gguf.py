@@ -19,6 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from actors.model.native.library import library
 from decoding.errors import ConfigError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
@@ -66,8 +67,8 @@ def settings_folder(path: str) -> str:
 def weights_folder(path: str, dtype: str) -> str:
     """Return a folder with the model's weights: `path` itself, unless that is a GGUF file.
 
-    dtype: of the stored weights, a torch dtype's name. "auto": bfloat16, or float32 where only a CPU without
-        instructions for bfloat16 is there. They are no longer quantised.
+    dtype: of the stored weights, a torch dtype's name. "auto": bfloat16, or float32 where that would be slow: see
+        `_computes_bfloat16_fast`. They are no longer quantised.
 
     Raises:
         ConfigError: as in `settings_folder`, or the disk is full.
@@ -187,13 +188,23 @@ def _save_settings(file: Path, folder: Path) -> None:
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
+def _computes_bfloat16_fast(file: Path) -> bool:
+    """Whether this machine does. On a CPU without instructions for it that takes our kernels, which experts lack."""
+    import torch
+    from transformers import AutoConfig
+
+    if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return True
+    settings = AutoConfig.from_pretrained(file.parent, gguf_file=file.name).to_dict()
+    return library() is not None and not any("experts" in name for name in settings)
+
+
 def _save_weights(file: Path, folder: Path, *, dtype: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
     if dtype == "auto":
-        fast = torch.cuda.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        dtype = "bfloat16" if fast else "float32"
+        dtype = "bfloat16" if _computes_bfloat16_fast(file) else "float32"
     torch_dtype = getattr(torch, dtype)
     quantization = GgufConfig(dequantize=True)
     result: Any = AutoModelForCausalLM.from_pretrained(

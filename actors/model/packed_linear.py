@@ -1,9 +1,10 @@
-"""Linear layers whose weights are laid out for oneDNN once, at loading: about twice as fast on CPUs.
+"""Linear layers whose weights are laid out once, at loading. Those that see the same input are computed as one.
 
-With few tokens, torch's own `linear` reads weights at little more than half the memory bandwidth (docs/experiments.md).
-Layers that see the same input are computed as one, on CPUs and GPUs.
+On CPUs our own kernel computes them (`NativeLinear`), or oneDNN (`PackedLinear`): in bfloat16 if the processor has
+instructions for it, and without a C++ compiler. Torch's own `linear` reads weights at little more than half the speed
+of memory (docs/experiments.md).
 
-For each number of tokens, oneDNN and torch cache 0.8 MiB of code per shape of weights. So packed layers compute few
+For each number of tokens, oneDNN and torch cache 0.8 MiB of code per shape of weights. So these layers compute few
 numbers of tokens: `padded_size`. oneDNN gives a token the same bits for every number of tokens but one, so there are at
 least two. That is checked for each shape on the machine at hand.
 """
@@ -43,7 +44,7 @@ Wrap = Callable[[Sequence[nn.Module], nn.Module], nn.Module]
 
 
 class PackedLinear(nn.Module):
-    """A linear layer for inference on a CPU; the result equals that of `nn.Linear` up to rounding."""
+    """A linear layer that oneDNN computes; the result equals that of `nn.Linear` up to rounding."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, deterministic: bool = True) -> None:
         """weight: [out_features, in_features]; bias: [out_features]. deterministic: see `use_faster_layers`."""
@@ -58,7 +59,7 @@ class PackedLinear(nn.Module):
 
 
 def padded_size(tokens: int) -> int:
-    """Round a number of tokens up to one that packed layers compute."""
+    """Round a number of tokens up to one that `PackedLinear` computes."""
     if tokens <= _EXACT:
         return max(tokens, _LEAST)
     step = (1 << (tokens - 1).bit_length() - 1) // _SIZES_PER_DOUBLING

@@ -11,8 +11,9 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 
+from actors.loading import gguf as gguf_loading
 from actors.loading.checkpoint import ModelSpec, load_model
 from actors.loading.gguf import converted_folder, hub_file, is_converted, settings_folder, weights_folder
 from actors.loading.settings import (
@@ -23,6 +24,7 @@ from actors.loading.settings import (
     read_header,
     vocabulary_size,
 )
+from actors.model.native.library import library
 from decoding.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[3] / "models" / "drafter"
@@ -104,13 +106,32 @@ def test_the_weights_are_those_of_the_file(tmp_path: Path, model: LlamaForCausal
     assert torch.allclose(loaded(tokens).logits, model(tokens).logits, atol=1e-6)
 
 
-@pytest.mark.parametrize(("fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+@pytest.mark.parametrize(
+    ("instructions", "kernels", "dtype"),
+    [(True, False, torch.bfloat16), (False, True, torch.bfloat16), (False, False, torch.float32)],
+)
 def test_the_type_is_one_that_the_processor_computes_fast(
-    tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, fast: bool, dtype: torch.dtype
+    tmp_path: Path,
+    model: LlamaForCausalLM,
+    monkeypatch: pytest.MonkeyPatch,
+    instructions: bool,
+    kernels: bool,
+    dtype: torch.dtype,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(gguf_loading, "library", library if kernels else lambda: None)
     assert load_model(spec(write_gguf(tmp_path / "m.gguf", model), "auto")).dtype == dtype
+
+
+def test_models_with_experts_stay_in_float32_without_instructions_for_bfloat16(
+    tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch computes their products, slowly."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: Qwen3MoeConfig())
+    assert not gguf_loading._computes_bfloat16_fast(write_gguf(tmp_path / "m.gguf", model))
 
 
 def test_a_file_is_converted_once_and_again_when_it_changes(
