@@ -196,7 +196,7 @@ def _computes_bfloat16_fast(file: Path) -> bool:
     if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return True
     settings = AutoConfig.from_pretrained(file.parent, gguf_file=file.name).to_dict()
-    return library() is not None and not any("experts" in name for name in settings)
+    return library() is not None and not any("experts" in name and value for name, value in settings.items())
 
 
 def _save_weights(file: Path, folder: Path, *, dtype: str) -> None:

@@ -4,7 +4,7 @@ On CPUs our own kernel computes them (`NativeLinear`), or oneDNN (`PackedLinear`
 instructions for it, and without a C++ compiler. Torch's own `linear` reads weights at little more than half the speed
 of memory (docs/experiments.md).
 
-For each number of tokens, oneDNN and torch cache 0.8 MiB of code per shape of weights. So these layers compute few
+For each number of tokens, oneDNN and torch cache 0.8 MiB of code per shape of weights. So `PackedLinear` computes few
 numbers of tokens: `padded_size`. oneDNN gives a token the same bits for every number of tokens but one, so there are at
 least two. That is checked for each shape on the machine at hand.
 """

@@ -22,7 +22,7 @@ from actors.model.hidden_states import HiddenStateHooks, HiddenStates
 from actors.model.kv_pages import KVPages
 from actors.model.lora.layers import LoraLayers
 from actors.model.operator_trace import Example, UntraceableError, trace
-from actors.model.packed_linear import padded_size
+from actors.model.packed_linear import PackedLinear, padded_size
 from actors.model.ragged_batch import RaggedBatch, have_gaps, pack_inputs, wanted_tokens, whole_positions
 from decoding.errors import ConfigError
 from decoding.sampling.transfer import copy_to, tensor_on
@@ -78,6 +78,7 @@ class Runner:
         self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
         # Whether tokens get the same bits in trees as in chains, if they do in all batches.
         self.trees_are_exact = not any(isinstance(module, FixedOrderLinear) for module in model.modules())
+        self._pads = any(isinstance(module, PackedLinear) for module in model.modules())
         if self.device.type == "cuda":
             self.use_graphs()
 
@@ -308,9 +309,9 @@ class Runner:
         return tensor_on(self.device, [*adapters, *[0] * (count - len(adapters))], torch.int64)
 
     def _inputs(self, rows: Sequence[RowInput]) -> tuple[Tensor, Tensor, RaggedBatch]:
-        """Return tokens, positions and layout on the device. On a CPU there may be padding: once, not in each layer."""
+        """Return tokens, positions and layout on the device, padded for layers that pad: once, not in each of them."""
         count = sum(len(row.tokens) for row in rows)
-        padded = padded_size(count) if self.device.type == "cpu" else count
+        padded = padded_size(count) if self._pads else count
         packed = pack_inputs(
             rows,
             window=self.window,

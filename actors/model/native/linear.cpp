@@ -1,7 +1,7 @@
 // Products with the weights of a linear layer, on a CPU. See actors/model/native/linear.py.
 //
-// Each result is one sum in float32 over the input features, in order. So it has the same bits for every number of rows or
-// threads. Weights lie in panels of neighbouring output features: [panels, size / depth, panel, depth].
+// Each result is one sum in float32 over the input features, always in the same order. So it has the same bits for every
+// number of rows or threads. Weights lie in panels of neighbouring output features: [panels, size / depth, panel, depth].
 
 #include "vectors.h"
 
@@ -23,6 +23,12 @@ constexpr bool many_registers = true;
 constexpr bool many_registers = false;
 #endif
 
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+constexpr bool has_fma = true;
+#else
+constexpr bool has_fma = false;  // then each of these takes a call
+#endif
+
 // An explicit FMA, because the compiler may split or reorder other sums, and differently for each number of rows.
 inline Vector multiply_add(float x, Vector weights, Vector sums) {
 #if defined(__AVX512F__)
@@ -30,7 +36,8 @@ inline Vector multiply_add(float x, Vector weights, Vector sums) {
 #elif defined(__AVX2__) && defined(__FMA__)
     return _mm256_fmadd_ps(spread(x), weights, sums);
 #else
-    return spread(x) * weights + sums;
+    for (int64_t lane = 0; lane < lanes; ++lane) sums[lane] = std::fma(x, weights[lane], sums[lane]);
+    return sums;
 #endif
 }
 
@@ -151,7 +158,7 @@ void multiply_chunk(int64_t count, int64_t block, const typename Kind::Input* x,
             multiply_rows<Kind>(std::min(block, count - row), x + row * stride, stride, weight, steps, sums + row * panel);
 }
 
-// x: [rows, size]; weight: see above; bias: [panels, panel]; output: [rows, columns].
+// x: [rows, size]; weight: see above; bias: [columns]; output: [rows, columns].
 template <typename Kind, typename Output>
 void linear(const typename Kind::Input* x, const typename Kind::Stored* weight, const float* bias, int64_t rows,
             int64_t size, int64_t columns, int64_t threads, Output* output) {
@@ -164,7 +171,8 @@ void linear(const typename Kind::Input* x, const typename Kind::Stored* weight, 
         const int64_t first = task / panels * chunk, column = task % panels * panel;
         const int64_t count = std::min(chunk, rows - first), width = std::min(panel, columns - column);
         float sums[most_chunk * panel];
-        for (int64_t row = 0; row < count; ++row) std::copy_n(bias + column, panel, sums + row * panel);
+        for (int64_t row = 0; row < count; ++row)
+            std::fill_n(std::copy_n(bias + column, width, sums + row * panel), panel - width, 0.0f);
         for (int64_t step = 0; step < all_steps; step += some_steps)
             multiply_chunk<Kind>(count, block, x + first * size + step * depth, size,
                                  weight + column * size + step * panel * depth, std::min(some_steps, all_steps - step),
@@ -190,7 +198,8 @@ void linear_bfloat16(const BFloat16* x, const BFloat16* weight, const float* bia
 
 }  // namespace
 
-extern "C" int64_t linear_panel() { return panel; }
+// The number of output features in a panel; 0 if products would be slow here.
+extern "C" int64_t linear_panel() { return has_fma ? panel : 0; }
 
 extern "C" void linear_float32(const float* x, const float* weight, const float* bias, int64_t rows, int64_t size,
                                int64_t columns, int64_t threads, float* output) {

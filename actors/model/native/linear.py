@@ -29,25 +29,34 @@ class NativeLinear(nn.Module):
         super().__init__()
         native = library()
         assert native is not None
-        self._columns, size = weight.shape
+        columns, size = weight.shape
         panel, depth = native.linear_panel(), _DEPTHS[weight.dtype]
-        padding = -self._columns % panel
-        panels = pad(weight.detach(), (0, 0, 0, padding)).view(-1, panel, size // depth, depth)
+        padding = -columns % panel
+        padded = pad(weight.detach(), (0, 0, 0, padding)) if padding else weight.detach()
+        panels = padded.reshape(-1, panel, size // depth, depth)
         self.weight = panels.transpose(1, 2).contiguous()  # [panels, in_features / depth, panel, depth]
-        self.bias = weight.new_zeros(self._columns + padding, dtype=torch.float32)
-        if bias is not None:
-            self.bias[: self._columns] = bias
+        self.bias = weight.new_zeros(columns, dtype=torch.float32) if bias is None else bias.detach().float()
         self._out_dtype = out_dtype or weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in_features]; returns [..., out_features]."""
-        return _multiply(x, self.weight, self.bias, self._columns, self._out_dtype)
+        """Return [..., out_features].
+
+        x: [..., in_features], of the weights' dtype.
+
+        Raises:
+            ValueError: x has another dtype or another number of features.
+        """
+        return _multiply(x, self.weight, self.bias, self._out_dtype)
 
 
 @as_one_operator
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor, columns: int, out_dtype: torch.dtype) -> Tensor:
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor, out_dtype: torch.dtype) -> Tensor:
     native = library()
     assert native is not None
+    if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1] * weight.shape[3]:
+        features = weight.shape[1] * weight.shape[3]
+        raise ValueError(f"inputs are {x.shape[-1]} features in {x.dtype}, not {features} in {weight.dtype}")
+    columns = len(bias)
     x = x.contiguous()
     output = x.new_empty(*x.shape[:-1], columns, dtype=out_dtype)
     getattr(native, _FUNCTIONS[x.dtype, out_dtype])(
@@ -59,6 +68,8 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor, columns: int, out_dtype: 
 
 
 def has_kernel(weight: Tensor) -> bool:
-    """Whether there is a function for such weights, [out_features, in_features], on this machine."""
-    depth = _DEPTHS.get(weight.dtype)
-    return weight.device.type == "cpu" and depth is not None and weight.shape[1] % depth == 0 and library() is not None
+    """Whether there is a fast function for such weights, [out_features, in_features], on this machine."""
+    depth, native = _DEPTHS.get(weight.dtype), library()
+    if weight.device.type != "cpu" or depth is None or weight.shape[1] % depth or native is None:
+        return False
+    return bool(native.linear_panel())

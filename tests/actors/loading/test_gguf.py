@@ -11,7 +11,15 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    Gemma4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+)
 
 from actors.loading import gguf as gguf_loading
 from actors.loading.checkpoint import ModelSpec, load_model
@@ -124,14 +132,15 @@ def test_the_type_is_one_that_the_processor_computes_fast(
     assert load_model(spec(write_gguf(tmp_path / "m.gguf", model), "auto")).dtype == dtype
 
 
+@pytest.mark.parametrize(("config", "fast"), [(Qwen3MoeConfig(), False), (Gemma4TextConfig(), True)])
 def test_models_with_experts_stay_in_float32_without_instructions_for_bfloat16(
-    tmp_path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: PreTrainedConfig, fast: bool
 ) -> None:
-    """Torch computes their products, slowly."""
+    """Torch computes their products, slowly. Gemma 4 can have experts, but has none by default."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: Qwen3MoeConfig())
-    assert not gguf_loading._computes_bfloat16_fast(write_gguf(tmp_path / "m.gguf", model))
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
+    assert gguf_loading._computes_bfloat16_fast(tmp_path / "m.gguf") == fast
 
 
 def test_a_file_is_converted_once_and_again_when_it_changes(

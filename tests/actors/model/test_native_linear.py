@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from actors.model import packed_linear
 from actors.model.native import linear as native_linear
 from actors.model.native.linear import NativeLinear, has_kernel
 from actors.model.packed_linear import PackedLinear, pack_linears
-from tests.support.processors import needs_bfloat16
 
 KINDS = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 SHAPES = [(96, 48), (1, 2), (17, 514), (200, 1100)]  # with parts of panels, and several parts of the sums
@@ -48,11 +48,9 @@ def test_a_token_has_the_same_bits_in_every_batch(
         assert torch.equal(layer(x[300 - count :]), expected[300 - count :])
 
 
-def test_a_token_has_the_same_bits_with_every_number_of_threads() -> None:
-    layer, x = (
-        NativeLinear(random(200, 1100, dtype=torch.float32, seed=6), None),
-        random(40, 1100, dtype=torch.float32, seed=7),
-    )
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_a_token_has_the_same_bits_with_every_number_of_threads(dtype: torch.dtype) -> None:
+    layer, x = NativeLinear(random(200, 1100, dtype=dtype, seed=6), None), random(40, 1100, dtype=dtype, seed=7)
     threads, expected = torch.get_num_threads(), layer(x)
     try:
         for count in (1, 2, 3, 5):
@@ -60,6 +58,15 @@ def test_a_token_has_the_same_bits_with_every_number_of_threads() -> None:
             assert torch.equal(layer(x), expected)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_inputs_of_another_kind_are_refused(dtype: torch.dtype) -> None:
+    layer = NativeLinear(random(24, 64, dtype=dtype, seed=8), None)
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    for x in (torch.zeros(3, 64, dtype=other), torch.zeros(3, 63, dtype=dtype), torch.zeros(3, 128, dtype=dtype)):
+        with pytest.raises(ValueError, match=r"inputs are \d+ features in"):
+            layer(x)
 
 
 def test_inputs_may_be_parts_of_others() -> None:
@@ -84,8 +91,14 @@ def test_without_a_compiler_one_dnn_computes(monkeypatch: pytest.MonkeyPatch) ->
     assert [type(layer) for layer in model] == [PackedLinear]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
-def test_one_dnn_keeps_what_it_computes_faster(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("instructions", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_one_dnn_computes_only_what_there_are_instructions_for(
+    dtype: torch.dtype, instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(packed_linear, "PackedLinear", lambda weight, bias, *, deterministic: nn.Identity())
     model = nn.ModuleList([nn.Linear(48, 96)]).to(dtype).requires_grad_(False)
     pack_linears(model)
-    assert [type(layer) for layer in model] == [NativeLinear if dtype == torch.float32 else PackedLinear]
+    expected = nn.Identity if dtype == torch.bfloat16 and instructions else NativeLinear
+    assert [type(layer) for layer in model] == [expected]

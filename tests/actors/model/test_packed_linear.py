@@ -5,10 +5,12 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from actors.model import packed_linear as modules
 from actors.model.faster_layers import use_faster_layers
 from actors.model.forward_input import RowInput
 from actors.model.native.gated_mlp import GatedMLP
 from actors.model.native.library import library
+from actors.model.native.linear import NativeLinear
 from actors.model.native.norm import TorchRMSNorm
 from actors.model.packed_linear import JoinedLinear, PackedLinear, _largest_group, packed_linear, padded_size
 from actors.model.runner import Runner
@@ -42,13 +44,20 @@ def test_replacements_on_a_gpu_compute_the_same() -> None:
     torch.testing.assert_close(TorchRMSNorm(norm.weight, 1e-5)(x), norm(x))
 
 
+@pytest.mark.parametrize("kernel", [NativeLinear, PackedLinear])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_packed_model_gives_the_same_logits(family: str) -> None:
+def test_a_packed_model_gives_the_same_logits(
+    family: str, kernel: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By our kernel, and by oneDNN, which pads."""
+    if kernel is PackedLinear:
+        monkeypatch.setattr(modules, "has_kernel", lambda weight: False)
     rows = [RowInput(0, 0, [3, 1, 4, 1, 5]), RowInput(2, 0, [9, 2])]
     expected = Runner(tiny_model(family), slots=3, max_length=16, max_query=8).logits(rows)
     model = tiny_model(family)
     use_faster_layers(model)
-    assert not any(type(module) is nn.Linear for module in model.modules())
+    kinds = {type(module) for module in model.modules()} & {nn.Linear, NativeLinear, PackedLinear}
+    assert kinds == {kernel}
     native = library() is not None and family in ("llama", "llama-gqa", "qwen3", "mistral", "mistral-window")
     assert any(isinstance(module, GatedMLP) for module in model.modules()) == native
     assert any("forward" in vars(module) for module in model.modules()) >= native  # native rotation
