@@ -19,7 +19,6 @@ from typing import Any
 
 from filelock import FileLock
 
-from actors.model.native.library import library
 from decoding.errors import ConfigError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
@@ -189,14 +188,18 @@ def _save_settings(file: Path, folder: Path) -> None:
 
 
 def _computes_bfloat16_fast(file: Path) -> bool:
-    """Whether this machine does. On a CPU without instructions for it that takes our kernels, which experts lack."""
+    """Whether bfloat16 is fast here. CPUs without instructions for it need our kernel, which computes no experts."""
     import torch
     from transformers import AutoConfig
 
+    from actors.model.native.linear import has_kernel
+
     if torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return True
+    if not has_kernel(torch.empty(2, 2, dtype=torch.bfloat16)):
+        return False
     settings = AutoConfig.from_pretrained(file.parent, gguf_file=file.name).to_dict()
-    return library() is not None and not any("experts" in name and value for name, value in settings.items())
+    return not any("experts" in name and value for name, value in settings.items())
 
 
 def _save_weights(file: Path, folder: Path, *, dtype: str) -> None:

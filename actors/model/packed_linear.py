@@ -1,8 +1,8 @@
 """Linear layers whose weights are laid out once, at loading. Those that see the same input are computed as one.
 
-On CPUs our own kernel computes them (`NativeLinear`), or oneDNN (`PackedLinear`): in bfloat16 if the processor has
-instructions for it, and without a C++ compiler. Torch's own `linear` reads weights at little more than half the speed
-of memory (docs/experiments.md).
+On CPUs our own kernel computes them (`NativeLinear`). oneDNN (`PackedLinear`) computes bfloat16 where the processor has
+instructions for it, and float32 without our kernel. Torch's own `linear` reads weights at little more than half the
+speed of memory (docs/experiments.md).
 
 For each number of tokens, oneDNN and torch cache 0.8 MiB of code per shape of weights. So `PackedLinear` computes few
 numbers of tokens: `padded_size`. oneDNN gives a token the same bits for every number of tokens but one, so there are at
@@ -184,9 +184,9 @@ def _replacement(weight: Tensor, bias: Tensor | None, deterministic: bool) -> nn
     """Return a layer for the device of the weights, [out_features, in_features]; None: torch's own is as good."""
     if deterministic and serves(weight):
         return FixedOrderLinear(weight, bias)
-    if has_kernel(weight) and (weight.dtype == torch.float32 or not _is_fast(weight)):
+    if has_kernel(weight) and (weight.dtype == torch.float32 or not _onednn_computes(weight)):
         return NativeLinear(weight, bias)
-    return PackedLinear(weight, bias, deterministic=deterministic) if _is_fast(weight) else None
+    return PackedLinear(weight, bias, deterministic=deterministic) if _onednn_computes(weight) else None
 
 
 def _join(module: nn.Module, names: Sequence[str], deterministic: bool, wrap: Wrap) -> None:
@@ -207,10 +207,10 @@ def _profits(module: object) -> TypeGuard[nn.Linear | Conv1D]:
     weight: Tensor = module.weight  # type: ignore[attr-defined]
     if weight.device.type != "cpu":
         return weight.is_floating_point()
-    return serves(weight) or has_kernel(weight) or _is_fast(weight)
+    return serves(weight) or has_kernel(weight) or _onednn_computes(weight)
 
 
-def _is_fast(weight: Tensor) -> bool:
+def _onednn_computes(weight: Tensor) -> bool:
     """Whether oneDNN computes the layer on this CPU, and in its dtype."""
     if weight.device.type != "cpu" or weight.dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
         return False

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from itertools import islice
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.model.attention.interface import NAME
@@ -78,7 +78,10 @@ class Runner:
         self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
         # Whether tokens get the same bits in trees as in chains, if they do in all batches.
         self.trees_are_exact = not any(isinstance(module, FixedOrderLinear) for module in model.modules())
-        self._pads = any(isinstance(module, PackedLinear) for module in model.modules())
+        # Torch's own linear layers, too, may round the products of a single token otherwise.
+        self._pads = self.device.type == "cpu" and any(
+            isinstance(module, PackedLinear | nn.Linear) for module in model.modules()
+        )
         if self.device.type == "cuda":
             self.use_graphs()
 

@@ -26,7 +26,7 @@ constexpr bool many_registers = false;
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 constexpr bool has_fma = true;
 #else
-constexpr bool has_fma = false;  // then each of these takes a call
+constexpr bool has_fma = false;  // std::fma is a function call then
 #endif
 
 // An explicit FMA, because the compiler may split or reorder other sums, and differently for each number of rows.

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU, for few tokens at nearly the speed of its memory.
+"""Linear layers on a CPU that read their weights at nearly the speed of memory, if there are few tokens.
 
 Each result is one sum, in the order of the input features, so a token gets the same bits whatever runs beside it.
 """
@@ -35,7 +35,9 @@ class NativeLinear(nn.Module):
         padded = pad(weight.detach(), (0, 0, 0, padding)) if padding else weight.detach()
         panels = padded.reshape(-1, panel, size // depth, depth)
         self.weight = panels.transpose(1, 2).contiguous()  # [panels, in_features / depth, panel, depth]
-        self.bias = weight.new_zeros(columns, dtype=torch.float32) if bias is None else bias.detach().float()
+        self.bias = (
+            weight.new_zeros(columns, dtype=torch.float32) if bias is None else bias.detach().float().contiguous()
+        )
         self._out_dtype = out_dtype or weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,7 +71,8 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor, out_dtype: torch.dtype) -
 
 def has_kernel(weight: Tensor) -> bool:
     """Whether there is a fast function for such weights, [out_features, in_features], on this machine."""
-    depth, native = _DEPTHS.get(weight.dtype), library()
-    if weight.device.type != "cpu" or depth is None or weight.shape[1] % depth or native is None:
+    depth = _DEPTHS.get(weight.dtype)
+    if weight.device.type != "cpu" or depth is None or weight.shape[1] % depth:
         return False
-    return bool(native.linear_panel())
+    native = library()
+    return native is not None and native.linear_panel() > 0

@@ -32,7 +32,7 @@ from actors.loading.settings import (
     read_header,
     vocabulary_size,
 )
-from actors.model.native.library import library
+from actors.model.native import linear as native_linear
 from decoding.errors import ConfigError
 
 BUNDLED = Path(__file__).parents[3] / "models" / "drafter"
@@ -128,7 +128,7 @@ def test_the_type_is_one_that_the_processor_computes_fast(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: instructions)
-    monkeypatch.setattr(gguf_loading, "library", library if kernels else lambda: None)
+    monkeypatch.setattr(native_linear, "has_kernel", lambda weight: kernels)
     assert load_model(spec(write_gguf(tmp_path / "m.gguf", model), "auto")).dtype == dtype
 
 

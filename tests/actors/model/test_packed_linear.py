@@ -65,6 +65,19 @@ def test_a_packed_model_gives_the_same_logits(
     torch.testing.assert_close(logits, expected, atol=5e-6, rtol=5e-6)
 
 
+@pytest.mark.parametrize(("layers", "padded"), [("ours", 17), ("oneDNN's", 18), ("torch's", 18)])
+def test_batches_are_padded_for_layers_that_need_it(layers: str, padded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if layers == "oneDNN's":
+        monkeypatch.setattr(modules, "has_kernel", lambda weight: False)
+    model = tiny_model("llama")
+    if layers != "torch's":
+        use_faster_layers(model)
+    runner = Runner(model, slots=3, max_length=32, max_query=32)
+    runner.logits([RowInput(0, 0, [1])])
+    tokens, _, _ = runner._inputs([RowInput(0, 0, [1] * 17)])
+    assert tokens.numel() == padded
+
+
 def test_packed_layers_compute_few_numbers_of_tokens() -> None:
     sizes = [padded_size(tokens) for tokens in range(1, 1025)]
     assert sizes[:16] == [2, *range(2, 17)]
