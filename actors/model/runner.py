@@ -78,7 +78,7 @@ class Runner:
         self.single_device = not sharded and len({parameter.device for parameter in model.parameters()}) == 1
         # Whether tokens get the same bits in trees as in chains, if they do in all batches.
         self.trees_are_exact = not any(isinstance(module, FixedOrderLinear) for module in model.modules())
-        # Torch's own linear layers, too, may round the products of a single token otherwise.
+        # Layers of oneDNN and of torch may round a single token's products differently.
         self._pads = self.device.type == "cpu" and any(
             isinstance(module, PackedLinear | nn.Linear) for module in model.modules()
         )

@@ -6,6 +6,7 @@
 #include "vectors.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #if defined(__AVX512F__) || defined(__FMA__)
@@ -46,7 +47,7 @@ struct Float32 {
     using Input = float;
     using Stored = float;
     using Weights = Vector;
-    static constexpr int64_t depth = 1;                         // input features that are multiplied at once
+    static constexpr int64_t depth = 1;                        // input features that are multiplied at once
     static constexpr int most_rows = many_registers ? 12 : 6;  // whose sums and weights fit into the registers
 
     static Vector add_products(const float* x, Vector weights, Vector sums) { return multiply_add(*x, weights, sums); }
@@ -75,7 +76,6 @@ struct BFloat16Pairs {
 #endif
 };
 
-#ifndef __AVX512BF16__
 // The same sums for many rows: inputs come as floats, and weights become floats once for all of them.
 struct WidenedPairs {
     using Input = float;
@@ -94,7 +94,6 @@ inline void widen_weights(const BFloat16* from, int64_t pairs, float* to) {
         store_vector((Vector)(both & 0xFFFF0000u), target + panel);
     }
 }
-#endif
 
 template <typename Kind>
 inline typename Kind::Weights load_weights(const typename Kind::Stored* from) {
@@ -147,15 +146,14 @@ inline int64_t part(int64_t number, int64_t most) { return number ? divide_up(nu
 template <typename Kind>
 void multiply_chunk(int64_t count, int64_t block, const typename Kind::Input* x, int64_t stride,
                     const typename Kind::Stored* weight, int64_t steps, float* sums) {
-#ifndef __AVX512BF16__
     if constexpr (std::is_same_v<Kind, WidenedPairs>) {
         float wide[most_steps * panel];
         widen_weights(weight, steps, wide);
-        return multiply_chunk<Float32>(count, block, x, stride, wide, 2 * steps, sums);
-    } else
-#endif
+        multiply_chunk<Float32>(count, block, x, stride, wide, 2 * steps, sums);
+    } else {
         for (int64_t row = 0; row < count; row += block)
             multiply_rows<Kind>(std::min(block, count - row), x + row * stride, stride, weight, steps, sums + row * panel);
+    }
 }
 
 // x: [rows, size]; weight: see above; bias: [columns]; output: [rows, columns].
