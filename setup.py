@@ -20,7 +20,7 @@ PACKAGE = "consort"
 SHIPPED = ("actors", "decoding", "deployments", "evaluation", "training")
 OF_THE_CHECKOUT = ("benchmarks", "cluster")
 DATA: Mapping[str, Sequence[str]] = {  # beside Python: files of a package, by patterns
-    "actors.model.native": ["*.cpp", "*.h"],
+    "actors.model.native": ["kernels/*"],
     "decoding.kernels": ["*.cpp"],
     "deployments": ["*.yaml", "tokenizers/*.yaml", "ui/page/**/*"],
     "models": ["*.yaml", "*.jsonl", "requirements.txt", "*/*.json", "*/*.jsonl", "*/*.jinja", "*/*.safetensors"],

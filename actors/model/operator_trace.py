@@ -48,6 +48,9 @@ class Example(NamedTuple):
     inputs: Sequence[Any]  # tensors and other values that may differ between calls; no numbers
 
 
+Change = Callable[[fx.Graph, Mapping[fx.Node, object]], None]
+
+
 def as_one_operator(function: Callable[P, R]) -> Callable[P, R]:
     """Let traces take a function as a single operator, so that it may look at values.
 
@@ -62,18 +65,25 @@ def as_one_operator(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def trace(call: Callable[..., R], first: Example, second: Example) -> Callable[..., R]:
+def trace(
+    call: Callable[..., R],
+    first: Example,
+    second: Example,
+    *,
+    change: Change = lambda graph, constants: None,
+) -> Callable[..., R]:
     """Return a function of sizes and inputs, in this order, that does what the call did in both examples.
 
     Args:
         call: takes an example's inputs. Returns a tensor or a tuple of tensors.
         first, second: no two of their sizes differ by the same factor.
+        change: may change the graph of operators. It gets what its constant inputs stand for, too.
 
     Raises:
         UntraceableError: the operators of the two examples are not those of one function.
     """
-    traces = [_Trace.record(call, example) for example in (first, second)]
-    return _Merger(first, second).build(*traces)
+    traces = _Trace.record(call, first), _Trace.record(call, second)
+    return _Merger(first, second).build(*traces, change)
 
 
 class _Call(NamedTuple):
@@ -148,7 +158,7 @@ class _Merger:
 
     def __init__(self, first: Example, second: Example) -> None:
         self._graph = fx.Graph()
-        self._constants: list[object] = []
+        self._constants: dict[fx.Node, object] = {}
         self._sizes = [
             (self._graph.placeholder(f"size_{index}"), *pair)
             for index, pair in enumerate(zip(first.sizes, second.sizes, strict=True))
@@ -157,7 +167,7 @@ class _Merger:
         for index, pair in enumerate(zip(first.inputs, second.inputs, strict=True)):
             self._bind(*pair, self._graph.placeholder(f"input_{index}"))
 
-    def build(self, first: _Trace, second: _Trace) -> Callable[..., Any]:
+    def build(self, first: _Trace, second: _Trace, change: Change) -> Callable[..., Any]:
         if len(first.calls) != len(second.calls):
             raise UntraceableError("it calls more operators for more tokens")
         for left, right in zip(first.calls, second.calls, strict=True):
@@ -168,8 +178,9 @@ class _Merger:
             function = _QUICKER.get(left.function, left.function)
             self._bind_result(left.result, right.result, self._graph.call_function(function, args, kwargs))
         self._graph.output(self._argument(first.result, second.result))
+        change(self._graph, self._constants)
         self._graph.lint()
-        run, constants = fx.GraphModule({}, self._graph).forward, self._constants
+        run, constants = fx.GraphModule({}, self._graph).forward, list(self._constants.values())
         return lambda *given: run(*constants, *given)
 
     def _bind_result(self, left: object, right: object, node: fx.Node) -> None:
@@ -209,7 +220,7 @@ class _Merger:
             raise UntraceableError("it makes tensors from numbers")
         with self._graph.inserting_before(self._sizes[0][0]):
             node = self._graph.placeholder(f"constant_{len(self._constants)}")
-        self._constants.append(left)
+        self._constants[node] = left
         self._bind(left, right, node)
         return node
 

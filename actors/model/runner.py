@@ -21,6 +21,7 @@ from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.hidden_states import HiddenStateHooks, HiddenStates
 from actors.model.kv_pages import KVPages
 from actors.model.lora.layers import LoraLayers
+from actors.model.native.replay import replay_native_run
 from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.packed_linear import PackedLinear, padded_size
 from actors.model.ragged_batch import RaggedBatch, have_gaps, pack_inputs, wanted_tokens, whole_positions
@@ -151,7 +152,8 @@ class Runner:
     def _use_trace(self, *, adapted: bool) -> None:
         sizes = [([tokens], logits) for tokens, logits in _TRACED_SIZES]
         try:
-            traced = trace(self._call, *(self._example(*size, adapted=adapted) for size in sizes))
+            first, second = (self._example(*size, adapted=adapted) for size in sizes)
+            traced = trace(self._call, first, second, change=replay_native_run)
             room = (self.cache.allocator.available // 2 - 1) * self.cache.page_size
             long = min(_MAX_TRACED_TOKENS // 2, self.max_query, self.max_length - _COMPARED_START, room)
             for counts in ([1], [2, 1], [long, long]):

@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from actors.model.attention import reference
 from actors.model.attention.reader import AttentionReader
 from actors.model.native import attention as native
-from actors.model.operator_trace import as_one_operator
+from actors.model.native.calls import native_operator
 from actors.model.ragged_batch import RaggedBatch
 from decoding.errors import ConfigError
 
@@ -74,7 +74,7 @@ def attend_to_pages(
     return attended[None], None
 
 
-@as_one_operator
+@native_operator
 def _attend(
     query: Tensor,  # [N, heads, D]
     key: Tensor,  # [N, kv_heads, D]

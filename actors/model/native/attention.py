@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from actors.model.attention import reference
+from actors.model.native.calls import call, empty
+from actors.model.native.elementwise import contiguous
 from actors.model.native.library import library
 from actors.model.ragged_batch import RaggedBatch
 
@@ -62,15 +64,15 @@ def attend(
     sinks: Tensor | None = None,  # [heads]
 ) -> Tensor:
     """Write the new keys and values to their pages, then attend: [N, heads, Dv]. As in `reference.attend`."""
-    query, key, value = (states if states.stride(-1) == 1 else states.contiguous() for states in (query, key, value))
+    query, key, value = (states if states.stride(-1) == 1 else contiguous(states) for states in (query, key, value))
     writes = {query.dtype, key.dtype, value.dtype} == {keys.dtype}
     if not writes:
         reference.write(key, value, keys, values, tables, batch)
     sinks = None if sinks is None else sinks.float()
-    output = query.new_empty(*query.shape[:2], values.shape[-1])
+    output = empty(*query.shape[:2], values.shape[-1], dtype=query.dtype)
     branches = batch.branches if window is None else batch.window_branches
     layout = batch.slots, batch.offsets, batch.columns, batch.positions
-    call = _Call(
+    arguments = _Call(
         *(len(batch.slots), query.shape[1], *keys.shape[1:3], values.shape[-1], tables.shape[1]),
         *(_NO_WINDOW if window is None else window, torch.get_num_threads()),
         *(writes, _NUMBERS[query.dtype], _NUMBERS[keys.dtype]),
@@ -79,7 +81,5 @@ def attend(
         *(batch.trunks.data_ptr(), branches.data_ptr(), None if sinks is None else sinks.data_ptr(), output.data_ptr()),
         *(scale, softcap or 0.0),
     )
-    native = library()
-    assert native is not None
-    native.attend(ctypes.byref(call))
+    call("attend", arguments)
     return output

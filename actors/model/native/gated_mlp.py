@@ -1,14 +1,25 @@
 """Gated feed-forward layers, SwiGLU (Shazeer, arXiv 2002.05202), as two matrix products with one pass in between."""
 
+import ctypes
+
 import torch
 from torch import Tensor, nn
 
+from actors.model.native.calls import call, empty, native_operator
+from actors.model.native.elementwise import contiguous
 from actors.model.native.library import library
-from actors.model.operator_trace import as_one_operator
 from actors.model.packed_linear import GroupedLinear, LinearGroup
 
 _NAMES = {torch.float32: "silu_gate_float32", torch.bfloat16: "silu_gate_bfloat16"}
 _TOLERANCE = 0.02  # relative, of the norm of a result: some steps of bfloat16
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [
+        ("both", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "threads")),
+        ("output", ctypes.c_void_p),
+    ]
 
 
 class GatedMLP(nn.Module):
@@ -25,17 +36,14 @@ class GatedMLP(nn.Module):
         return result
 
 
-@as_one_operator
+@native_operator
 def silu_gate(both: Tensor) -> Tensor:
     """Return silu(gate) · up, [..., I]. both: [..., 2 I], gate before up."""
-    native = library()
-    assert native is not None
-    both = both.contiguous()
+    both = contiguous(both)
     size = both.shape[-1] // 2
-    output = both.new_empty(*both.shape[:-1], size)
-    getattr(native, _NAMES[both.dtype])(
-        both.data_ptr(), output.numel() // size, size, torch.get_num_threads(), output.data_ptr()
-    )
+    output = empty(*both.shape[:-1], size, dtype=both.dtype)
+    sizes = output.numel() // size, size, torch.get_num_threads()
+    call(_NAMES[both.dtype], _Call(both.data_ptr(), *sizes, output.data_ptr()))
     return output
 
 

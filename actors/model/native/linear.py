@@ -3,12 +3,15 @@
 Each result is one sum, in the order of the input features, so a token gets the same bits whatever runs beside it.
 """
 
+import ctypes
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from actors.model.native.calls import call, empty, native_operator
+from actors.model.native.elementwise import contiguous
 from actors.model.native.library import library
-from actors.model.operator_trace import as_one_operator
 
 _FUNCTIONS = {  # by the dtypes of weights and results
     (torch.float32, torch.float32): "linear_float32",
@@ -16,6 +19,14 @@ _FUNCTIONS = {  # by the dtypes of weights and results
     (torch.bfloat16, torch.float32): "linear_bfloat16_to_float32",
 }
 _DEPTHS = {torch.float32: 1, torch.bfloat16: 2}  # input features that are multiplied at once
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "columns", "threads")),
+        ("output", ctypes.c_void_p),
+    ]
 
 
 class NativeLinear(nn.Module):
@@ -51,21 +62,20 @@ class NativeLinear(nn.Module):
         return _multiply(x, self.weight, self.bias, self._out_dtype)
 
 
-@as_one_operator
+@native_operator
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor, out_dtype: torch.dtype) -> Tensor:
-    native = library()
-    assert native is not None
     if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1] * weight.shape[3]:
         features = weight.shape[1] * weight.shape[3]
         raise ValueError(f"inputs are {x.shape[-1]} features in {x.dtype}, not {features} in {weight.dtype}")
     columns = len(bias)
-    x = x.contiguous()
-    output = x.new_empty(*x.shape[:-1], columns, dtype=out_dtype)
-    getattr(native, _FUNCTIONS[x.dtype, out_dtype])(
+    x = contiguous(x)
+    output = empty(*x.shape[:-1], columns, dtype=out_dtype)
+    arguments = _Call(
         *(x.data_ptr(), weight.data_ptr(), bias.data_ptr()),
         *(x.shape[:-1].numel(), x.shape[-1], columns, torch.get_num_threads()),
         output.data_ptr(),
     )
+    call(_FUNCTIONS[x.dtype, out_dtype], arguments)
     return output
 
 

@@ -1,5 +1,6 @@
 """Root mean square normalisation in one pass over memory; transformers' takes eight."""
 
+import ctypes
 from collections.abc import Iterator
 
 import torch
@@ -7,11 +8,21 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from actors.model.fixed_order.layers import FixedOrderRMSNorm, serves
+from actors.model.native.calls import call, empty, native_operator
+from actors.model.native.elementwise import contiguous
 from actors.model.native.library import library
-from actors.model.operator_trace import as_one_operator
 
 _NAMES = {torch.float32: "rms_norm_float32", torch.bfloat16: "rms_norm_bfloat16"}
 _TOLERANCE = 0.01  # a little more than half a step of bfloat16
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "threads")),
+        ("output", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+    ]
 
 
 class NativeRMSNorm(nn.Module):
@@ -30,16 +41,13 @@ class NativeRMSNorm(nn.Module):
         return _normalise(x, self.weight, self._eps)
 
 
-@as_one_operator
+@native_operator
 def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    x = x.contiguous()
-    output = torch.empty_like(x)
+    x = contiguous(x)
+    output = empty(*x.shape, dtype=x.dtype)
     size = x.shape[-1]
-    native = library()
-    assert native is not None
-    getattr(native, _NAMES[x.dtype])(
-        x.data_ptr(), weight.data_ptr(), eps, x.numel() // size, size, torch.get_num_threads(), output.data_ptr()
-    )
+    sizes = x.numel() // size, size, torch.get_num_threads()
+    call(_NAMES[x.dtype], _Call(x.data_ptr(), weight.data_ptr(), *sizes, output.data_ptr(), eps))
     return output
 
 

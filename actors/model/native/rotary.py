@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actors.model.native.calls import call, empty, native_operator
 from actors.model.native.library import library
-from actors.model.operator_trace import as_one_operator
 
 _CALLED = "apply_rotary_pos_emb"
 _NAMES = {torch.float32: "rotate_float32", torch.bfloat16: "rotate_bfloat16"}
@@ -21,13 +21,11 @@ _NAMES = {torch.float32: "rotate_float32", torch.bfloat16: "rotate_bfloat16"}
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 
 
-class _Shape(ctypes.Structure):
+class _Call(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_int64)
-        for name in (
-            *("tokens", "heads", "kv_heads", "head_dim", "threads"),
-            *("query_token", "query_head", "key_token", "key_head"),
-        )
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "kv_heads", "head_dim", "threads")),
+        *((name, ctypes.c_int64) for name in ("query_token", "query_head", "key_token", "key_head")),
+        *((name, ctypes.c_void_p) for name in ("query", "key", "cos", "sin", "to_query", "to_key")),
     ]
 
 
@@ -45,17 +43,17 @@ class NativeRotary:
         return _rotate(*given)
 
 
-@as_one_operator
+@native_operator
 def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    native = library()
-    assert native is not None
     _, heads, tokens, head_dim = q.shape
-    to_q, to_k = q.new_empty(1, tokens, heads, head_dim), k.new_empty(1, tokens, k.shape[1], head_dim)
-    shape = _Shape(
+    to_q = empty(1, tokens, heads, head_dim, dtype=q.dtype)
+    to_k = empty(1, tokens, k.shape[1], head_dim, dtype=k.dtype)
+    arguments = _Call(
         *(tokens, heads, k.shape[1], head_dim, torch.get_num_threads()),
         *(q.stride(2), q.stride(1), k.stride(2), k.stride(1)),
+        *(x.data_ptr() for x in (q, k, cos, sin, to_q, to_k)),
     )
-    getattr(native, _NAMES[q.dtype])(ctypes.byref(shape), *(x.data_ptr() for x in (q, k, cos, sin, to_q, to_k)))
+    call(_NAMES[q.dtype], arguments)
     return to_q.transpose(1, 2), to_k.transpose(1, 2)
 
 

@@ -156,21 +156,29 @@ void multiply_chunk(int64_t count, int64_t block, const typename Kind::Input* x,
     }
 }
 
-// x: [rows, size]; weight: see above; bias: [columns]; output: [rows, columns].
+struct Call {
+    const void *x, *weight;  // x: [rows, size]; weight: see above
+    const float* bias;       // [columns]
+    int64_t rows, size, columns, threads;
+    void* output;  // [rows, columns]
+};
+
 template <typename Kind, typename Output>
-void linear(const typename Kind::Input* x, const typename Kind::Stored* weight, const float* bias, int64_t rows,
-            int64_t size, int64_t columns, int64_t threads, Output* output) {
+void linear(const Call& call, const typename Kind::Input* x) {
     constexpr int64_t depth = Kind::depth;
+    const int64_t rows = call.rows, size = call.size, columns = call.columns;
+    const auto* weight = static_cast<const typename Kind::Stored*>(call.weight);
+    auto* output = static_cast<Output*>(call.output);
     const int64_t chunk = part(rows, most_chunk), block = part(chunk, Kind::most_rows);
     const int64_t all_steps = size / depth, some_steps = part(all_steps, most_steps / depth);
     const int64_t panels = divide_up(columns, panel);
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(call.threads) schedule(static)
     for (int64_t task = 0; task < divide_up(rows, chunk) * panels; ++task) {
         const int64_t first = task / panels * chunk, column = task % panels * panel;
         const int64_t count = std::min(chunk, rows - first), width = std::min(panel, columns - column);
         float sums[most_chunk * panel];
         for (int64_t row = 0; row < count; ++row)
-            std::fill_n(std::copy_n(bias + column, width, sums + row * panel), panel - width, 0.0f);
+            std::fill_n(std::copy_n(call.bias + column, width, sums + row * panel), panel - width, 0.0f);
         for (int64_t step = 0; step < all_steps; step += some_steps)
             multiply_chunk<Kind>(count, block, x + first * size + step * depth, size,
                                  weight + column * size + step * panel * depth, std::min(some_steps, all_steps - step),
@@ -181,17 +189,18 @@ void linear(const typename Kind::Input* x, const typename Kind::Stored* weight, 
 }
 
 template <typename Output>
-void linear_bfloat16(const BFloat16* x, const BFloat16* weight, const float* bias, int64_t rows, int64_t size,
-                     int64_t columns, int64_t threads, Output* output) {
+void linear_bfloat16(const Call& call) {
+    const auto* x = static_cast<const BFloat16*>(call.x);
 #ifndef __AVX512BF16__
-    if (rows > 2 * BFloat16Pairs::most_rows) {
-        std::vector<float> wide(rows * size);
-#pragma omp parallel for num_threads(threads)
-        for (int64_t i = 0; i < rows * size; ++i) wide[i] = load(x[i]);
-        return linear<WidenedPairs>(wide.data(), weight, bias, rows, size, columns, threads, output);
+    if (call.rows > 2 * BFloat16Pairs::most_rows) {
+        const int64_t count = call.rows * call.size;
+        std::vector<float> wide(count);
+#pragma omp parallel for num_threads(call.threads)
+        for (int64_t i = 0; i < count; ++i) wide[i] = load(x[i]);
+        return linear<WidenedPairs, Output>(call, wide.data());
     }
 #endif
-    linear<BFloat16Pairs>(x, weight, bias, rows, size, columns, threads, output);
+    linear<BFloat16Pairs, Output>(call, x);
 }
 
 }  // namespace
@@ -199,17 +208,6 @@ void linear_bfloat16(const BFloat16* x, const BFloat16* weight, const float* bia
 // The number of output features in a panel; 0 if products would be slow here.
 extern "C" int64_t linear_panel() { return has_fma ? panel : 0; }
 
-extern "C" void linear_float32(const float* x, const float* weight, const float* bias, int64_t rows, int64_t size,
-                               int64_t columns, int64_t threads, float* output) {
-    linear<Float32>(x, weight, bias, rows, size, columns, threads, output);
-}
-
-extern "C" void linear_bfloat16(const BFloat16* x, const BFloat16* weight, const float* bias, int64_t rows, int64_t size,
-                                int64_t columns, int64_t threads, BFloat16* output) {
-    linear_bfloat16<BFloat16>(x, weight, bias, rows, size, columns, threads, output);
-}
-
-extern "C" void linear_bfloat16_to_float32(const BFloat16* x, const BFloat16* weight, const float* bias, int64_t rows,
-                                           int64_t size, int64_t columns, int64_t threads, float* output) {
-    linear_bfloat16<float>(x, weight, bias, rows, size, columns, threads, output);
-}
+extern "C" void linear_float32(const Call* call) { linear<Float32, float>(*call, static_cast<const float*>(call->x)); }
+extern "C" void linear_bfloat16(const Call* call) { linear_bfloat16<BFloat16>(*call); }
+extern "C" void linear_bfloat16_to_float32(const Call* call) { linear_bfloat16<float>(*call); }
