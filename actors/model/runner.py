@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Runner:
-    """A model with a cache of `slots` rows, each of `max_length` tokens."""
+    """A model with a cache of `slots` rows, each of `max_length` tokens. Only one thread may use it at a time."""
 
     def __init__(
         self,

@@ -1,15 +1,15 @@
 """Traces whose native functions run again without Python, as a CUDA graph does on a GPU.
 
 Small steps on a CPU spend much of their time in Python: on views of tensors, on memory for results, and on arguments of
-native functions. All of that depends on sizes alone. So the longest run of native functions in a trace is recorded for
-usual sizes, and then replayed in C++ with other inputs.
+native functions. All of that depends on sizes alone. So a run of native functions in a trace is recorded for usual
+sizes, and then replayed in C++ with other inputs.
 """
 
 import logging
 import operator
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import dropwhile, groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from actors.model.native.elementwise import add
 from actors.model.native.result_memory import ResultMemory
 
 _LEAST_CALLS = 8  # native functions in a run that is worth a recording
-_USUAL = 4  # a size is recorded when it comes up so many times
+_USUAL = 4  # a size is recorded when it comes up so often; twice that when as many are forgotten as are kept, and so on
 _MOST_SIZES, _MOST_SEEN = 128, 1024  # recorded, and counted
 _VIEWS = {  # functions that may return a view. Whether they do is seen when they are recorded
     *(Tensor.view, torch.reshape, torch.transpose, torch.select, torch.unsqueeze, torch.split_with_sizes),
@@ -32,51 +32,67 @@ _log = logging.getLogger(__name__)
 
 
 def replay_native_run(graph: fx.Graph, constants: Mapping[fx.Node, object]) -> None:
-    """Replace the longest run of native functions in a trace by one function that records and replays them."""
-    runs = (
-        list(dropwhile(lambda node: not is_native(node.target), nodes))
-        for can, nodes in groupby(graph.nodes, lambda node: node.op == "call_function" and _can_record(node.target))
-        if can
-    )
+    """Replace the native functions of a trace by one that replays them, if most of them follow each other.
+
+    constants: what the constant inputs of the trace stand for.
+    """
+    runs = (list(nodes) for can, nodes in groupby(graph.nodes, _can_record) if can)
     run = max(runs, key=_count_calls, default=[])
-    if _count_calls(run) < _LEAST_CALLS:
+    if _count_calls(run) < max(_LEAST_CALLS, _count_calls(graph.nodes) / 2):
         return
-    inside = set(run)
-    read = dict.fromkeys(source for node in run for source in node.all_input_nodes if source not in inside)
-    inputs = [node for node in read if node not in constants]
-    outputs = [node for node in run if not inside.issuperset(node.users)]
-    part = _copy(run, [*(node for node in read if node in constants), *inputs], outputs)
-    segment = _Segment(part, [constants[node] for node in read if node in constants])
+    read = dict.fromkeys(source for node in run for source in node.all_input_nodes if source not in set(run))
+    constant, inputs = [node for node in read if node in constants], [node for node in read if node not in constants]
+    outputs, views = _read_elsewhere(run)
+    segment = _Segment(_copy_nodes(run, [*constant, *inputs], outputs), [constants[node] for node in constant])
     with graph.inserting_before(run[0]):
         results = graph.call_function(segment.run, tuple(inputs))
         for index, node in enumerate(outputs):
             node.replace_all_uses_with(graph.call_function(operator.getitem, (results, index)))
     for node in reversed(run):
-        graph.erase_node(node)
+        if node not in views:
+            graph.erase_node(node)
 
 
-def _can_record(target: Any) -> bool:
-    if isinstance(target, torch._ops.OpOverload) and target.is_view:
-        return target.overloadpacket is not torch.ops.aten.to
-    return is_native(target) or target in _VIEWS or target is torch.add
+def _can_record(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        return node.target.overloadpacket is not torch.ops.aten.to
+    return _computes(node) or node.target in _VIEWS
 
 
-def _count_calls(run: Sequence[fx.Node]) -> int:
-    return sum(is_native(node.target) for node in run)
+def _computes(node: fx.Node) -> bool:
+    return is_native(node.target) or node.target is torch.add
 
 
-def _copy(run: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.Graph:
-    """Return the run as a graph of its own."""
-    part = fx.Graph()
-    copies = {node: part.placeholder(node.name) for node in inputs}
-    for node in run:
-        copies[node] = part.node_copy(node, copies.__getitem__)
-    part.output(tuple(copies[node] for node in outputs))
-    return part
+def _count_calls(nodes: Iterable[fx.Node]) -> int:
+    return sum(is_native(node.target) for node in nodes)
+
+
+def _read_elsewhere(run: Sequence[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
+    """Return the results that nodes after a run read, directly or through views, and these views."""
+    inside, results, views = set(run), [], set[fx.Node]()
+    for node in reversed(run):
+        if any(user not in inside or user in views for user in node.users):
+            if _computes(node):
+                results.append(node)
+            else:
+                views.add(node)
+    return results, views
+
+
+def _copy_nodes(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.Graph:
+    """Return nodes as a graph of their own."""
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in inputs}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    return graph
 
 
 class _Segment:
-    """A part of a trace that is replayed at usual sizes."""
+    """A part of a trace that is replayed at usual sizes. Only one thread may run it at a time."""
 
     def __init__(self, graph: fx.Graph, constants: Sequence[object]) -> None:
         """constants: the first inputs of the graph, which are always the same."""
@@ -85,39 +101,53 @@ class _Segment:
         self._memory = ResultMemory()  # of all replays, since only one runs at a time and results are copied
         self._seen: Counter[object] = Counter()
         self._replays: OrderedDict[object, _Replay] = OrderedDict()  # the last used last
+        self._forgotten = 0  # replays
         self._can_record = True
 
-    def run(self, *given: Any) -> Sequence[Tensor]:
-        """given: the other inputs of the graph."""
-        key = torch.get_num_threads(), *[_shape(value) for value in _leaves(given)]
+    def run(self, *given: Any) -> Sequence[Any]:
+        """Return the graph's results: new tensors. given: its other inputs."""
+        key = torch.get_num_threads(), *[_key(leaf) for leaf in _leaves(given)]
         replay = self._replays.get(key)
-        if replay is None and self._can_record and self._is_usual(key):
-            replay = self._record(key, given)
-        if replay is None:
-            results: Sequence[Tensor] = self._plain(*self._constants, *given)
-            return results
-        self._replays.move_to_end(key)
-        return replay.run(given)
+        if replay is not None and replay.is_checked:
+            self._replays.move_to_end(key)
+            return replay.run(given)
+        results: Sequence[Any] = self._plain(*self._constants, *given)
+        if replay is not None:
+            self._check(replay, given, results)
+        elif self._can_record:
+            self._count(key)
+            if self._seen[key] >= _USUAL << self._forgotten // _MOST_SIZES:
+                self._record(key, given)
+        return results
 
-    def _is_usual(self, key: object) -> bool:
+    def _count(self, key: object) -> None:
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
         self._seen[key] += 1
-        return self._seen[key] >= _USUAL
 
-    def _record(self, key: object, given: Sequence[Any]) -> "_Replay | None":
-        """Return a replay; None if it does something else."""
+    def _record(self, key: object, given: Sequence[Any]) -> None:
         try:
             replay = _Replay(self._graph, self._constants, given, self._memory)
         except _UnrecordableError as error:
             _log.info("a model's native functions can't be replayed: %s", error)
             self._can_record = False
-            return None
-        del self._seen[key]
-        self._replays[key] = replay
-        if len(self._replays) > _MOST_SIZES:
-            self._replays.popitem(last=False)
-        return replay
+        except Exception:
+            _log.warning("a model's native functions can't be replayed, which costs speed", exc_info=True)
+            self._can_record = False
+        else:
+            del self._seen[key]
+            self._replays[key] = replay
+            if len(self._replays) > _MOST_SIZES:
+                self._replays.popitem(last=False)
+                self._forgotten += 1
+
+    def _check(self, replay: "_Replay", given: Sequence[Any], expected: Sequence[Any]) -> None:
+        """Compare a replay with other inputs than those it was recorded with."""
+        replay.is_checked = all(map(_are_same, _tensors(replay.run(given)), _tensors(expected)))
+        if not replay.is_checked:
+            _log.warning("replayed native functions have other results, so they are not replayed")
+            self._can_record = False
+            self._replays.clear()
 
 
 class _Replay:
@@ -131,27 +161,25 @@ class _Replay:
         Raises:
             _UnrecordableError: the graph does more than to call native functions.
         """
-        inputs = [_copy_input(value) for value in given]
+        self.is_checked = False
+        with torch.inference_mode(mode=False):  # tensors that may be written in either mode
+            inputs = [_map(lambda x: x.clone(memory_format=torch.contiguous_format), value) for value in given]
         self._inputs = _tensors(inputs)
         self._recording = Recording(memory)
         memory.drop_all()
-        with self._recording.recording(), _OnlyViews():
-            self._results = _run(graph, [*constants, *inputs], memory)
-        if not all(isinstance(result, Tensor) for result in self._results):
-            raise _UnrecordableError("numbers are among the results")
-        recorded = [result.clone() for result in self._results]
-        if not all(map(torch.equal, self.run(given), recorded)):
-            raise _UnrecordableError("calls that depend on others")
+        with self._recording.recording(), _OnlyViews() as mode:
+            self._results = _record_graph(graph, [*constants, *inputs], memory)
+        self._kept = mode.made
 
-    def run(self, given: Sequence[Any]) -> Sequence[Tensor]:
+    def run(self, given: Sequence[Any]) -> Sequence[Any]:
         """Return new tensors."""
-        for kept, tensor in zip(self._inputs, _tensors(given), strict=True):
-            kept.copy_(tensor)
+        for static, tensor in zip(self._inputs, _tensors(given), strict=True):
+            static.copy_(tensor)
         self._recording.replay()
-        return [result.clone() for result in self._results]
+        return [_map(Tensor.clone, result) for result in self._results]
 
 
-def _run(graph: fx.Graph, given: Sequence[object], memory: ResultMemory) -> Sequence[Tensor]:
+def _record_graph(graph: fx.Graph, given: Sequence[object], memory: ResultMemory) -> Sequence[Any]:
     """Run a graph, and use the memory of its results again once they are not needed."""
     nodes, inputs = list(graph.nodes), iter(given)
     last_reader = {source: node for node in nodes for source in node.all_input_nodes}
@@ -171,6 +199,7 @@ def _run(graph: fx.Graph, given: Sequence[object], memory: ResultMemory) -> Sequ
             if last_reader.get(source, node) is node:
                 for tensor in _tensors([values.pop(source)]):
                     memory.drop(tensor)
+        memory.drop_unheld()
     raise AssertionError("a graph ends with its output")
 
 
@@ -179,27 +208,34 @@ class _UnrecordableError(Exception):
 
 
 class _OnlyViews(TorchDispatchMode):
-    """Refuses all operators of torch but views and memory."""
+    """Refuses all operators of torch but views, and memory, which it keeps."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.made: list[Tensor] = []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function not in _EMPTY and (function._schema.is_mutable or not _are_views(result, args)):
+        if function in _EMPTY:
+            self.made.append(result)
+        elif function._schema.is_mutable or not _are_views(_tensors([result]), _tensors(args)):
             raise _UnrecordableError(str(function))
         return result
 
 
-def _are_views(result: Any, args: Sequence[Any]) -> bool:
-    memory = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
-    return all(tensor.untyped_storage().data_ptr() in memory for tensor in _tensors([result]))
+def _are_views(results: Sequence[Tensor], args: Sequence[Tensor]) -> bool:
+    memory = {tensor.untyped_storage().data_ptr() for tensor in args}
+    return bool(results) and all(tensor.untyped_storage().data_ptr() in memory for tensor in results)
+
+
+def _are_same(left: Tensor, right: Tensor) -> bool:
+    return left.stride() == right.stride() and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
 
 
 def _leaves(values: Iterable[Any]) -> list[Any]:
-    """Return the values, those of collections instead of these."""
+    """Return the values, and those in collections instead of these."""
     leaves: list[Any] = []
     for value in values:
         if isinstance(value, list | tuple):
@@ -213,11 +249,15 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return [leaf for leaf in _leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _shape(leaf: Any) -> Any:
-    return leaf.shape if isinstance(leaf, Tensor) else leaf
+def _key(leaf: Any) -> Any:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
-def _copy_input(value: Any) -> Any:
+def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply a function to a tensor, or to those in a collection."""
     if isinstance(value, Tensor):
-        return value.clone()
-    return type(value)(*map(_copy_input, value)) if isinstance(value, tuple) else value  # a named tuple
+        return function(value)
+    if isinstance(value, list | tuple):
+        parts = [_map(function, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -30,15 +30,15 @@ class ResultMemory:
 
     def drop(self, tensor: Tensor) -> None:
         """Hold it no longer."""
-        address = tensor.untyped_storage().data_ptr()
-        self._holders[address] -= 1
-        if not self._holders[address] and address in self._used:
+        self._holders[tensor.untyped_storage().data_ptr()] -= 1
+
+    def drop_unheld(self) -> None:
+        """Take back what nothing has held, such as copies that an operator made for itself."""
+        for address in [address for address in self._used if not self._holders[address]]:
             block = self._used.pop(address)
             self._free[len(block)].append(block)
 
     def drop_all(self) -> None:
         """Let nothing hold memory, before another recording."""
         self._holders.clear()
-        for block in self._used.values():
-            self._free[len(block)].append(block)
-        self._used.clear()
+        self.drop_unheld()
