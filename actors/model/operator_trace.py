@@ -48,7 +48,7 @@ class Example(NamedTuple):
     inputs: Sequence[Any]  # tensors and other values that may differ between calls; no numbers
 
 
-Change = Callable[[fx.Graph, Mapping[fx.Node, object]], None]
+Change = Callable[[fx.Graph, Mapping[fx.Node, object]], None]  # takes a graph and its constants
 
 
 def as_one_operator(function: Callable[P, R]) -> Callable[P, R]:
@@ -77,7 +77,7 @@ def trace(
     Args:
         call: takes an example's inputs. Returns a tensor or a tuple of tensors.
         first, second: no two of their sizes differ by the same factor.
-        change: may change the graph of operators. It gets what its constant inputs stand for, too.
+        change: may edit the graph before it is compiled. It also gets the values of the graph's constant inputs.
 
     Raises:
         UntraceableError: the operators of the two examples are not those of one function.

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from actors.model.attention import reference
 from actors.model.native.calls import call, empty
-from actors.model.native.elementwise import contiguous
 from actors.model.native.library import library
 from actors.model.ragged_batch import RaggedBatch
 
@@ -64,7 +63,7 @@ def attend(
     sinks: Tensor | None = None,  # [heads]
 ) -> Tensor:
     """Write the new keys and values to their pages, then attend: [N, heads, Dv]. As in `reference.attend`."""
-    query, key, value = (states if states.stride(-1) == 1 else contiguous(states) for states in (query, key, value))
+    query, key, value = (states if states.stride(-1) == 1 else states.contiguous() for states in (query, key, value))
     writes = {query.dtype, key.dtype, value.dtype} == {keys.dtype}
     if not writes:
         reference.write(key, value, keys, values, tables, batch)

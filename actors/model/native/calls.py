@@ -20,13 +20,17 @@ _native_operators: set[Callable[..., Any]] = set()
 
 
 def native_operator(function: Callable[P, R]) -> Callable[P, R]:
-    """Let traces take a function as a single operator. It computes by `call` alone, and returns what `empty` made."""
+    """Let traces take a function as a single operator.
+
+    To be replayed it must compute by `call` alone, in memory from `empty`, and its Python may depend on shapes and
+    constants only.
+    """
     _native_operators.add(function)
     return as_one_operator(function)
 
 
 def is_native(target: object) -> bool:
-    """Whether a trace calls a native operator. target: of its call."""
+    """Whether the target of a traced call is a native operator."""
     return target in _native_operators
 
 
@@ -45,7 +49,7 @@ def is_recording() -> bool:
 
 
 def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Return memory for a result, on the CPU."""
+    """Return an uninitialised tensor for a result, on the CPU."""
     recording = _current.get()
     if recording is None:
         return torch.empty(shape, dtype=dtype)
@@ -57,7 +61,7 @@ class _Step(ctypes.Structure):
 
 
 class Recording:
-    """Native calls in the order in which they were made. Their arguments stay where they are."""
+    """Native calls in the order in which they were made. It keeps their arguments alive, at the same addresses."""
 
     def __init__(self, memory: ResultMemory) -> None:
         """memory: for results."""
@@ -66,7 +70,7 @@ class Recording:
         self._steps: ctypes.Array[_Step] | None = None
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def record(self) -> Iterator[None]:
         """Record the calls made meanwhile in this context."""
         token = _current.set(self)
         try:

@@ -1,4 +1,4 @@
-"""Sums and copies as native functions, so that they can be replayed. Outside recordings torch does them as well."""
+"""Sums and copies as native functions, so that they can be replayed."""
 
 import ctypes
 from typing import Any
@@ -30,7 +30,7 @@ class _CopyCall(ctypes.Structure):
 
 
 def add(left: Tensor, right: Any) -> Tensor:
-    """Do what `torch.add` does; it does so itself where no native function can."""
+    """Like `torch.add`, which is called where no native function fits."""
     alike = isinstance(right, Tensor) and left.shape == right.shape and left.dtype == right.dtype
     if not alike or left.dtype not in _TYPES or not left.is_contiguous() or not right.is_contiguous():
         result: Tensor = torch.add(left, right)
@@ -43,7 +43,7 @@ def add(left: Tensor, right: Any) -> Tensor:
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """Do what `x.contiguous()` does."""
+    """Like `x.contiguous()`; native in recordings, where possible."""
     copies = is_recording() and not x.is_contiguous()
     if not copies or x.dtype not in _TYPES or x.stride(-1) != 1 or x.dim() > _MOST_DIMENSIONS:
         return x.contiguous()

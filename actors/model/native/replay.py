@@ -1,4 +1,4 @@
-"""Traces whose native functions run again without Python, as a CUDA graph does on a GPU.
+"""Replays a trace's native functions without Python, as CUDA graphs replay kernels on a GPU.
 
 Small steps on a CPU spend much of their time in Python: on views of tensors, on memory for results, and on arguments of
 native functions. All of that depends on sizes alone. So a run of native functions in a trace is recorded for usual
@@ -21,29 +21,33 @@ from actors.model.native.elementwise import add
 from actors.model.native.result_memory import ResultMemory
 
 _LEAST_CALLS = 8  # native functions in a run that is worth a recording
-_USUAL = 4  # a size is recorded when it comes up so often; twice that when as many are forgotten as are kept, and so on
-_MOST_SIZES, _MOST_SEEN = 128, 1024  # recorded, and counted
-_VIEWS = {  # functions that may return a view. Whether they do is seen when they are recorded
+_MOST_SIZES, _MOST_SEEN = 128, 1024  # that are recorded, and counted
+_USUAL = 4  # uses before a size is recorded; doubled whenever another `_MOST_SIZES` recordings were dropped …
+_MOST_DOUBLINGS = 8  # … but so often at most
+_VIEWS = {  # functions that may return a view, or a size. Whether they do is seen when they are recorded
     *(Tensor.view, torch.reshape, torch.transpose, torch.select, torch.unsqueeze, torch.split_with_sizes),
-    *(operator.getitem, operator.mul, torch.ops.aten.contiguous.default),
+    *(operator.getitem, operator.mul),
 }
 _EMPTY = {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default}
+_COMPUTING = {torch.ops.aten.lift_fresh.default}  # makes a tensor of numbers, and looks like a view
 _log = logging.getLogger(__name__)
 
 
 def replay_native_run(graph: fx.Graph, constants: Mapping[fx.Node, object]) -> None:
-    """Replace the native functions of a trace by one that replays them, if most of them follow each other.
+    """Replace the native functions of a trace by one that replays them, if most of them are consecutive.
 
-    constants: what the constant inputs of the trace stand for.
+    constants: the values of the trace's constant inputs.
     """
     runs = (list(nodes) for can, nodes in groupby(graph.nodes, _can_record) if can)
     run = max(runs, key=_count_calls, default=[])
     if _count_calls(run) < max(_LEAST_CALLS, _count_calls(graph.nodes) / 2):
         return
-    read = dict.fromkeys(source for node in run for source in node.all_input_nodes if source not in set(run))
-    constant, inputs = [node for node in read if node in constants], [node for node in read if node not in constants]
     outputs, views = _read_elsewhere(run)
-    segment = _Segment(_copy_nodes(run, [*constant, *inputs], outputs), [constants[node] for node in constant])
+    nodes = _computed(run)
+    inside = set(nodes)
+    read = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside)
+    constant, inputs = [node for node in read if node in constants], [node for node in read if node not in constants]
+    segment = _Segment(_copy_nodes(nodes, [*constant, *inputs], outputs), [constants[node] for node in constant])
     with graph.inserting_before(run[0]):
         results = graph.call_function(segment.run, tuple(inputs))
         for index, node in enumerate(outputs):
@@ -81,6 +85,15 @@ def _read_elsewhere(run: Sequence[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]
     return results, views
 
 
+def _computed(run: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the nodes that compute, and those that these read."""
+    kept: dict[fx.Node, None] = {}
+    for node in reversed(run):
+        if _computes(node) or any(user in kept for user in node.users):
+            kept[node] = None
+    return list(reversed(kept))
+
+
 def _copy_nodes(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.Graph:
     """Return nodes as a graph of their own."""
     graph = fx.Graph()
@@ -98,32 +111,36 @@ class _Segment:
         """constants: the first inputs of the graph, which are always the same."""
         self._graph, self._constants = graph, constants
         self._plain = fx.GraphModule({}, graph).forward
-        self._memory = ResultMemory()  # of all replays, since only one runs at a time and results are copied
+        self._memory = ResultMemory()  # shared by all replays: only one runs at a time, and results are copied out
         self._seen: Counter[object] = Counter()
-        self._replays: OrderedDict[object, _Replay] = OrderedDict()  # the last used last
-        self._forgotten = 0  # replays
+        self._replays: OrderedDict[object, _Replay] = OrderedDict()  # least recently used first
+        self._dropped = 0  # number of replays
         self._can_record = True
 
     def run(self, *given: Any) -> Sequence[Any]:
-        """Return the graph's results: new tensors. given: its other inputs."""
+        """Return the graph's results: new tensors. given: its inputs after the constants."""
         key = torch.get_num_threads(), *[_key(leaf) for leaf in _leaves(given)]
         replay = self._replays.get(key)
         if replay is not None and replay.is_checked:
             self._replays.move_to_end(key)
             return replay.run(given)
-        results: Sequence[Any] = self._plain(*self._constants, *given)
-        if replay is not None:
-            self._check(replay, given, results)
-        elif self._can_record:
-            self._count(key)
-            if self._seen[key] >= _USUAL << self._forgotten // _MOST_SIZES:
-                self._record(key, given)
+        replayed = None if replay is None else replay.run(given)
+        if replay is None and self._can_record and self._count(key) >= self._uses_needed:
+            self._record(key, given)
+        results: Sequence[Any] = self._plain(*self._constants, *given)  # last, so what it writes to pages stays
+        if replay is not None and replayed is not None:
+            self._check(replay, replayed, results)
         return results
 
-    def _count(self, key: object) -> None:
+    @property
+    def _uses_needed(self) -> int:
+        return _USUAL << min(self._dropped // _MOST_SIZES, _MOST_DOUBLINGS)
+
+    def _count(self, key: object) -> int:
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
         self._seen[key] += 1
+        return self._seen[key]
 
     def _record(self, key: object, given: Sequence[Any]) -> None:
         try:
@@ -139,13 +156,13 @@ class _Segment:
             self._replays[key] = replay
             if len(self._replays) > _MOST_SIZES:
                 self._replays.popitem(last=False)
-                self._forgotten += 1
+                self._dropped += 1
 
-    def _check(self, replay: "_Replay", given: Sequence[Any], expected: Sequence[Any]) -> None:
-        """Compare a replay with other inputs than those it was recorded with."""
-        replay.is_checked = all(map(_are_same, _tensors(replay.run(given)), _tensors(expected)))
+    def _check(self, replay: "_Replay", results: Sequence[Any], expected: Sequence[Any]) -> None:
+        """Compare a replay's results with the plain ones, when it is used for the first time."""
+        replay.is_checked = all(map(_are_same, _tensors(results), _tensors(expected)))
         if not replay.is_checked:
-            _log.warning("replayed native functions have other results, so they are not replayed")
+            _log.warning("replays gave other results than plain calls, so nothing is replayed any more")
             self._can_record = False
             self._replays.clear()
 
@@ -159,7 +176,7 @@ class _Replay:
         """memory: for results.
 
         Raises:
-            _UnrecordableError: the graph does more than to call native functions.
+            _UnrecordableError: the graph does more than call native functions.
         """
         self.is_checked = False
         with torch.inference_mode(mode=False):  # tensors that may be written in either mode
@@ -167,9 +184,9 @@ class _Replay:
         self._inputs = _tensors(inputs)
         self._recording = Recording(memory)
         memory.drop_all()
-        with self._recording.recording(), _OnlyViews() as mode:
+        with self._recording.record(), _OnlyViews() as mode:
             self._results = _record_graph(graph, [*constants, *inputs], memory)
-        self._kept = mode.made
+        self._kept = mode.made  # recorded calls point into it
 
     def run(self, given: Sequence[Any]) -> Sequence[Any]:
         """Return new tensors."""
@@ -180,7 +197,7 @@ class _Replay:
 
 
 def _record_graph(graph: fx.Graph, given: Sequence[object], memory: ResultMemory) -> Sequence[Any]:
-    """Run a graph, and use the memory of its results again once they are not needed."""
+    """Run a graph, and use the memory of intermediate results again once they are not needed."""
     nodes, inputs = list(graph.nodes), iter(given)
     last_reader = {source: node for node in nodes for source in node.all_input_nodes}
     values: dict[fx.Node, Any] = {}
@@ -208,7 +225,7 @@ class _UnrecordableError(Exception):
 
 
 class _OnlyViews(TorchDispatchMode):
-    """Refuses all operators of torch but views, and memory, which it keeps."""
+    """Refuses all torch operators but views and allocations, and keeps what is allocated."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -220,22 +237,25 @@ class _OnlyViews(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if function in _EMPTY:
             self.made.append(result)
-        elif function._schema.is_mutable or not _are_views(_tensors([result]), _tensors(args)):
+        elif function in _COMPUTING or function._schema.is_mutable or not _are_views(result, args):
             raise _UnrecordableError(str(function))
         return result
 
 
-def _are_views(results: Sequence[Tensor], args: Sequence[Tensor]) -> bool:
-    memory = {tensor.untyped_storage().data_ptr() for tensor in args}
-    return bool(results) and all(tensor.untyped_storage().data_ptr() in memory for tensor in results)
+def _are_views(result: Any, args: Sequence[Any]) -> bool:
+    memory = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
+    addresses = [tensor.untyped_storage().data_ptr() for tensor in _tensors([result])]
+    return bool(addresses) and memory.issuperset(addresses)
 
 
 def _are_same(left: Tensor, right: Tensor) -> bool:
-    return left.stride() == right.stride() and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
+    if (left.shape, left.stride(), left.dtype) != (right.shape, right.stride(), right.dtype):
+        return False
+    return torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
 
 
 def _leaves(values: Iterable[Any]) -> list[Any]:
-    """Return the values, and those in collections instead of these."""
+    """Return the values, with collections replaced by their contents."""
     leaves: list[Any] = []
     for value in values:
         if isinstance(value, list | tuple):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class ResultMemory:
-    """Blocks of memory. Other results get a block when nothing holds it, so a recording takes little."""
+    """Blocks of memory. A block that nothing holds is given to later results, so recordings need little."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Tensor]] = defaultdict(list)  # by size in bytes, a power of two
@@ -16,7 +16,7 @@ class ResultMemory:
         self._holders: Counter[int] = Counter()  # by address
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return memory that belongs to whoever holds it."""
+        """Return an uninitialised tensor, whose memory `drop_unheld` takes back unless it is held."""
         size = torch.Size(shape).numel() * dtype.itemsize
         rounded = 1 << max(size - 1, 0).bit_length()
         free = self._free[rounded]
@@ -29,16 +29,16 @@ class ResultMemory:
         self._holders[tensor.untyped_storage().data_ptr()] += 1
 
     def drop(self, tensor: Tensor) -> None:
-        """Hold it no longer."""
+        """Undo one `hold`."""
         self._holders[tensor.untyped_storage().data_ptr()] -= 1
 
     def drop_unheld(self) -> None:
-        """Take back what nothing has held, such as copies that an operator made for itself."""
+        """Take back what nothing holds, such as copies that an operator made for itself."""
         for address in [address for address in self._used if not self._holders[address]]:
             block = self._used.pop(address)
             self._free[len(block)].append(block)
 
     def drop_all(self) -> None:
-        """Let nothing hold memory, before another recording."""
+        """Take back all memory, before another recording."""
         self._holders.clear()
         self.drop_unheld()

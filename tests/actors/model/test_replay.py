@@ -145,25 +145,27 @@ def twice_in_place(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "function",
     [
         lambda x: layers(x + x),
         lambda x: layers((x + x.flip(0)) * 2),
-        lambda x: layers(torch.cat([x, x], 1)[:, 7:519]),  # a copy of lines
+        lambda x: layers(torch.cat([x, x], 1)[:, 7:519]),  # copied line by line
         lambda x: layers(x.view(-1, 2, 256).transpose(0, 1).reshape(-1, 512)) * 2,
         lambda x: layers(x.transpose(0, 1).reshape(x.shape)),
-        lambda x: gelu(layers(x).split([387, 125], 1)[1]),  # it rounds views otherwise
+        lambda x: gelu(layers(x).split([387, 125], 1)[1]),  # it rounds differently with other strides
         lambda x: twice_in_place(layers(x)),
         lambda x: layers(x).view(512 * len(x)).expand(3, 512 * len(x)),
     ],
 )
-def test_what_else_runs_is_computed(changed: Callable[[Tensor], Tensor], replayed: list[object]) -> None:
-    call_often(changed, [2, 1, 4] * 6)
+def test_what_runs_around_a_replay_has_the_same_bits(
+    function: Callable[[Tensor], Tensor], replayed: list[object]
+) -> None:
+    call_often(function, [2, 1, 4] * 6)
     assert replayed
 
 
 @pytest.mark.parametrize(
-    "changed",
+    "function",
     [
         lambda x: x + 1,
         lambda x: x + x[:1],
@@ -171,10 +173,10 @@ def test_what_else_runs_is_computed(changed: Callable[[Tensor], Tensor], replaye
     ],
 )
 def test_a_run_in_which_torch_computes_is_not_replayed(
-    changed: Callable[[Tensor], Tensor], replayed: list[object]
+    function: Callable[[Tensor], Tensor], replayed: list[object]
 ) -> None:
     def mixed(x: Tensor) -> Tensor:
-        return layers(changed(silu_gate(torch.cat([x, x], 1))))
+        return layers(function(silu_gate(torch.cat([x, x], 1))))
 
     call_often(mixed, [2, 1, 4] * 6)
     assert not replayed
@@ -220,9 +222,7 @@ def test_memory_that_an_operator_makes_by_itself_is_kept(replayed: list[object])
     assert replayed
 
 
-def test_what_fails_while_it_is_recorded_costs_only_speed(
-    replayed: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_recording_costs_only_speed(replayed: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResultMemory, "empty", lambda *given: 1 // 0)
     call_often(layers, [1] * 8)
     assert not replayed
@@ -243,7 +243,7 @@ def test_sums_and_copies_have_the_bits_of_torch(dtype: torch.dtype) -> None:
     recording = Recording(ResultMemory())
     for view in (x, x[0], x[:, 1], x.transpose(1, 2), x.permute(2, 0, 1, 3), x[..., 1:5], x[:1, :, 1:2, :1]):
         other = view.flip(0).contiguous() / 3
-        with recording.recording():
+        with recording.record():
             copied = elementwise.contiguous(view)
             summed = elementwise.add(copied, other)
         assert copied.is_contiguous()

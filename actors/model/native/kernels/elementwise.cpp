@@ -22,8 +22,8 @@ void add(const AddCall& call) {
 
 struct CopyCall {
     const void* from;
-    int64_t sizes[3], strides[3], size;  // strides in numbers; size: of a line, whose numbers lie together
-    void* to;                            // without gaps
+    int64_t sizes[3], strides[3], size;  // strides in elements; size: of a line of adjacent elements
+    void* to;                            // contiguous
 };
 
 template <typename T>
