@@ -21,7 +21,7 @@ from actors.model.graph_recorder import GraphRecorder, Replay
 from actors.model.hidden_states import HiddenStateHooks, HiddenStates
 from actors.model.kv_pages import KVPages
 from actors.model.lora.layers import LoraLayers
-from actors.model.native.replay import replay_native_run
+from actors.model.native.replay import record_at_once, replay_native_run
 from actors.model.operator_trace import Example, UntraceableError, trace
 from actors.model.packed_linear import PackedLinear, padded_size
 from actors.model.ragged_batch import RaggedBatch, have_gaps, pack_inputs, wanted_tokens, whole_positions
@@ -137,6 +137,13 @@ class Runner:
         if self._graphs is not None:
             self._graphs.capture()
         self.use_trace()
+
+    def record(self, rows: Sequence[RowInput]) -> None:
+        """Prepare for steps of such rows: on a CPU their native functions are recorded. Their slots are overwritten."""
+        if self._traced:
+            with record_at_once():
+                self.logits(rows)
+                self.logits(rows)  # compares the recording
 
     @torch.inference_mode()
     def use_trace(self) -> None:

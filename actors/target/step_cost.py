@@ -13,6 +13,7 @@ from actors.model.step_timer import StepTimer
 _SMOOTHING = 0.1  # weight of the newest step
 _RELAXING = 0.003  # weight per step with which the factors of other sizes follow the mean
 _MEASURED_SIZES = (1, 2, 3, 5, 9, 17, 33, 65, 129)
+_RECORDED_TOKENS = 9  # steps of up to so many are recorded first, as those of usual sizes are later
 _ROUNDS = 8
 _MEASURING_S = 0.05  # of each size; the server waits meanwhile, and the first requests' steps measure on
 
@@ -82,6 +83,9 @@ def measure_step_cost(runner: Runner) -> StepCost:
     seconds = [math.inf] * len(sizes)
     left_s = [_MEASURING_S] * len(sizes)
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
+    for tokens in sizes:
+        if tokens <= _RECORDED_TOKENS:
+            runner.record([RowInput(slot=0, start=0, tokens=[0] * tokens)])
     for _ in range(_ROUNDS):
         for index, tokens in enumerate(sizes):
             if left_s[index] <= 0:

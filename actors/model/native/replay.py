@@ -8,7 +8,9 @@ sizes, and then replayed in C++ with other inputs.
 import logging
 import operator
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import groupby
 from typing import Any
 
@@ -30,7 +32,18 @@ _VIEWS = {  # functions that may return a view, or a size. Whether they do is se
 }
 _EMPTY = {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default}
 _COMPUTING = {torch.ops.aten.lift_fresh.default}  # makes a tensor of numbers, and looks like a view
+_at_once: ContextVar[bool] = ContextVar("at_once", default=False)
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def record_at_once() -> Iterator[None]:
+    """Record sizes the first time that they are used, and not only usual ones. Meant for a warm-up."""
+    token = _at_once.set(True)
+    try:
+        yield
+    finally:
+        _at_once.reset(token)
 
 
 def replay_native_run(graph: fx.Graph, constants: Mapping[fx.Node, object]) -> None:
@@ -134,7 +147,7 @@ class _Segment:
 
     @property
     def _uses_needed(self) -> int:
-        return _USUAL << min(self._dropped // _MOST_SIZES, _MOST_DOUBLINGS)
+        return 1 if _at_once.get() else _USUAL << min(self._dropped // _MOST_SIZES, _MOST_DOUBLINGS)
 
     def _count(self, key: object) -> int:
         if len(self._seen) >= _MOST_SEEN:

@@ -120,6 +120,12 @@ def test_a_size_is_recorded_when_it_is_usual(replayed: list[object]) -> None:
     assert len(replayed) == 3 * 2  # the first is compared
 
 
+def test_a_warm_up_records_at_once(replayed: list[object]) -> None:
+    with replay.record_at_once():
+        call_often(layers, [1, 2, 1, 2, 1])
+    assert len(replayed) == 3
+
+
 def test_sizes_that_are_no_longer_used_are_forgotten(replayed: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_MOST_SIZES", 2)
     monkeypatch.setattr(replay, "_MOST_SEEN", 4)
