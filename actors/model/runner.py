@@ -138,12 +138,15 @@ class Runner:
             self._graphs.capture()
         self.use_trace()
 
-    def record(self, rows: Sequence[RowInput]) -> None:
-        """Prepare for steps of such rows: on a CPU their native functions are recorded. Their slots are overwritten."""
+    def record(self, tokens: int) -> None:
+        """Prepare for steps of one row with so many tokens: on a CPU their native functions are recorded.
+
+        Slot 0 is overwritten.
+        """
         if self._traced:
             with record_at_once():
-                self.logits(rows)
-                self.logits(rows)  # compares the recording
+                for start in (0, 1):  # the second call is compared with what the first recorded
+                    self.logits([RowInput(0, start, [start] * tokens)])
 
     @torch.inference_mode()
     def use_trace(self) -> None:

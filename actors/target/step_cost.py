@@ -85,7 +85,7 @@ def measure_step_cost(runner: Runner) -> StepCost:
     runner.logits([RowInput(slot=0, start=0, tokens=[0])])
     for tokens in sizes:
         if tokens <= _RECORDED_TOKENS:
-            runner.record([RowInput(slot=0, start=0, tokens=[0] * tokens)])
+            runner.record(tokens)
     for _ in range(_ROUNDS):
         for index, tokens in enumerate(sizes):
             if left_s[index] <= 0:
