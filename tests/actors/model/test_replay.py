@@ -36,7 +36,8 @@ TEXT = [(7 * i) % 50 + 3 for i in range(60)]
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Gets an item for each replay."""
+    """Gets an item for each replay. Sizes are usual after four uses."""
+    monkeypatch.setattr(replay, "_USUAL", 4)
     replays: list[object] = []
     run = replay._Replay.run
 
