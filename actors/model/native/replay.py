@@ -52,7 +52,7 @@ def replay_native_run(graph: fx.Graph, constants: Mapping[fx.Node, object]) -> N
 
     constants: the values of the trace's constant inputs.
     """
-    runs = (list(nodes) for can, nodes in groupby(graph.nodes, _can_record) if can)
+    runs = (list(nodes) for can, nodes in groupby(graph.nodes, _is_recordable) if can)
     run = max(runs, key=_count_calls, default=[])
     if _count_calls(run) < max(_LEAST_CALLS, _count_calls(graph.nodes) / 2):
         return
@@ -71,7 +71,7 @@ def replay_native_run(graph: fx.Graph, constants: Mapping[fx.Node, object]) -> N
             graph.erase_node(node)
 
 
-def _can_record(node: fx.Node) -> bool:
+def _is_recordable(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:

@@ -135,14 +135,19 @@ def test_sizes_that_are_no_longer_used_are_forgotten(replayed: list[object], mon
 
 
 def test_the_number_of_threads_belongs_to_a_size(replayed: list[object]) -> None:
-    threads = torch.get_num_threads()
+    traced = trace(layers, *(Example([n], [torch.ones(n, 512)]) for n in (3, 5)), change=replay.replay_native_run)
+    threads, x = torch.get_num_threads(), torch.ones(2, 512)
     try:
-        for count in (threads, 1, 3):
+        for count in (1, 3):
             torch.set_num_threads(count)
-            call_often(layers, [200] * 6)
+            replayed.clear()
+            for _ in range(replay._USUAL):
+                traced(2, x)
+            assert not replayed
+            assert torch.equal(traced(2, x), layers(x))
+            assert replayed
     finally:
         torch.set_num_threads(threads)
-    assert replayed
 
 
 def twice_in_place(x: Tensor) -> Tensor:
@@ -215,6 +220,27 @@ def test_an_operator_that_does_not_compute_natively_is_not_replayed(
 def test_a_recording_with_other_results_is_not_used(replayed: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recording, "replay", lambda self: None)
     call_often(layers, [2, 4] * 8)
+    assert len(replayed) == 1
+
+
+def test_a_wrong_replay_leaves_what_plain_calls_write(replayed: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    written, number = torch.zeros(2, 512), torch.ones(2, 512)
+
+    @native_operator
+    def write(x: Tensor, to: Tensor) -> Tensor:
+        call("add_float32", elementwise._AddCall(x.data_ptr(), number.data_ptr(), x.numel(), 1, to.data_ptr()))
+        return elementwise.add(x, x)
+
+    monkeypatch.setattr(Recording, "replay", lambda self: written.fill_(7.0))
+    traced = trace(
+        lambda x: write(layers(x), written),
+        *(Example([n], [torch.ones(n, 512)]) for n in (1, 2)),
+        change=replay.replay_native_run,
+    )
+    for value in range(8):
+        x = torch.full((2, 512), float(value))
+        traced(2, x)
+        assert torch.equal(written, layers(x) + 1)
     assert len(replayed) == 1
 
 
