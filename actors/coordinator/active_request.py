@@ -146,7 +146,7 @@ class ActiveRequest:
             missed=message.rejected,
             hits=message.hit,
             drafted_by=message.drafted_by,
-            accepted_by=Counter(message.accepted_from[:accepted]),
+            accepted_by=dict(Counter(message.accepted_from[:accepted])),
             cached=message.cached_tokens,
         )
         own: TokenSource = "recovered" if message.rejected else "bonus" if message.drafted else "plain"
