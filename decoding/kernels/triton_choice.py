@@ -2,6 +2,8 @@
 
 There is no sort. The best token is chosen from all. If it turns out to be dropped, so are all less probable ones, and
 the best is chosen from the others. Sums are integers and float operations are IEEE's, so all devices choose alike.
+
+First the scores of each block are bounded, by as many programs as there are blocks. What follows has a program a row.
 """
 
 import torch
@@ -10,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096
+_MOST_BLOCKS = 1024  # of a row, in registers
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _SLACK = tl.constexpr(2.0**-25)  # this and `_weights` as in decoding/sampling/processors.py
 _PIVOTS = tl.constexpr(8)
@@ -22,31 +25,62 @@ def choose(logits: Tensor, settings: Tensor, count: int, *, block: int = _BLOCK)
     logits: [N, V] float32; settings: [N, 6] float64; block: how many logits are in registers at a time.
     """
     rows, vocab_size = logits.shape
+    block = min(max(block, triton.next_power_of_2(-(-vocab_size // _MOST_BLOCKS))), triton.next_power_of_2(vocab_size))
+    blocks = triton.cdiv(vocab_size, block)
     tokens = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
     scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
+    bounds = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
     with torch.cuda.device_of(logits):
+        _bound[(rows, blocks)](logits, settings, bounds, vocab_size, BLOCK=block, num_warps=8, enable_fp_fusion=False)
         _choose[(rows,)](
-            *(logits, settings, tokens, scores, vocab_size, count),
-            BLOCK=min(block, triton.next_power_of_2(vocab_size)),
+            *(logits, settings, bounds, tokens, scores, vocab_size, blocks, count),
+            BLOCK=block,
+            BLOCKS=triton.next_power_of_2(blocks),
             num_warps=8,
             enable_fp_fusion=False,
         )
     return tokens, scores
 
 
+@triton.jit
+def _bound(
+    logits: tl.tensor,  # [N, V] float32
+    settings: tl.tensor,  # [N, 6] float64
+    bounds: tl.tensor,  # [N, blocks] float32
+    vocab_size: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Estimate the best score of a block of one row, dropped tokens included. The grid is [N, blocks]."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    own = settings + row * 6
+    temperature = tl.load(own).to(tl.float32)
+    is_random = temperature != 0.0
+    temperature = tl.where(is_random, temperature, 1.0)
+    token, score = _scaled(logits + row * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
+    if is_random:
+        first_key, second_key = tl.load(own + 4).to(tl.int32), tl.load(own + 5).to(tl.int32)
+        score += _rough_noise(_random_bits(token, first_key, second_key))
+    tl.store(bounds + row * tl.num_programs(1) + block, tl.max(score))
+
+
 @triton.jit(do_not_specialize=["count"])
 def _choose(
     logits: tl.tensor,  # [N, V] float32
     settings: tl.tensor,  # [N, 6] float64
+    bounds: tl.tensor,  # [N, blocks] float32
     tokens: tl.tensor,  # [N, count] int64
     scores: tl.tensor,  # [N, count] float32
     vocab_size: tl.tensor,
+    blocks: tl.tensor,
     count: tl.tensor,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ) -> None:
     """Choose the tokens of one row. The grid is [N]."""
     row = tl.program_id(0).to(tl.int64)
     line, own = logits + row * vocab_size, settings + row * 6
+    block = tl.arange(0, BLOCKS)
+    bound = tl.load(bounds + row * blocks + block, mask=block < blocks, other=float("-inf"))  # [BLOCKS]
     temperature = tl.load(own).to(tl.float32)
     is_random = temperature != 0.0
     temperature = tl.where(is_random, temperature, 1.0)
@@ -74,8 +108,8 @@ def _choose(
     last_token = -1
     for rank in range(count):
         token, score = _best(
-            *(line, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
-            *(dropped, dropped_token, last_score, last_token, BLOCK),
+            *(line, bound, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
+            *(dropped, dropped_token, last_score, last_token, BLOCK, BLOCKS),
         )
         searching = (has_top_k | has_top_p) & (score > _NOTHING)
         while searching:
@@ -86,8 +120,8 @@ def _choose(
                 dropped = logit
                 dropped_token = token
                 token, score = _best(
-                    *(line, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
-                    *(dropped, dropped_token, last_score, last_token, BLOCK),
+                    *(line, bound, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
+                    *(dropped, dropped_token, last_score, last_token, BLOCK, BLOCKS),
                 )
                 searching = score > _NOTHING
         tl.store(tokens + row * count + rank, token.to(tl.int64))
@@ -99,6 +133,7 @@ def _choose(
 @triton.jit
 def _best(
     line: tl.tensor,  # [V] float32
+    bound: tl.tensor,  # [BLOCKS] float32
     vocab_size: tl.tensor,
     temperature: tl.tensor,
     is_random: tl.tensor,
@@ -112,15 +147,21 @@ def _best(
     last_score: tl.tensor,
     last_token: tl.tensor,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return the token with the best score below the last one's, and its score; token 0 and −∞ if there is none.
 
-    Double precision is for blocks that may hold the best: few, as a rough score of each token tells.
+    Blocks are read in the order of their bounds, until none may hold the best. Double precision is for few of them.
     """
     best = tl.full([], float("-inf"), tl.float32)
     best_token = tl.full([], 0, tl.int32)
-    for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
-        token, logit = _scaled(line, start, vocab_size, temperature, BLOCK)
+    block = tl.arange(0, BLOCKS)
+    highest = tl.max(bound)
+    while highest > best - (tl.abs(best) * 1e-6 + 1e-4):
+        number = tl.min(tl.where(bound == highest, block, BLOCKS))
+        bound = tl.where(block == number, float("-inf"), bound)
+        highest = tl.max(bound)
+        token, logit = _scaled(line, number * BLOCK, vocab_size, temperature, BLOCK)
         may_stay = (token < vocab_size) & (logit >= floor)
         may_stay = may_stay & ((logit > dropped) | ((logit == dropped) & (token > dropped_token)))
         if least > 0.0:
@@ -128,17 +169,17 @@ def _best(
         rough = logit
         if is_random:
             rough = logit + _rough_noise(_random_bits(token, first_key, second_key))
-        rough_best = tl.max(tl.where(may_stay, rough, float("-inf")))
-        if rough_best > best - (tl.abs(best) * 1e-6 + 1e-4):
+        if tl.max(tl.where(may_stay, rough, float("-inf"))) > best - (tl.abs(best) * 1e-6 + 1e-4):
             score = logit
             if is_random:
                 score = logit + _noise(_random_bits(token, first_key, second_key))
             is_next = (score < last_score) | ((score == last_score) & (token > last_token))
             score = tl.where(may_stay & is_next, score, float("-inf"))
             block_best = tl.max(score)
-            if block_best > best:
+            block_token = tl.min(tl.where(score == block_best, token, vocab_size))
+            if (block_best > best) | ((block_best == best) & (block_token < best_token)):
                 best = block_best
-                best_token = tl.min(tl.where(score == block_best, token, vocab_size))
+                best_token = block_token
     return best_token, best
 
 
@@ -153,14 +194,14 @@ def _above(
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return the weight of the tokens above this one, by logits, then ids; and how many logits are larger."""
-    weight = tl.full([], 0, tl.int64)
-    larger = tl.full([], 0, tl.int32)
+    weight = tl.zeros([BLOCK], tl.int64)
+    larger = tl.zeros([BLOCK], tl.int32)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
         other, value = _scaled(line, start, vocab_size, temperature, BLOCK)
         is_above = (value > logit) | ((value == logit) & (other > token))
-        weight += tl.sum(tl.where(is_above, _weights(value, peak), 0))
-        larger += tl.sum((value > logit).to(tl.int32))
-    return weight, larger
+        weight += tl.where(is_above, _weights(value, peak), 0)
+        larger += (value > logit).to(tl.int32)
+    return tl.sum(weight), tl.sum(larger)
 
 
 @triton.jit
@@ -168,16 +209,16 @@ def _range(
     line: tl.tensor, vocab_size: tl.tensor, temperature: tl.tensor, BLOCK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return the largest logit, the smallest finite one, and how many are finite."""
-    largest = tl.full([], -3.4028234663852886e38, tl.float32)
-    smallest = tl.full([], float("inf"), tl.float32)
-    finite = tl.full([], 0, tl.int32)
+    largest = tl.full([BLOCK], -3.4028234663852886e38, tl.float32)
+    smallest = tl.full([BLOCK], float("inf"), tl.float32)
+    finite = tl.zeros([BLOCK], tl.int32)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
         _, logit = _scaled(line, start, vocab_size, temperature, BLOCK)
         is_finite = logit > float("-inf")
-        largest = tl.maximum(largest, tl.max(logit))
-        smallest = tl.minimum(smallest, tl.min(tl.where(is_finite, logit, float("inf"))))
-        finite += tl.sum(is_finite.to(tl.int32))
-    return largest, smallest, finite
+        largest = tl.maximum(largest, logit)
+        smallest = tl.minimum(smallest, tl.where(is_finite, logit, float("inf")))
+        finite += is_finite.to(tl.int32)
+    return tl.max(largest), tl.min(smallest), tl.sum(finite)
 
 
 @triton.jit
@@ -202,12 +243,13 @@ def _kth_largest(
     while searching:
         index = tl.arange(0, _PIVOTS)
         pivots = tl.where(index == 0, cut, low + (high - low) * (index.to(tl.float32) / _PIVOTS))
-        counts = tl.zeros([_PIVOTS], tl.int32)
-        next_cut = tl.full([], float("-inf"), tl.float32)
+        reached = tl.zeros([BLOCK, _PIVOTS], tl.int32)
+        below = tl.full([BLOCK], float("-inf"), tl.float32)
         for start in range(0, vocab_size, BLOCK):
             _, logit = _scaled(line, start, vocab_size, temperature, BLOCK)
-            counts += tl.sum((logit[:, None] >= pivots[None, :]).to(tl.int32), 0)
-            next_cut = tl.maximum(next_cut, tl.max(tl.where(logit < high, logit, float("-inf"))))
+            reached += (logit[:, None] >= pivots[None, :]).to(tl.int32)
+            below = tl.maximum(below, tl.where(logit < high, logit, float("-inf")))
+        counts, next_cut = tl.sum(reached, 0), tl.max(below)
         are_enough = counts >= k
         reach_cut = tl.max(tl.where(index == 0, counts, 0)) >= k
         exactly = tl.max((counts == k).to(tl.int32)) > 0

@@ -95,6 +95,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
 def main() -> None:
     """Compile all kernels with the shapes of an 8 B model in bfloat16."""
     from actors.model.attention.triton_kernel import attend
+    from actors.model.fixed_order import elementwise
     from actors.model.fixed_order.linear import fixed_order_linear
     from actors.model.fixed_order.norm import fixed_order_rms_norm
     from benchmarks.micro.gpu_kernels import text_batch
@@ -115,6 +116,9 @@ def main() -> None:
     for tokens in (6, 48, 2048):
         compile_launches(f"{tokens} tokens", partial(fixed_order_linear, weight[:tokens], weight))
     compile_launches("norm", lambda: fixed_order_rms_norm(weight, weight[0], 1e-6))
+    heads = weight.view(1, 32, 4096, 128)
+    compile_launches("rotation", lambda: elementwise.rotate(heads, heads[:, :8], heads[:, 0], heads[:, 1]))
+    compile_launches("gate", lambda: elementwise.silu_gate(weight))
 
 
 if __name__ == "__main__":

@@ -195,6 +195,9 @@ def _attend_to_parts(
     first_block = tl.minimum(tl.min(earliest), length - 1) // BLOCK
     end_block = tl.cdiv(tl.minimum(tl.max(latest), length), BLOCK)
     slot = tl.load(slots + row)
+    # All tokens see the columns between these; tests of each would take as long as the rest.
+    whole_from = tl.max(tl.where(exists, earliest, 0))
+    whole_to = tl.min(tl.where(exists, trunk, length))
 
     # The blocks of parts `part`, `part + parts_apart`, …, numbered as if they were adjacent.
     PER_PART: tl.constexpr = PART // BLOCK
@@ -213,7 +216,8 @@ def _attend_to_parts(
     all_weight = tl.zeros([QUERIES], tl.float32)
     all_total = tl.zeros([QUERIES, VALUE_BLOCK], tl.float32)
     for block in range(first, end_of_blocks):
-        column = (part + block // PER_PART * parts_apart) * PART + block % PER_PART * BLOCK + tl.arange(0, BLOCK)
+        first_column = (part + block // PER_PART * parts_apart) * PART + block % PER_PART * BLOCK
+        column = first_column + tl.arange(0, BLOCK)
         page = tl.load(tables + slot * table_width + column // PAGE, mask=column < length, other=0)
         page = page.to(tl.int64) * KV_HEADS + kv_head
         k = _load_keys(keys, page, column, feature, q, PAGE, SIZE)  # [D, BLOCK]
@@ -221,8 +225,9 @@ def _attend_to_parts(
         scores = tl.dot(q, k, input_precision="ieee") * scale  # [Q, BLOCK] float32
         if CAPPED:
             scores = softcap * (1.0 - 2.0 / (tl.exp(scores * (2.0 / softcap)) + 1.0))  # softcap * tanh
-        is_visible = _sees(column, trunk, branch, earliest)
-        scores = tl.where(is_visible, scores * LOG2_E, float("-inf"))
+        scores = scores * LOG2_E
+        if (first_column < whole_from) | (first_column + BLOCK > whole_to):
+            scores = tl.where(_sees(column, trunk, branch, earliest), scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         finite = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
         weights = tl.exp2(scores - finite[:, None])

@@ -52,6 +52,7 @@ def fixed_order_linear(
                 *(flat, weight, weight if bias is None else bias, output),
                 *(tokens, features, inputs, flat.stride(0)),
                 HAS_BIAS=bias is not None,
+                EVEN=inputs % tile.inputs == 0,
                 TOKENS=tile.tokens,
                 FEATURES=tile.features,
                 INPUTS=tile.inputs,
@@ -79,6 +80,7 @@ def _multiply(
     inputs: tl.tensor,
     x_stride: tl.tensor,  # between tokens
     HAS_BIAS: tl.constexpr,
+    EVEN: tl.constexpr,  # whether blocks of inputs are full
     TOKENS: tl.constexpr,
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -89,18 +91,23 @@ def _multiply(
     feature = (block // token_blocks * FEATURES + tl.arange(0, FEATURES)).to(tl.int64)
     token = (block % token_blocks * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     index = tl.arange(0, INPUTS)
-    weights = weight + feature[:, None] * inputs + index[None, :]
+    weights = weight + tl.minimum(feature, features - 1)[:, None] * inputs + index[None, :]
     vectors = x + token[None, :] * x_stride + index[:, None]
+    exists = (token < tokens)[None, :]
     total = tl.zeros([FEATURES, TOKENS], tl.float32)
     for start in range(0, inputs, INPUTS):
-        rest = inputs - start
-        w = tl.load(weights + start, mask=(feature < features)[:, None] & (index < rest)[None, :], other=0.0)
-        v = tl.load(vectors + start, mask=(token < tokens)[None, :] & (index < rest)[:, None], other=0.0)
+        if EVEN:
+            w = tl.load(weights + start)
+            v = tl.load(vectors + start, mask=exists, other=0.0)
+        else:
+            rest = inputs - start
+            w = tl.load(weights + start, mask=(index < rest)[None, :], other=0.0)
+            v = tl.load(vectors + start, mask=exists & (index < rest)[:, None], other=0.0)
         total = tl.dot(w, v, total, input_precision="ieee")
     if HAS_BIAS:
         total += tl.load(bias + feature, mask=feature < features, other=0.0).to(tl.float32)[:, None]
     tl.store(
         output + token[None, :] * features + feature[:, None],
         total.to(output.dtype.element_ty),
-        mask=(feature < features)[:, None] & (token < tokens)[None, :],
+        mask=(feature < features)[:, None] & exists,
     )

@@ -11,6 +11,7 @@ from actors.model.native.library import library
 from actors.model.packed_linear import GroupedLinear, LinearGroup
 
 _NAMES = {torch.float32: "silu_gate_float32", torch.bfloat16: "silu_gate_bfloat16"}
+_DTYPES_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 _TOLERANCE = 0.02  # relative, of the norm of a result: some steps of bfloat16
 
 
@@ -39,6 +40,10 @@ class GatedMLP(nn.Module):
 @native_operator
 def silu_gate(both: Tensor) -> Tensor:
     """Return silu(gate) · up, [..., I]. both: [..., 2 I], gate before up."""
+    if both.is_cuda:
+        from actors.model.fixed_order import elementwise
+
+        return elementwise.silu_gate(both)
     both = contiguous(both)
     size = both.shape[-1] // 2
     output = empty(*both.shape[:-1], size, dtype=both.dtype)
@@ -49,7 +54,7 @@ def silu_gate(both: Tensor) -> Tensor:
 
 @torch.no_grad()
 def replace_mlps(module: nn.Module) -> None:
-    """Replace the layers below `module` that compute what `GatedMLP` does on random inputs. On CPUs."""
+    """Replace the layers below `module` that compute what `GatedMLP` does on random inputs."""
     for name, child in module.named_children():
         gate, down = getattr(child, "gate_proj", None), getattr(child, "down_proj", None)
         if not isinstance(gate, GroupedLinear) or not isinstance(down, nn.Module):
@@ -61,6 +66,8 @@ def replace_mlps(module: nn.Module) -> None:
 
 
 def _may_be_faster(example: Tensor) -> bool:
+    if example.is_cuda:
+        return example.dtype in _DTYPES_ON_GPU
     return example.device.type == "cpu" and example.dtype in _NAMES and library() is not None
 
 

@@ -5,7 +5,7 @@ All transformers models call it by the same name, each from its own module. That
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -17,6 +17,7 @@ from actors.model.native.library import library
 
 _CALLED = "apply_rotary_pos_emb"
 _NAMES = {torch.float32: "rotate_float32", torch.bfloat16: "rotate_bfloat16"}
+_DTYPES_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 
@@ -40,6 +41,10 @@ class NativeRotary:
         """Rotate q [1, heads, N, D] and k [1, kv_heads, N, D] by cos and sin [1, N, D]; return both."""
         if options or len(given) != 4 or not _can_rotate(*given):
             return self._original(*given, **options)
+        if given[0].is_cuda:
+            from actors.model.fixed_order.elementwise import rotate
+
+            return rotate(*given)
         return _rotate(*given)
 
 
@@ -58,10 +63,10 @@ def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
 
 
 def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the tensors are a batch of one on a CPU, of one dtype, with rotation over the full head."""
+    """Whether the tensors are a batch of one of a dtype that can be rotated, with rotation over the full head."""
     return (
-        q.device.type == "cpu"
-        and q.dtype in _NAMES
+        q.dtype in (_DTYPES_ON_GPU if q.is_cuda else _NAMES)
+        and (q.is_cuda or q.device.type == "cpu")
         and q.dtype == k.dtype == cos.dtype == sin.dtype
         and q.dim() == k.dim() == 4
         and len(q) == 1
@@ -75,22 +80,24 @@ def _can_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 @torch.no_grad()
 def replace_rotary(model: nn.Module) -> None:
-    """Let the attention layers below `model` rotate natively, if their own function agrees on random inputs."""
-    if not any(parameter.device.type == "cpu" for parameter in model.parameters()) or library() is None:
+    """Let the attention layers below `model` rotate in one pass, if their own function agrees on random inputs."""
+    devices = {parameter.device for parameter in model.parameters()}
+    devices = {device for device in devices if device.type == "cuda" or (device.type == "cpu" and library())}
+    if not devices:
         return
-    faster = {kind: _with_native_rotary(kind.forward) for kind in {type(layer) for layer in model.modules()}}
+    faster = {kind: _with_native_rotary(kind.forward, devices) for kind in {type(layer) for layer in model.modules()}}
     for layer in model.modules():
         forward = faster[type(layer)]
         if forward is not None and "forward" not in vars(layer):
             layer.forward = MethodType(forward, layer)
 
 
-def _with_native_rotary(forward: Callable[..., object]) -> FunctionType | None:
-    """Return the function with a native rotation; None if it calls none, or another kind."""
+def _with_native_rotary(forward: Callable[..., object], devices: Collection[torch.device]) -> FunctionType | None:
+    """Return the function with our rotation; None if it calls none, or one that gives something else."""
     if not isinstance(forward, FunctionType) or _CALLED not in forward.__code__.co_names:
         return None
     original = forward.__globals__.get(_CALLED)
-    if original is None or not _agrees(original):
+    if original is None or not all(_agrees(original, device) for device in devices):
         return None
     meanings = {**forward.__globals__, _CALLED: NativeRotary(original)}
     faster = FunctionType(forward.__code__, meanings, forward.__name__, forward.__defaults__, forward.__closure__)
@@ -98,12 +105,12 @@ def _with_native_rotary(forward: Callable[..., object]) -> FunctionType | None:
     return faster
 
 
-def _agrees(original: Rotate) -> bool:
+def _agrees(original: Rotate, device: torch.device) -> bool:
     generator = torch.Generator().manual_seed(0)
     heads = [torch.randn(1, count, 3, 8, generator=generator) for count in (4, 2)]
     angles = [torch.randn(1, 3, 8, generator=generator) for _ in range(2)]
     for dtype, agree in ((torch.float32, torch.allclose), (torch.bfloat16, torch.equal)):
-        given = [x.to(dtype) for x in (*heads, *angles)]
+        given = [x.to(device, dtype) for x in (*heads, *angles)]
         try:
             expected = original(*given)
         except Exception:  # it takes other arguments

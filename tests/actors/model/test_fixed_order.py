@@ -1,17 +1,18 @@
-"""Products and norms of fixed order: on a GPU if there is one, else in Triton's interpreter."""
+"""Products, norms and what is between them, of fixed order: on a GPU if there is one, else in Triton's interpreter."""
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import linear, rms_norm, silu
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.pytorch_utils import Conv1D
 
 from tests.support.interpreter import DEVICE
 
 from actors.model.faster_layers import use_faster_layers  # isort: skip
 from actors.model.fixed_order import layers  # isort: skip
+from actors.model.fixed_order.elementwise import rotate, silu_gate  # isort: skip
 from actors.model.fixed_order.linear import fixed_order_linear  # isort: skip
 from actors.model.fixed_order.norm import fixed_order_rms_norm  # isort: skip
 from actors.model.forward_input import RowInput  # isort: skip
@@ -88,7 +89,7 @@ def test_a_model_gives_a_token_the_same_bits_in_any_company() -> None:
     runner = new_runner("llama-gqa", deterministic=True)
     text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
     chunks = [RowInput(1, start, text[start:end]) for start, end in ((0, 1), (1, 17), (17, 20))]
-    alone = torch.cat([runner.logits([chunk]) for chunk in chunks])
+    alone = torch.cat([runner.logits([chunk]).clone() for chunk in chunks])  # the next call may overwrite logits
     company = [RowInput(0, 0, [7] * 10), RowInput(2, 0, text), RowInput(3, 0, [8] * 7)]
     assert torch.equal(runner.logits(company)[10:30], alone)
 
@@ -105,10 +106,32 @@ def test_adapters_have_the_same_bits_in_any_company_and_any_slot() -> None:
     lora.write(2, "v", pairs)
     text = [3, 1, 4, 1, 5]
     company = [RowInput(0, 0, [7] * 10), RowInput(1, 0, text, adapter=2), RowInput(2, 0, text, adapter=1)]
-    _, beside, without = runner.logits(company).split([10, 5, 5])
-    alone = torch.cat([runner.logits([RowInput(3, i, [token], adapter=2)]) for i, token in enumerate(text)])
-    assert torch.equal(beside, alone)
+    _, beside, without = runner.logits(company).clone().split([10, 5, 5])
+    alone = [runner.logits([RowInput(3, i, [token], adapter=2)]).clone() for i, token in enumerate(text)]
+    assert torch.equal(beside, torch.cat(alone))
     assert torch.equal(without, new_runner("llama-gqa", deterministic=True).logits([RowInput(0, 0, text)]))
     assert not torch.equal(beside, without)
     lora.write(1, "v", pairs)
     assert torch.equal(runner.logits([RowInput(0, 0, text, adapter=1)]), beside)
+
+
+# The interpreter does not round to bfloat16, it truncates.
+ROUNDED = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_rotation_has_the_bits_of_transformers(dtype: torch.dtype) -> None:
+    """Queries and keys are slices of one product, as in a layer."""
+    both, angles = random(1, 5, 6, 48, dtype=dtype), random(2, 1, 5, 48, dtype=dtype, seed=1)
+    query, key = both.transpose(1, 2).split([4, 2], dim=1)
+    for actual, expected in zip(rotate(query, key, *angles), apply_rotary_pos_emb(query, key, *angles), strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("size", [40, 1500])
+def test_gate(dtype: torch.dtype, size: int) -> None:
+    both = random(2, 3, 2 * size, dtype=dtype) * 4
+    gate, up = both.chunk(2, dim=-1)
+    tolerance = max(2 * torch.finfo(dtype).eps, 1e-5)  # two steps of the dtype
+    torch.testing.assert_close(silu_gate(both), silu(gate) * up, rtol=tolerance, atol=1e-5)

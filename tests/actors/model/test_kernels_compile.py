@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-KERNELS = {"_write", "_attend_to_parts", "merge_parts", "_choose", "_multiply", "_normalise"}
+KERNELS = {
+    *("_write", "_attend_to_parts", "merge_parts", "_bound", "_choose"),
+    *("_multiply", "_normalise", "_rotate", "_silu_gate"),
+}
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # of a program, CUDA C++ Programming Guide, table "compute capabilities"
 
 

@@ -1,0 +1,101 @@
+"""Rotation and gates in one pass over memory, in Triton, with the rounding of transformers. Knows nothing of models."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024  # elements of a program of `silu_gate`
+
+
+def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate by position, Su et al., arXiv 2104.09864, in the half-split form of GPT-NeoX.
+
+    query: [1, heads, N, D]; key: [1, kv_heads, N, D]; cos, sin: [1, N, D], contiguous. Returns both, of equal shapes.
+    """
+    _, heads, tokens, size = query.shape
+    kv_heads = key.shape[1]
+    rotated = query.new_empty(1, tokens, heads + kv_heads, size)
+    with torch.cuda.device_of(query):
+        _rotate[(tokens, heads + kv_heads)](
+            *(query, key, cos, sin, rotated, heads, heads + kv_heads, size),
+            *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
+            HALF_BLOCK=triton.next_power_of_2(size // 2),
+            num_warps=1,
+            enable_fp_fusion=False,
+        )
+    rotated_query, rotated_key = rotated.transpose(1, 2).split([heads, kv_heads], dim=1)
+    return rotated_query, rotated_key
+
+
+def silu_gate(both: Tensor) -> Tensor:
+    """Return silu(gate) · up, [..., I], of SwiGLU, Shazeer, arXiv 2002.05202. both: [..., 2 I], gate before up."""
+    size = both.shape[-1] // 2
+    flat = both.reshape(-1, 2 * size)
+    output = both.new_empty(len(flat), size)
+    if len(flat):
+        with torch.cuda.device_of(both):
+            _silu_gate[(len(flat), triton.cdiv(size, _BLOCK))](
+                *(flat, output, size), BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=False
+            )
+    return output.view(*both.shape[:-1], size)
+
+
+@triton.jit
+def _rotate(
+    query: tl.tensor,  # [heads, N, D]
+    key: tl.tensor,  # [kv_heads, N, D]
+    cos: tl.tensor,  # [N, D]
+    sin: tl.tensor,  # [N, D]
+    rotated: tl.tensor,  # [N, heads + kv_heads, D]
+    heads: tl.tensor,
+    all_heads: tl.tensor,
+    size: tl.tensor,  # D
+    query_head_stride: tl.tensor,
+    query_stride: tl.tensor,  # between tokens
+    key_head_stride: tl.tensor,
+    key_stride: tl.tensor,
+    HALF_BLOCK: tl.constexpr,
+) -> None:
+    """Rotate one head of one token. The grid is [N, heads + kv_heads]."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    half = size // 2
+    index = tl.arange(0, HALF_BLOCK)
+    mask = index < half
+    source = query + head * query_head_stride + token * query_stride
+    if head >= heads:
+        source = key + (head - heads) * key_head_stride + token * key_stride
+    left = tl.load(source + index, mask=mask)
+    right = tl.load(source + half + index, mask=mask)
+    cosines, sines = cos + token * size, sin + token * size
+    target = rotated + (token * all_heads + head) * size
+    new_left = _rounded(left, tl.load(cosines + index, mask=mask)) - _rounded(right, tl.load(sines + index, mask=mask))
+    new_right = _rounded(right, tl.load(cosines + half + index, mask=mask)) + _rounded(
+        left, tl.load(sines + half + index, mask=mask)
+    )
+    tl.store(target + index, new_left.to(left.dtype), mask=mask)
+    tl.store(target + half + index, new_right.to(left.dtype), mask=mask)
+
+
+@triton.jit
+def _rounded(left: tl.tensor, right: tl.tensor) -> tl.tensor:
+    """Multiply, and round to the operands' type; float32."""
+    return (left.to(tl.float32) * right.to(tl.float32)).to(left.dtype).to(tl.float32)
+
+
+@triton.jit
+def _silu_gate(
+    both: tl.tensor,  # [N, 2 I]
+    output: tl.tensor,  # [N, I]
+    size: tl.tensor,  # I
+    BLOCK: tl.constexpr,
+) -> None:
+    """Gate a block of one token. The grid is [N, blocks]."""
+    token = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < size
+    gate = tl.load(both + token * 2 * size + index, mask=mask, other=0.0)
+    up = tl.load(both + token * 2 * size + size + index, mask=mask, other=0.0)
+    wide = gate.to(tl.float32)
+    activated = (wide / (1.0 + tl.exp(0.0 - wide))).to(gate.dtype).to(tl.float32)
+    tl.store(output + token * size + index, (activated * up.to(tl.float32)).to(gate.dtype), mask=mask)
