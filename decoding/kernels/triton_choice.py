@@ -26,17 +26,19 @@ def choose(logits: Tensor, settings: Tensor, count: int, *, block: int = _BLOCK)
     """
     rows, vocab_size = logits.shape
     block = min(max(block, triton.next_power_of_2(-(-vocab_size // _MOST_BLOCKS))), triton.next_power_of_2(vocab_size))
-    blocks = triton.cdiv(vocab_size, block)
+    half = max(block // 2, 1)  # smaller blocks are bounded more tightly
+    blocks = triton.cdiv(vocab_size, half)
     tokens = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
     scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
     bounds = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
     with torch.cuda.device_of(logits):
-        _bound[(rows, blocks)](logits, settings, bounds, vocab_size, BLOCK=block, num_warps=8, enable_fp_fusion=False)
+        _bound[(rows, blocks)](logits, settings, bounds, vocab_size, BLOCK=half, num_warps=8, enable_fp_fusion=False)
         _choose[(rows,)](
             *(logits, settings, bounds, tokens, scores, vocab_size, blocks, count),
             BLOCK=block,
+            HALF=half,
             BLOCKS=triton.next_power_of_2(blocks),
-            num_warps=8,
+            num_warps=16,
             enable_fp_fusion=False,
         )
     return tokens, scores
@@ -74,6 +76,7 @@ def _choose(
     blocks: tl.tensor,
     count: tl.tensor,
     BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
     """Choose the tokens of one row. The grid is [N]."""
@@ -109,7 +112,7 @@ def _choose(
     for rank in range(count):
         token, score = _best(
             *(line, bound, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
-            *(dropped, dropped_token, last_score, last_token, BLOCK, BLOCKS),
+            *(dropped, dropped_token, last_score, last_token, HALF, BLOCKS),
         )
         searching = (has_top_k | has_top_p) & (score > _NOTHING)
         while searching:
@@ -121,7 +124,7 @@ def _choose(
                 dropped_token = token
                 token, score = _best(
                     *(line, bound, vocab_size, temperature, is_random, first_key, second_key, peak, floor, least),
-                    *(dropped, dropped_token, last_score, last_token, BLOCK, BLOCKS),
+                    *(dropped, dropped_token, last_score, last_token, HALF, BLOCKS),
                 )
                 searching = score > _NOTHING
         tl.store(tokens + row * count + rank, token.to(tl.int64))

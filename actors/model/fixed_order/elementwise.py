@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024  # elements of a program of `silu_gate`
+_HEADS = 8  # of a program of `rotate`
 
 
 def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -17,11 +18,12 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     kv_heads = key.shape[1]
     rotated = query.new_empty(1, tokens, heads + kv_heads, size)
     with torch.cuda.device_of(query):
-        _rotate[(tokens, heads + kv_heads)](
+        _rotate[(tokens, triton.cdiv(heads + kv_heads, _HEADS))](
             *(query, key, cos, sin, rotated, heads, heads + kv_heads, size),
             *(query.stride(1), query.stride(2), key.stride(1), key.stride(2)),
+            HEADS=_HEADS,
             HALF_BLOCK=triton.next_power_of_2(size // 2),
-            num_warps=1,
+            num_warps=2,
             enable_fp_fusion=False,
         )
     rotated_query, rotated_key = rotated.transpose(1, 2).split([heads, kv_heads], dim=1)
@@ -55,30 +57,33 @@ def _rotate(
     query_stride: tl.tensor,  # between tokens
     key_head_stride: tl.tensor,
     key_stride: tl.tensor,
+    HEADS: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
 ) -> None:
-    """Rotate one head of one token. The grid is [N, heads + kv_heads]."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Rotate some heads of one token. The grid is [N, blocks of heads]; keys' heads follow the queries'."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     half = size // 2
-    index = tl.arange(0, HALF_BLOCK)
-    mask = index < half
-    source = query + head * query_head_stride + token * query_stride
-    if head >= heads:
-        source = key + (head - heads) * key_head_stride + token * key_stride
+    index = tl.arange(0, HALF_BLOCK)[None, :]
+    exists = index < half
+    mask = (head < all_heads) & exists
+    query_start = query + head * query_head_stride + token * query_stride
+    key_start = key + (head - heads) * key_head_stride + token * key_stride
+    source = tl.where(head < heads, query_start, key_start)  # [HEADS, 1]
     left = tl.load(source + index, mask=mask)
     right = tl.load(source + half + index, mask=mask)
-    cosines, sines = cos + token * size, sin + token * size
-    target = rotated + (token * all_heads + head) * size
-    new_left = _rounded(left, tl.load(cosines + index, mask=mask)) - _rounded(right, tl.load(sines + index, mask=mask))
-    new_right = _rounded(right, tl.load(cosines + half + index, mask=mask)) + _rounded(
-        left, tl.load(sines + half + index, mask=mask)
+    cosines, sines = cos + token * size + index, sin + token * size + index
+    new_left = _product(left, tl.load(cosines, mask=exists)) - _product(right, tl.load(sines, mask=exists))
+    new_right = _product(right, tl.load(cosines + half, mask=exists)) + _product(
+        left, tl.load(sines + half, mask=exists)
     )
-    tl.store(target + index, new_left.to(left.dtype), mask=mask)
-    tl.store(target + half + index, new_right.to(left.dtype), mask=mask)
+    target = rotated + (token * all_heads + head) * size + index
+    tl.store(target, new_left.to(left.dtype), mask=mask)
+    tl.store(target + half, new_right.to(left.dtype), mask=mask)
 
 
 @triton.jit
-def _rounded(left: tl.tensor, right: tl.tensor) -> tl.tensor:
+def _product(left: tl.tensor, right: tl.tensor) -> tl.tensor:
     """Multiply, and round to the operands' type; float32."""
     return (left.to(tl.float32) * right.to(tl.float32)).to(left.dtype).to(tl.float32)
 
