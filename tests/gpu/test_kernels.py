@@ -125,10 +125,10 @@ def test_choices_from_a_large_vocabulary() -> None:
 def test_products_give_a_token_the_same_bits_in_any_company(dtype: torch.dtype, inputs: int, features: int) -> None:
     from actors.model.fixed_order.linear import fixed_order_linear
 
-    x, weight = random(300, inputs, dtype=dtype), random(features, inputs, seed=1, dtype=dtype) * inputs**-0.5
+    x, weight = random(1100, inputs, dtype=dtype), random(features, inputs, seed=1, dtype=dtype) * inputs**-0.5
     together = fixed_order_linear(x, weight, out_dtype=torch.float32)
     torch.testing.assert_close(together, x.float() @ weight.float().T, atol=1e-3, rtol=1e-3)
-    for count in (1, 2, 5, 16, 17, 64, 65, 128, 129, 299):
+    for count in (1, 2, 5, 16, 17, 64, 65, 128, 129, 384, 1023, 1024):
         assert torch.equal(fixed_order_linear(x[:count], weight, out_dtype=torch.float32), together[:count]), count
         assert torch.equal(fixed_order_linear(x[-count:], weight, out_dtype=torch.float32), together[-count:]), count
 

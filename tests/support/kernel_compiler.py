@@ -8,16 +8,19 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 ARCHITECTURES = (80, 90)
 _TYPES = {
@@ -32,13 +35,13 @@ _TYPES = {
 _OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
-def compile_launches(name: str, call: Callable[[], object]) -> None:
+def compile_launches(name: str, call: Callable[[], object], architectures: Sequence[int] = ARCHITECTURES) -> None:
     """Call a function, and compile the kernels that it launches."""
 
     def run(kernel: Any, *args: object, grid: object, warmup: bool, **kwargs: Any) -> None:
         options = {option: kwargs.pop(option) for option in _OPTIONS if option in kwargs}
         values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-        for architecture in ARCHITECTURES:
+        for architecture in architectures:
             _compile(name, kernel, values, options, architecture)
 
     original, JITFunction.run = JITFunction.run, run
@@ -55,6 +58,8 @@ def _compile(name: str, kernel: Any, values: dict[str, Any], options: dict[str, 
         is_special = isinstance(value, int) and not (parameter.is_constexpr or parameter.do_not_specialize)
         if isinstance(value, torch.Tensor):
             signature[parameter.name] = _TYPES[value.dtype]
+        elif isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<{_TYPES[value.base.dtype][1:]}{value.block_shape}>"
         elif parameter.is_constexpr or (is_special and value == 1):
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         else:
@@ -95,8 +100,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
 def main() -> None:
     """Compile all kernels with the shapes of an 8 B model in bfloat16."""
     from actors.model.attention.triton_kernel import attend
-    from actors.model.fixed_order import elementwise
-    from actors.model.fixed_order.linear import fixed_order_linear
+    from actors.model.fixed_order import elementwise, linear
     from actors.model.fixed_order.norm import fixed_order_rms_norm
     from benchmarks.micro.gpu_kernels import text_batch
     from decoding.kernels.triton_choice import choose
@@ -113,8 +117,11 @@ def main() -> None:
     )
     compile_launches("choice", lambda: choose(torch.zeros(4, 128256), torch.zeros(4, 6, dtype=torch.float64), 1))
     weight = torch.zeros(4096, 4096, dtype=torch.bfloat16)
-    for tokens in (6, 48, 2048):
-        compile_launches(f"{tokens} tokens", partial(fixed_order_linear, weight[:tokens], weight))
+    gpus = {80: linear._Gpu(108, 163 << 10, copies_tiles=False), 90: linear._Gpu(132, 227 << 10, copies_tiles=True)}
+    for architecture, tokens in product(ARCHITECTURES, (6, 48, 96, 2048)):
+        with mock.patch.object(linear, "_gpu", return_value=gpus[architecture]):
+            launch = partial(linear.fixed_order_linear, weight[:tokens], weight)
+            compile_launches(f"{tokens} tokens", launch, [architecture])
     compile_launches("norm", lambda: fixed_order_rms_norm(weight, weight[0], 1e-6))
     heads = weight.view(1, 32, 4096, 128)
     compile_launches("rotation", lambda: elementwise.rotate(heads, heads[:, :8], heads[:, 0], heads[:, 1]))

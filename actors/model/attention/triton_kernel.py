@@ -36,7 +36,7 @@ class Tiling(NamedTuple):
     """How the work is divided; tests make it small. The results' bits depend on `part` and `block`."""
 
     part: int = 512  # columns of which a softmax is computed before it is merged with the others
-    block: int = 64  # columns that are read at a time
+    block: int = 128  # columns that are read at a time
     split_tokens: int = 64  # rows of more tokens have tiles enough: their parts are not spread over programs
     partial_bytes: int = 128 << 20  # memory for parts; a row that finds no room has them computed one by one
 
@@ -45,9 +45,11 @@ class Tiling(NamedTuple):
         return max(min(self.partial_bytes // entry_bytes, wanted), 1)
 
     @classmethod
-    def of(cls, query: Tensor) -> "Tiling":
-        """Return one whose blocks fit into a GPU's registers. query: [N, heads, D]."""
-        return cls(block=64 if query.shape[-1] <= 128 and query.element_size() == 2 else 32)
+    def of(cls, query: Tensor, keys: Tensor) -> "Tiling":
+        """Return one whose blocks fit into a GPU's registers. query: [N, heads, D]; keys: pages."""
+        if query.shape[-1] > 128 or query.element_size() != 2:
+            return cls(block=32)
+        return cls(block=128 if keys.element_size() == 2 else 64)
 
 
 def attend(
@@ -70,7 +72,7 @@ def attend(
     The host reads shapes only, so a CUDA graph of it serves all batches of N tokens in B rows.
     """
     write(key, value, keys, values, tables, batch)
-    tiling = tiling or Tiling.of(query)
+    tiling = tiling or Tiling.of(query, keys)
     tokens, heads, size = query.shape
     kv_heads, value_size, page_size = keys.shape[1], values.shape[-1], keys.shape[-1]
     group, rows = heads // kv_heads, len(batch.lengths)

@@ -57,7 +57,7 @@ def merge_parts(
     maximum = tl.full([FOLDED], float("-inf"), tl.float32)
     weight = tl.zeros([FOLDED], tl.float32)
     total = tl.zeros([FOLDED, VALUE_BLOCK], tl.float32)
-    for part in range(first_part, end_part):
+    for part in tl.range(first_part, end_part, num_stages=4):
         line = (entry + part) * (KV_HEADS * GROUP) + head
         part_maximum = tl.load(statistics + line * 2, mask=exists, other=float("-inf"))
         part_weight = tl.load(statistics + line * 2 + 1, mask=exists, other=0.0)
