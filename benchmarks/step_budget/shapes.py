@@ -15,13 +15,10 @@ _SIZES: dict[str, tuple[int, int, int, int, int, bool]] = {
 SHAPES = tuple(_SIZES)
 
 
-def meta_model(shape: str, vocab_size: int, layers: int | None = None) -> PreTrainedModel:
-    """Return a model in bfloat16 on the `meta` device, with the modules that a server gives it.
-
-    layers: their number, if it is not the shape's.
-    """
+def llama_config(shape: str, vocab_size: int, layers: int | None = None) -> LlamaConfig:
+    """Return the configuration of a shape. layers: their number, if it is not the shape's."""
     hidden, usual_layers, heads, kv_heads, intermediate, tied = _SIZES[shape]
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
         num_hidden_layers=layers or usual_layers,
@@ -31,8 +28,15 @@ def meta_model(shape: str, vocab_size: int, layers: int | None = None) -> PreTra
         tie_word_embeddings=tied,
         max_position_embeddings=131072,
     )
+
+
+def meta_model(shape: str, vocab_size: int, layers: int | None = None) -> PreTrainedModel:
+    """Return a model in bfloat16 on the `meta` device, with the modules that a server gives it.
+
+    layers: their number, if it is not the shape's.
+    """
     with torch.device("meta"):
-        model: PreTrainedModel = LlamaForCausalLM(config)
+        model: PreTrainedModel = LlamaForCausalLM(llama_config(shape, vocab_size, layers))
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
     use_faster_layers(model)

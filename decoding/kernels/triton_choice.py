@@ -248,7 +248,7 @@ def _kth_largest(
         pivots = tl.where(index == 0, cut, low + (high - low) * (index.to(tl.float32) / _PIVOTS))
         reached = tl.zeros([BLOCK, _PIVOTS], tl.int32)
         below = tl.full([BLOCK], float("-inf"), tl.float32)
-        for start in tl.range(0, vocab_size, BLOCK, num_stages=3):
+        for start in range(0, vocab_size, BLOCK):
             _, logit = _scaled(line, start, vocab_size, temperature, BLOCK)
             reached += (logit[:, None] >= pivots[None, :]).to(tl.int32)
             below = tl.maximum(below, tl.where(logit < high, logit, float("-inf")))

@@ -9,10 +9,17 @@ MISSING = ["bitsandbytes", "click", "fastapi", "matplotlib", "openai", "pydantic
 
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({MISSING}))\n"  # an import of these now fails
 BENCHMARK = "from benchmarks.gpu import main; main(['--help'])"
+STEPS = (
+    "from benchmarks.gpu_steps import main\n"
+    "sys.argv = ['', *'--shape tiny --vocabulary 500 --rows 2 --context 64'.split()]; sys.exit(main())"
+)
 TESTS = "import pytest; sys.exit(pytest.main(['-c', '/dev/null', '--rootdir=.', '--collect-only', '-q', 'tests/gpu']))"
 
 
-@pytest.mark.parametrize(("program", "output"), [(BENCHMARK, "--cpu-drafter"), (TESTS, "test_a_step_waits_nowhere")])
+PROGRAMS = [(BENCHMARK, "--cpu-drafter"), (STEPS, "0 of 40 tokens"), (TESTS, "test_a_step_waits_nowhere")]
+
+
+@pytest.mark.parametrize(("program", "output"), PROGRAMS)
 def test_gpu_programs_need_no_serving_packages(program: str, output: str) -> None:
     process = subprocess.run([sys.executable, "-c", WITHOUT + program], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr

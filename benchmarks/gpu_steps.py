@@ -1,0 +1,176 @@
+"""`python -m benchmarks.gpu_steps`: steps of a Llama of usual size with random weights, by replays of graphs.
+
+Prints the time of steps of some shapes, with and without the choice of tokens, the kernels of two of them, chains of
+draft tokens, and whether a token's logits have the same bits alone, among drafts, in company and in a chunk. The exit
+status is 1 if they have not. Needs what `benchmarks.gpu` needs.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from actors.drafter.chain import ChainStart, DraftChain
+from actors.model.faster_layers import use_faster_layers
+from actors.model.forward_input import RowInput
+from actors.model.runner import Runner
+from benchmarks.step_budget.shapes import SHAPES, llama_config
+from decoding.sampling.batch import SamplingBatch
+from decoding.sampling.history import History, Position
+from decoding.sampling.params import SamplingParams
+from decoding.sampling.sampler import sample
+
+_ROUNDS = 15
+_CHUNK = 512
+_STEPS = ((1, 1), (1, 5), (8, 1), (8, 5), (64, 1), (64, 6))  # rows, tokens of each
+_PROFILED = ((1, 1), (64, 6))
+_COMPANY = ((1, 16), (5, 1), (5, 16), (8, 64), (20, 1), (40, 3))  # tokens of a row at once, rows
+_COMPARED = 40  # tokens
+_CHAIN = 3
+
+
+def main() -> int:
+    """Print the measurements. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_steps", description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--vocabulary", type=int, default=128256)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--context", type=int, default=2048)
+    options = parser.parse_args()
+    runner = _runner(options.shape, options.vocabulary, options.rows, options.context + 128)
+    text = random.Random(0).choices(range(options.vocabulary), k=options.context + 128)
+    _fill(runner, text, options.context)
+    for rows, width in _STEPS:
+        if rows <= options.rows:
+            _report_step(runner, [RowInput(row, options.context, text[-width:]) for row in range(rows)])
+    if runner.device.type == "cuda":
+        for rows, width in _PROFILED:
+            if rows <= options.rows:
+                _report_kernels(runner, [RowInput(row, options.context, text[-width:]) for row in range(rows)])
+    same = _bits_are_the_same(runner, text, options.context // 8)
+    for rows in sorted({1, min(8, options.rows), options.rows}):
+        _report_chain(runner, rows)
+    return 0 if same else 1
+
+
+def _runner(shape: str, vocab_size: int, slots: int, max_length: int) -> Runner:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = llama_config(shape, vocab_size)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    torch.nn.Module.to(model, dtype=torch.bfloat16)
+    torch.nn.Module.to_empty(model, device=device)
+    model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
+    model.tie_weights()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.fill_(1.0) if parameter.ndim == 1 else parameter.data.normal_(std=0.02)
+    use_faster_layers(model)
+    runner = Runner(model, slots=slots, max_length=max_length, max_query=_CHUNK)
+    runner.logits([RowInput(0, 0, [0])])
+    runner.cache.clear_all()
+    runner.warm_up()
+    return runner
+
+
+def _fill(runner: Runner, text: Sequence[int], context: int) -> None:
+    """Read a text of `context` tokens into each slot, and print the speed."""
+    began_s = time.perf_counter()
+    for slot in range(runner.cache.slots):
+        for start in range(0, context, _CHUNK):
+            runner.logits([RowInput(slot, start, text[start : min(start + _CHUNK, context)], wanted=1)])
+    _wait(runner)
+    print(f"prompts: {runner.cache.slots * context / (time.perf_counter() - began_s):,.0f} tokens/s")
+
+
+def _report_step(runner: Runner, rows: Sequence[RowInput]) -> None:
+    params = SamplingParams(max_tokens=400, temperature=0.8, seed=3, top_p=0.95)
+    histories = [History(params, [1] * 16, 4) for _ in rows]
+    positions = [Position(history, [2] * len(row.tokens)) for history, row in zip(histories, rows, strict=True)]
+
+    def choose() -> object:
+        logits = runner.logits(rows)
+        everywhere = [position for position, row in zip(positions, rows, strict=True) for _ in row.tokens]
+        return sample(logits, SamplingBatch.build(everywhere, logits.shape[-1], logits.device)).tolist()
+
+    logits_s, all_s = _seconds(runner, lambda: runner.logits(rows)), _seconds(runner, choose)
+    print(f"{len(rows)} × {len(rows[0].tokens)}: logits {logits_s * 1e3:.2f} ms, with tokens {all_s * 1e3:.2f} ms")
+
+
+def _report_kernels(runner: Runner, rows: Sequence[RowInput]) -> None:
+    """Print the kernels that take longest."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        runner.logits(rows)
+        _wait(runner)
+    calls, times_us = Counter[str](), Counter[str]()
+    for event in profiled.events() or ():
+        calls[event.name] += 1
+        times_us[event.name] += event.device_time
+    print(f"kernels of {len(rows)} × {len(rows[0].tokens)}")
+    for name, time_us in times_us.most_common(12):
+        print(f"  {time_us:8.0f} µs in {calls[name]:4}  {name[:70]}")
+
+
+def _bits_are_the_same(runner: Runner, text: Sequence[int], context: int) -> bool:
+    reference = _logits(runner, text, context, 1, 1)
+    same = True
+    for width, rows in _COMPANY:
+        if rows <= runner.cache.slots:
+            differing = (_logits(runner, text, context, width, rows) != reference).any(dim=1).sum().item()
+            print(f"{width} tokens at once among {rows} rows: {differing} of {_COMPARED} tokens have other logits")
+            same = same and not differing
+    return same
+
+
+def _logits(runner: Runner, text: Sequence[int], context: int, width: int, rows: int) -> Tensor:
+    """Return the logits of some tokens after `context`, [n, V], so many at once, beside rows of other lengths."""
+    runner.cache.clear_all()
+    for row in range(rows):
+        runner.logits([RowInput(row, 0, text[: 30 + row if row else context], wanted=1)])
+    results = []
+    for start in range(context, context + _COMPARED, width):
+        others = [RowInput(row, 30 + row, text[: 1 + row % 4]) for row in range(1, rows)]
+        results.append(runner.logits([RowInput(0, start, text[start : start + width]), *others])[:width].clone())
+    return torch.cat(results)
+
+
+def _report_chain(runner: Runner, rows: int) -> None:
+    """Print the time of a draft token, as if the model were a drafter."""
+    chain = DraftChain(runner)
+    runner.cache.clear_all()
+    for temperature in (0.0, 0.8):
+        params = [SamplingParams(max_tokens=40, temperature=temperature, seed=row) for row in range(rows)]
+        starts = [ChainStart(RowInput(row, 0, [5]), each, 1) for row, each in enumerate(params)]
+        seconds = _seconds(runner, partial(chain.run, starts, _CHAIN))
+        print(f"a draft token of {rows} rows, temperature {temperature:g}: {seconds / _CHAIN * 1e3:.2f} ms")
+
+
+def _seconds(runner: Runner, run: Callable[[], object]) -> float:
+    """Return the median time, after two calls that do not count."""
+    times = []
+    for number in range(2 + _ROUNDS):
+        _wait(runner)
+        began_s = time.perf_counter()
+        run()
+        _wait(runner)
+        if number >= 2:
+            times.append(time.perf_counter() - began_s)
+    return median(times)
+
+
+def _wait(runner: Runner) -> None:
+    if runner.device.type == "cuda":
+        torch.cuda.synchronize(runner.device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
